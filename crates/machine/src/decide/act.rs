@@ -1,0 +1,107 @@
+//! Acts on one activation: complete, fail, skip by hand; retry now instead of at its back-off.
+
+use super::report::applied;
+use super::{Decider, Done};
+use crate::failure::{Failure, kind};
+use crate::ids::ActId;
+use crate::record::{ActName, Entry, Reason, Skipped};
+use crate::run::{Activations, End, Phase, Place, State};
+use crate::transition::{Answer, StepAct, TimerKind};
+
+impl Decider<'_> {
+    pub(super) fn act(&mut self, name: &str, by: &str, act: &StepAct) -> Done<Answer> {
+        if self.header.phase == Phase::Ended {
+            return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
+        }
+        let Some(id) = self.find(name) else {
+            return Ok(Answer::Invalid(format!("there is no activation `{name}` in this run")));
+        };
+        if let Some(end) = self.at(id).end() {
+            return Ok(Answer::Conflict(format!("{name} has ended: {}", end.status())));
+        }
+        let retry_now = match (act, &self.at(id).state) {
+            (StepAct::Retry, State::BackOff(fence)) => Some(*fence),
+            (StepAct::Retry, _) => {
+                return Ok(Answer::Conflict(format!("{name} is not waiting for its next attempt")));
+            }
+            _ => None,
+        };
+        if matches!((act, &self.at(id).place), (StepAct::Skip, Place::Memo(_))) {
+            let message =
+                format!("{name} is a step of a code run: complete or fail it; its function decides what is skipped");
+            return Ok(Answer::Conflict(message));
+        }
+        self.record(Entry::Act {
+            act: act_name(act),
+            by: by.to_owned(),
+            step_key: Some(name.to_owned()),
+            reason: None,
+        });
+        if let Some(fence) = retry_now {
+            self.clear_timer(id, TimerKind::BackOff(fence));
+            self.enqueue(id, Some(Reason::Act))?;
+            return applied();
+        }
+        let is_idle_entry = matches!(self.at(id).state, State::Retrying { due: true, .. });
+        let end = match act {
+            StepAct::Complete { output } => End::Completed(self.keep(output.clone())),
+            StepAct::Fail { error } => {
+                let mut error = error.clone();
+                if error.kind.is_empty() {
+                    error = Failure::new(kind::BY_HAND, error.message);
+                }
+                End::Failed(error)
+            }
+            StepAct::Skip | StepAct::Retry => End::Skipped(Skipped::Act),
+        };
+        match self.at(id).inside() {
+            // One that is already on its way to its end keeps to it.
+            Some(_) => self.close_early(id, end)?,
+            None => self.end(id, end)?,
+        }
+        if is_idle_entry {
+            self.entry_brings_news(id);
+        }
+        applied()
+    }
+
+    /// The activation of that public name.
+    fn find(&self, name: &str) -> Option<ActId> {
+        if self.graph.is_none() {
+            return self.find_entry(name);
+        }
+        let undoes = name.strip_prefix("undo:");
+        let path = undoes.unwrap_or(name);
+        let mut scope = ActId(0);
+        let mut found = None;
+        for (depth, part) in path.split('.').enumerate() {
+            let mut pieces = part.split('[');
+            let step = pieces.next()?;
+            let mut id = match (depth, step) {
+                (0, "finally") => self.finally_activation()?,
+                _ => {
+                    let body = self.at(scope).body?;
+                    let step = self.graph?.find(body.scope, step)?;
+                    self.in_scope(scope, step).ok()?
+                }
+            };
+            for index in pieces {
+                id = self.part(id, index.strip_suffix(']')?.parse().ok()?)?;
+            }
+            (scope, found) = (id, Some(id));
+        }
+        match undoes {
+            Some(_) => self.undo_of(found?),
+            None => found,
+        }
+    }
+}
+
+fn act_name(act: &StepAct) -> ActName {
+    match act {
+        StepAct::Complete { .. } => ActName::Complete,
+        StepAct::Fail { .. } => ActName::Fail,
+        StepAct::Skip => ActName::Skip,
+        StepAct::Retry => ActName::Retry,
+    }
+}

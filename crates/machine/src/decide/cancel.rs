@@ -1,0 +1,57 @@
+//! Cancel: what is open ends cancelled, then the run ends.
+
+use super::report::applied;
+use super::{Decider, Done};
+use crate::ids::{ActId, Fence};
+use crate::record::{ActName, Entry};
+use crate::run::{Activations, End, Phase, State};
+use crate::transition::{Answer, Input, MessageBody};
+
+impl Decider<'_> {
+    pub(super) fn cancel_run(&mut self, by: &str, reason: Option<&str>) -> Done<Answer> {
+        let root = ActId(0);
+        if let Some(next) = self.header.continued_as {
+            // It lives on in another run: pass it on.
+            let input = Input::Cancel { by: by.to_owned(), reason: reason.map(str::to_owned) };
+            self.send(next, format!("cancel:{}", self.header.run), MessageBody::Input(Box::new(input)));
+            return applied();
+        }
+        match self.header.phase {
+            Phase::Ended => {
+                return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
+            }
+            Phase::Undoing | Phase::Finally => return Ok(Answer::Conflict("the run is ending already".to_owned())),
+            Phase::New | Phase::Delayed | Phase::Going => {}
+        }
+        let waits = matches!(self.at(root).state, State::Ready);
+        if !waits && self.is_closing(root) {
+            return Ok(Answer::Conflict("the run is ending already".to_owned()));
+        }
+        let reason = reason.map(str::to_owned);
+        self.record(Entry::Act { act: ActName::Cancel, by: by.to_owned(), step_key: None, reason: reason.clone() });
+        self.header.cancel_reason = reason;
+        match waits {
+            true => self.end(root, End::Cancelled)?,
+            false => self.close_early(root, End::Cancelled)?,
+        }
+        applied()
+    }
+
+    /// Which of the tasks that were closed a worker has; the others can end.
+    pub(super) fn drained(&mut self, claimed: &[Fence]) -> Done<Answer> {
+        let mut any = false;
+        for id in (0..self.next_activation).map(ActId) {
+            let State::Draining(fence) = self.at(id).state else { continue };
+            if claimed.contains(&fence) {
+                continue;
+            }
+            if !self.room(1) {
+                self.drain = true;
+                break;
+            }
+            any = true;
+            self.end(id, End::Cancelled)?;
+        }
+        if any { applied() } else { Ok(Answer::Nothing) }
+    }
+}

@@ -1,0 +1,69 @@
+//! Children: another run, started by a message and heard of by a message.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::report::applied;
+use super::{Decider, Done, MAX_DEPTH};
+use crate::data::Data;
+use crate::failure::{Failure, kind};
+use crate::ids::{ActId, RunId};
+use crate::record::Scheduled;
+use crate::run::{Activations, End, Parent, State};
+use crate::transition::{Answer, ChildEnd, MessageBody, Start};
+
+impl Decider<'_> {
+    pub(super) fn start_child(&mut self, id: ActId, flow: &str, detached: bool) -> Done {
+        if self.header.depth >= MAX_DEPTH {
+            let message = format!("runs may start runs at most {MAX_DEPTH} deep");
+            return self.fail(id, Failure::new(kind::TOO_DEEP, message));
+        }
+        let child = child_id(self.header.run, id);
+        let parent = Parent { run: self.header.run, activation: id };
+        let start = Start {
+            input: self.at(id).input.clone(),
+            parent: Some(parent).filter(|_| !detached),
+            depth: self.header.depth + 1,
+            priority: self.header.priority,
+            ..Start::default()
+        };
+        let body = MessageBody::Start { flow: flow.to_owned(), start: Box::new(start) };
+        self.send(child, "start".to_owned(), body);
+        self.scheduled(id, Scheduled::Child { flow: flow.to_owned(), run_id: child });
+        if detached {
+            let output = Data::Map(Arc::new(vec![(Arc::from("run_id"), Data::from(json!(child)))]));
+            return self.end(id, End::Completed(output));
+        }
+        self.edit(id).state = State::Child(child);
+        Ok(())
+    }
+
+    pub(super) fn child_ended(&mut self, id: ActId, child: RunId, end: &ChildEnd) -> Done<Answer> {
+        if !self.exists(id) || self.at(id).state != State::Child(child) {
+            return Ok(Answer::Nothing);
+        }
+        let name = self.name_of(id);
+        // It has ended: there is nothing to cancel.
+        self.edit(id).state = State::Ready;
+        let end = match end {
+            ChildEnd::Completed(output) => End::Completed(output.clone()),
+            ChildEnd::Failed(failure) => {
+                let message = format!("the child run {child} failed: {}", failure.message);
+                let mut own = Failure::new(kind::CHILD_FAILED, message).within(&name);
+                own.add(failure.clone());
+                End::Failed(own)
+            }
+            ChildEnd::Cancelled => {
+                End::Failed(Failure::new(kind::CHILD_CANCELLED, format!("the child run {child} was cancelled")))
+            }
+        };
+        self.end(id, end)?;
+        applied()
+    }
+}
+
+/// The run that an activation starts.
+pub(super) fn child_id(parent: RunId, activation: ActId) -> RunId {
+    parent.derive(&format!("child:{activation}"))
+}

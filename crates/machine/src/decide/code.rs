@@ -1,0 +1,382 @@
+//! Code runs: the function is the run's driver, its steps are remembered by name.
+
+use std::sync::Arc;
+
+use super::gate::Arrival;
+use super::report::applied;
+use super::{Decider, Done, Work};
+use crate::data::Data;
+use crate::failure::{Failure, kind};
+use crate::flow::{Body, CodeFlow, Since};
+use crate::ids::{ActId, Fence};
+use crate::record::{Entry, GateReason, Reason};
+use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, TaskLog, What};
+use crate::transition::{Answer, CodeOp, CodeWait, Decision, Due, GateChange, MessageBody, Op, Said, Start, TimerKind};
+
+/// How long the name of a step of a code run may be.
+pub const MAX_NAME_BYTES: usize = 512;
+
+const ROOT: ActId = ActId(0);
+
+impl Decider<'_> {
+    /// Takes over the memo of another run, as far as there is room, then sets the function going.
+    pub(super) fn remember(&mut self) -> Done {
+        for name in self.still_to_reuse() {
+            if !self.room(2) {
+                self.agenda.push_back(Work::Remember);
+                return Ok(());
+            }
+            let Some(reused) = self.reusable(&name).cloned() else { continue };
+            self.reuse_done.insert(name.clone());
+            let id = self.new_entry(&name, reused.memo.unwrap_or(MemoKind::Step))?;
+            self.edit(id).input = reused.input;
+            let from = self.header.retry_of;
+            self.end_as(id, reused.end, from)?;
+        }
+        self.enqueue(ROOT, None)
+    }
+
+    pub(super) fn code_op(&mut self, name: &str, op: &CodeOp) -> Done<Answer> {
+        if let Some(problem) = bad_name(name) {
+            return Ok(Answer::Invalid(problem));
+        }
+        let id = match self.known(name) {
+            Some((id, memo)) if memo.kind != op.kind() => return self.kind_changed(id, name, memo.kind, op.kind()),
+            Some((id, _)) if !matches!(self.at(id).state, State::Retrying { .. }) => {
+                return Ok(Answer::Duplicate(Said { known: true, ..self.said(id) }));
+            }
+            Some((id, _)) => {
+                self.stop_waiting_to_retry(id);
+                id
+            }
+            None => self.new_entry(name, op.kind())?,
+        };
+        match op {
+            CodeOp::Done { output } => self.step_done(id, output)?,
+            CodeOp::Failed { error, retryable, retry_after_ms } => {
+                self.step_failed(id, error, *retryable, *retry_after_ms)?;
+            }
+            CodeOp::Call { handler, input, queue } => {
+                let queue =
+                    queue.clone().unwrap_or_else(|| self.code().map_or_else(String::new, |code| code.queue.clone()));
+                let input = self.keep(input.clone());
+                let activation = self.edit(id);
+                activation.input = Some(input);
+                activation.attempt = 1;
+                if let Place::Memo(memo) = &mut activation.place {
+                    memo.call = Some((handler.clone(), queue));
+                }
+                self.set_pending(id, true);
+                self.enqueue(id, None)?;
+            }
+            CodeOp::Sleep { due } => {
+                self.set_pending(id, true);
+                self.wait_at_gate(id, Arrival { reason: GateReason::Time, event: None, due: Some(*due) });
+            }
+            CodeOp::Wait { wait, timeout_ms } => self.wait(id, wait, timeout_ms.map(Due::After))?,
+            CodeOp::Child { flow, input, detached } => {
+                let input = self.keep(input.clone());
+                self.edit(id).input = Some(input);
+                self.start_child(id, flow, *detached)?;
+                if matches!(self.at(id).state, State::Child(_)) {
+                    self.set_pending(id, true);
+                }
+            }
+        }
+        Ok(Answer::Applied(self.said(id)))
+    }
+
+    fn step_done(&mut self, id: ActId, output: &Data) -> Done {
+        let result = self.keep(output.clone());
+        let step_key = self.name_of(id);
+        self.begin_own_attempt(id);
+        self.record_own(id, Entry::AttemptCompleted { step_key, result: result.clone(), suspended: false });
+        self.end(id, End::Completed(result))
+    }
+
+    fn step_failed(&mut self, id: ActId, error: &Failure, retryable: bool, after: Option<i64>) -> Done {
+        let step_key = self.name_of(id);
+        self.begin_own_attempt(id);
+        self.record_own(id, Entry::AttemptFailed { step_key: step_key.clone(), error: error.clone() });
+        let Some(retry) = self.code().map(|code| code.step_retry.clone()) else { return Ok(()) };
+        let attempt = self.at(id).attempt;
+        let Some(after_ms) = self.next_delay(&retry, attempt, error, retryable, after) else {
+            return self.fail(id, error.clone());
+        };
+        self.record_own(id, Entry::RetryScheduled { step_key, reason: Reason::Retry, backoff_ms: after_ms });
+        self.edit(id).state = State::Retrying { due: false, after_ms };
+        let fence = self.at(id).tasks.last().map_or(Fence(0), |task| task.fence);
+        self.set_timer(id, TimerKind::BackOff(fence), Due::After(after_ms));
+        self.set_pending(id, true);
+        Ok(())
+    }
+
+    /// The function tries a step itself: the attempt is one of its own task.
+    fn begin_own_attempt(&mut self, id: ActId) {
+        let fence = self.at(ROOT).fence().unwrap_or_default();
+        let activation = self.edit(id);
+        activation.attempt += 1;
+        activation.tasks = vec![TaskLog { fence, attempt: activation.attempt, seq: 0, gaps: Vec::new() }];
+    }
+
+    fn record_own(&mut self, id: ActId, entry: Entry) {
+        let queue = self.code().map_or_else(String::new, |code| code.queue.clone());
+        self.record_attempt(id, queue, entry);
+    }
+
+    fn wait(&mut self, id: ActId, wait: &CodeWait, due: Option<Due>) -> Done {
+        let (reason, event) = match wait {
+            CodeWait::Webhook => (GateReason::Webhook, None),
+            CodeWait::Manual => (GateReason::Manual, None),
+            CodeWait::Event { name, key } => {
+                let key = match key {
+                    Some(key) => Some(self.canonical_data(key)?),
+                    None => None,
+                };
+                (GateReason::Event, Some((name.clone(), key, Since::Run)))
+            }
+        };
+        if event.is_none() {
+            let token = self.chance.token();
+            self.gates.push(GateChange::Add { id: self.gate_id(id), token: token.clone() });
+            let activation = self.edit(id);
+            activation.gate = GateState::Ahead { early: None };
+            activation.gate_token = Some(token);
+        }
+        self.set_pending(id, true);
+        self.wait_at_gate(id, Arrival { reason, event, due });
+        Ok(())
+    }
+
+    /// The function lets go of its slot until there is news beyond what it has seen.
+    pub(super) fn suspend(&mut self, seen: u64) -> Done<Answer> {
+        let Some(code) = &self.header.code else { return Ok(Answer::Stale) };
+        // Nobody has seen what has not happened: a number too high must not make it sleep through news.
+        let seen = seen.min(code.n);
+        let unseen = code.news > seen;
+        if !unseen && code.pending == 0 {
+            let message =
+                "there is nothing to wait for: no call, sleep, wait, child or retry is pending, and all news is seen";
+            return Ok(Answer::Invalid(message.to_owned()));
+        }
+        let entry = Entry::AttemptCompleted { step_key: self.name_of(ROOT), result: Data::null(), suspended: true };
+        self.drop_task(ROOT, entry)?;
+        self.set_driver(Driver::Suspended { seen })?;
+        self.resume_driver()?;
+        applied()
+    }
+
+    /// Offers the function again if it waits for news and there is some.
+    pub(super) fn resume_driver(&mut self) -> Done {
+        let Some(Inside { closing: None, what: What::Code(Driver::Suspended { seen }), .. }) = self.at(ROOT).inside()
+        else {
+            return Ok(());
+        };
+        let seen = *seen;
+        match &self.header.code {
+            Some(code) if code.news > seen => self.enqueue(ROOT, Some(Reason::Resumed)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The run ends, and another goes on under its name.
+    pub(super) fn continue_as(&mut self, input: &Data) -> Done<Answer> {
+        let next = self.header.run.derive("continue");
+        let input = self.keep(input.clone());
+        let header = &self.header;
+        let start = Start {
+            input: Some(input),
+            external_id: header.external_id.clone(),
+            tags: header.tags.clone(),
+            priority: header.priority,
+            parent: header.parent,
+            depth: header.depth,
+            retry: header.code.as_ref().and_then(|code| code.retry.clone()),
+            taken: header.taken.clone(),
+            ..Start::default()
+        };
+        let flow = header.flow.clone();
+        self.send(next, "start".to_owned(), MessageBody::Start { flow, start: Box::new(start) });
+        self.header.continued_as = Some(next);
+        let entry = Entry::AttemptCompleted { step_key: self.name_of(ROOT), result: Data::null(), suspended: false };
+        self.drop_task(ROOT, entry)?;
+        self.close_early(ROOT, End::Completed(Data::null()))?;
+        applied()
+    }
+
+    /// A step that its function is to try again can be tried from now on.
+    pub(super) fn retry_due(&mut self, id: ActId) -> Done<Answer> {
+        let State::Retrying { due: false, after_ms } = self.at(id).state else { return Ok(Answer::Nothing) };
+        self.entry_brings_news(id);
+        self.edit(id).state = State::Retrying { due: true, after_ms };
+        self.resume_driver()?;
+        applied()
+    }
+
+    /// The function is no longer wanted.
+    pub(super) fn dismiss_driver(&mut self, root: ActId) -> Done {
+        let Some(Inside { what: What::Code(driver), .. }) = self.at(root).inside() else { return Ok(()) };
+        match driver {
+            Driver::Done => return Ok(()),
+            Driver::Queued(fence) => {
+                let fence = *fence;
+                self.remove_task(fence);
+            }
+            Driver::BackOff(fence) => {
+                let fence = *fence;
+                self.clear_timer(root, TimerKind::BackOff(fence));
+            }
+            Driver::Suspended { .. } => {}
+        }
+        let step_key = self.name_of(root);
+        self.record(Entry::StepCancelled { step_key });
+        self.set_driver(Driver::Done)
+    }
+
+    /// An entry will bring news by itself; once it has, it is no longer pending.
+    pub(super) fn is_pending_entry(&self, id: ActId) -> bool {
+        matches!(&self.at(id).place, Place::Memo(memo) if memo.pending)
+    }
+
+    /// An entry changed by something that its function did not do.
+    pub(super) fn entry_brings_news(&mut self, id: ActId) {
+        self.set_pending(id, false);
+        let n = self.next_n();
+        if let Some(code) = &mut self.header.code {
+            code.news = n;
+        }
+        if let Place::Memo(memo) = &mut self.edit(id).place {
+            memo.n = n;
+        }
+    }
+
+    fn set_pending(&mut self, id: ActId, pending: bool) {
+        let Place::Memo(memo) = &mut self.edit(id).place else { return };
+        let change = i32::from(pending) - i32::from(memo.pending);
+        memo.pending = pending;
+        if let Some(code) = &mut self.header.code {
+            code.pending = code.pending.saturating_add_signed(change);
+        }
+    }
+
+    pub(super) fn is_sleep(&self, id: ActId) -> bool {
+        matches!(&self.at(id).place, Place::Memo(memo) if memo.kind == MemoKind::Sleep)
+    }
+
+    /// What a report on a step of a code run was told, or would be.
+    pub(super) fn said_of(&self, op: &Op) -> Said {
+        match op {
+            Op::Code { name, .. } => self.known(name).map_or_else(Said::default, |(id, _)| self.said(id)),
+            _ => Said::default(),
+        }
+    }
+
+    /// The entry of that activation name.
+    pub(super) fn find_entry(&self, name: &str) -> Option<ActId> {
+        (1..self.next_activation).map(ActId).find(|id| self.name_of(*id) == name)
+    }
+
+    fn said(&self, id: ActId) -> Said {
+        let activation = self.at(id);
+        let Place::Memo(memo) = &activation.place else { return Said::default() };
+        let decision = match (&memo.kind, &activation.state) {
+            (MemoKind::Step, State::Ended(End::Completed(_))) => Some(Decision::Recorded),
+            (MemoKind::Step, State::Ended(_)) => Some(Decision::Failed),
+            (MemoKind::Step, State::Retrying { after_ms, .. }) => Some(Decision::Retry { after_ms: *after_ms }),
+            _ => None,
+        };
+        Said { decision, token: activation.gate_token.clone(), known: false }
+    }
+
+    /// The entry of that name, unless it failed in an earlier attempt of the function, which forgets it.
+    fn known(&self, name: &str) -> Option<(ActId, &Memo)> {
+        let id = *self.memo.get(name).or_else(|| self.run.index.memo.get(name))?;
+        let Place::Memo(memo) = &self.at(id).place else { return None };
+        let forgotten =
+            matches!(self.at(id).end(), Some(End::Failed(_) | End::Cancelled)) && memo.made_by < self.at(ROOT).attempt;
+        (!forgotten).then_some((id, memo))
+    }
+
+    fn new_entry(&mut self, name: &str, kind: MemoKind) -> Done<ActId> {
+        let again = self.memo.contains_key(name) || self.run.index.memo.contains_key(name);
+        let n = self.next_n();
+        let made_by = self.at(ROOT).attempt;
+        self.inside_mut(ROOT)?.open += 1;
+        self.header.step_count += 1;
+        let name = Arc::from(name);
+        Ok(self.create(Place::Memo(Memo { name, kind, made_by, again, n, pending: false, call: None })))
+    }
+
+    fn kind_changed(&mut self, id: ActId, name: &str, was: MemoKind, is: MemoKind) -> Done<Answer> {
+        let message = format!(
+            "`{name}` is remembered as a {}, but the function now asks for a {} of that name; give the new one another name",
+            kind_name(was),
+            kind_name(is)
+        );
+        let failure = Failure::new(kind::KIND_CHANGED, message).within(&self.name_of(id));
+        let entry = Entry::AttemptFailed { step_key: self.name_of(ROOT), error: failure.clone() };
+        self.drop_task(ROOT, entry)?;
+        self.close_early(ROOT, End::Failed(failure))?;
+        Ok(Answer::Applied(Said { decision: Some(Decision::Failed), ..Said::default() }))
+    }
+
+    /// The function reports on a step that waits to be tried again: the wait is over.
+    fn stop_waiting_to_retry(&mut self, id: ActId) {
+        if let State::Retrying { due: false, .. } = self.at(id).state {
+            let fence = self.at(id).tasks.last().map_or(Fence(0), |task| task.fence);
+            self.clear_timer(id, TimerKind::BackOff(fence));
+        }
+        self.set_pending(id, false);
+        let n = self.next_n();
+        let activation = self.edit(id);
+        activation.state = State::Ready;
+        if let Place::Memo(memo) = &mut activation.place {
+            memo.n = n;
+        }
+    }
+
+    fn set_driver(&mut self, driver: Driver) -> Done {
+        self.inside_mut(ROOT)?.what = What::Code(driver);
+        Ok(())
+    }
+
+    fn next_n(&mut self) -> u64 {
+        match &mut self.header.code {
+            Some(code) => {
+                code.n += 1;
+                code.n
+            }
+            None => 0,
+        }
+    }
+
+    fn code(&self) -> Option<&CodeFlow> {
+        match &self.flow.body {
+            Body::Code(code) => Some(code),
+            Body::Graph(_) => None,
+        }
+    }
+}
+
+fn bad_name(name: &str) -> Option<String> {
+    let reserved = name.rsplit_once('~').is_some_and(|(_, tail)| tail.chars().all(|c| c.is_ascii_digit()));
+    let problem = match name {
+        "" => "a step needs a name".to_owned(),
+        _ if name.len() > MAX_NAME_BYTES => format!("the name of a step has at most {MAX_NAME_BYTES} bytes"),
+        _ if name.starts_with('@') => format!("`{name}`: names that start with `@` are Eddyline's own"),
+        _ if name.chars().any(char::is_control) => "the name of a step has no control characters".to_owned(),
+        _ if reserved => format!("`{name}`: names that end in `~` and a number are Eddyline's own"),
+        _ => return None,
+    };
+    Some(problem)
+}
+
+fn kind_name(kind: MemoKind) -> &'static str {
+    match kind {
+        MemoKind::Step => "step",
+        MemoKind::Call => "call",
+        MemoKind::Sleep => "sleep",
+        MemoKind::Wait => "wait",
+        MemoKind::Child => "child",
+    }
+}

@@ -1,0 +1,216 @@
+//! Gates: arrival, opening (early, once), time, timeout, cancelling.
+
+use super::{Decider, Done};
+use crate::data::Data;
+use crate::failure::{Failure, kind};
+use crate::flow::{Gate, OnTimeout, Since, Waits};
+use crate::ids::{ActId, Millis};
+use crate::record::{ActName, Entry, GateReason, Skipped, TriggeredBy};
+use crate::run::{Activations, End, GateState, Place, State};
+use crate::transition::{Answer, Due, EventWait, GateArrival, GateChange, OpenedBy, Said, TimerKind};
+
+/// What an activation waits for at its gate, with everything evaluated.
+pub(super) struct Arrival {
+    pub reason: GateReason,
+    pub event: Option<(String, Option<String>, Since)>,
+    pub due: Option<Due>,
+}
+
+impl Decider<'_> {
+    /// An activation gets to its gate.
+    pub(super) fn arrive(&mut self, id: ActId, gate: &Gate) -> Done {
+        let timeout = gate.timeout_ms.map(Due::After);
+        let arrival = match &gate.waits {
+            Waits::Time { ms } => Arrival { reason: GateReason::Time, event: None, due: Some(Due::After(*ms)) },
+            Waits::Until(moment) => match self.moment(id, moment)? {
+                Ok(moment) => Arrival { reason: GateReason::Time, event: None, due: Some(Due::At(moment)) },
+                Err(failure) => return self.fail(id, failure),
+            },
+            Waits::Webhook => Arrival { reason: GateReason::Webhook, event: None, due: timeout },
+            Waits::Manual => Arrival { reason: GateReason::Manual, event: None, due: timeout },
+            Waits::Event { name, key, since } => {
+                let key = match key {
+                    None => None,
+                    Some(key) => match self.canonical(id, key)? {
+                        Ok(key) => Some(key),
+                        Err(failure) => return self.fail(id, failure),
+                    },
+                };
+                Arrival { reason: GateReason::Event, event: Some((name.clone(), key, *since)), due: timeout }
+            }
+        };
+        self.wait_at_gate(id, arrival);
+        match &self.at(id).gate {
+            GateState::Ahead { early: Some((payload, by)) } => self.pass_gate(id, payload.clone(), *by),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records the arrival; unless the gate was opened ahead, the activation waits.
+    pub(super) fn wait_at_gate(&mut self, id: ActId, arrival: Arrival) {
+        let Arrival { reason, event, due } = arrival;
+        let gate_id = self.gate_id(id);
+        let name = self.name_of(id);
+        let (for_ms, until_ms) = match due {
+            Some(Due::After(ms)) => (Some(ms), None),
+            Some(Due::At(ms)) => (None, Some(ms)),
+            None => (None, None),
+        };
+        self.record(Entry::AwaitScheduled {
+            step_key: name.clone(),
+            reason,
+            token: gate_id,
+            for_ms,
+            until_ms,
+            channel: event.as_ref().map(|(name, ..)| name.clone()),
+            key: event.as_ref().and_then(|(_, key, _)| key.clone()),
+        });
+        if matches!(self.at(id).gate, GateState::Ahead { early: Some(_) }) {
+            return;
+        }
+        let token = self.at(id).gate_token.clone();
+        let taken = event.as_ref().map(|(name, key, _)| taken_key(name, key.as_deref()));
+        let timed = due.is_some();
+        let activation = self.edit(id);
+        activation.state = State::Gated;
+        activation.gate = GateState::Waiting { event: taken.clone(), timed };
+        if let Some(due) = due {
+            self.set_timer(id, TimerKind::Gate, due);
+        }
+        let timeout_ms = if reason == GateReason::Time { None } else { for_ms };
+        let event = event.map(|(name, key, since)| {
+            let after = taken.and_then(|taken| self.header.taken.get(&taken)).copied();
+            EventWait { name, key, since, after }
+        });
+        self.gates.push(GateChange::Arrive(Box::new(GateArrival {
+            id: gate_id,
+            name,
+            token,
+            reason,
+            event,
+            timeout_ms,
+        })));
+    }
+
+    pub(super) fn open_gate(&mut self, id: ActId, by: &OpenedBy, payload: &Data) -> Done<Answer> {
+        if !self.exists(id) {
+            return Ok(Answer::Invalid("there is no such gate".to_owned()));
+        }
+        let activation = self.at(id);
+        let name = self.name_of(id);
+        match &activation.gate {
+            GateState::Ahead { early: None } => {
+                let payload = self.keep(payload.clone());
+                self.edit(id).gate = GateState::Ahead { early: Some((payload, by.recorded())) };
+                Ok(Answer::Applied(Said::default()))
+            }
+            GateState::Waiting { event, .. } => {
+                if let (Some(event), OpenedBy::Event { position }) = (event.clone(), by) {
+                    let taken = self.header.taken.entry(event).or_default();
+                    *taken = (*taken).max(*position);
+                }
+                let payload = self.keep(payload.clone());
+                self.pass_gate(id, payload, by.recorded())?;
+                Ok(Answer::Applied(Said::default()))
+            }
+            GateState::Ahead { .. } | GateState::Opened(_) => {
+                Ok(Answer::Conflict(format!("the gate of {name} was opened before; a gate opens once")))
+            }
+            GateState::TimedOut => Ok(Answer::Conflict(format!("the gate of {name} has timed out"))),
+            GateState::Cancelled => Ok(Answer::Conflict(format!(
+                "the gate of {name} is closed: the step {}",
+                closed_because(activation.end())
+            ))),
+            GateState::None => Ok(Answer::Invalid(format!("{name} has no gate"))),
+        }
+    }
+
+    /// The gate's timer: a time gate opens, any other times out.
+    pub(super) fn gate_due(&mut self, id: ActId) -> Done<Answer> {
+        let GateState::Waiting { timed: true, .. } = self.at(id).gate else { return Ok(Answer::Nothing) };
+        let gate = match &self.at(id).place {
+            Place::Step { .. } => self.step(id)?.gate.as_ref(),
+            _ => None,
+        };
+        let by_time = match gate {
+            Some(gate) => matches!(gate.waits, Waits::Time { .. } | Waits::Until(_)),
+            None => self.is_sleep(id),
+        };
+        if by_time {
+            self.pass_gate(id, Data::null(), TriggeredBy::Timeout)?;
+            return Ok(Answer::Applied(Said::default()));
+        }
+        let on_timeout = gate.map_or(OnTimeout::Fail, |gate| gate.on_timeout);
+        let after = gate.and_then(|gate| gate.timeout_ms);
+        self.leave_gate(id, GateState::TimedOut);
+        let (token, step_key) = (self.gate_id(id), self.name_of(id));
+        self.record(Entry::AwaitTimeout { step_key, token });
+        match on_timeout {
+            OnTimeout::Skip => self.skip(id, Skipped::Timeout)?,
+            OnTimeout::Continue => self.begin(id)?,
+            OnTimeout::Fail => self.fail(id, timed_out(after))?,
+        }
+        Ok(Answer::Applied(Said::default()))
+    }
+
+    /// Somebody cancels a gate: its activation fails.
+    pub(super) fn cancel_gate(&mut self, id: ActId, by: &str) -> Done<Answer> {
+        if !self.exists(id) || self.at(id).gate == GateState::None {
+            return Ok(Answer::Invalid("there is no such gate".to_owned()));
+        }
+        let name = self.name_of(id);
+        if !matches!(self.at(id).gate, GateState::Waiting { .. }) {
+            return Ok(Answer::Conflict(format!("the gate of {name} is not waiting")));
+        }
+        let (act, reason) = (ActName::Cancel, Some("the gate".to_owned()));
+        self.record(Entry::Act { act, by: by.to_owned(), step_key: Some(name.clone()), reason });
+        self.leave_gate(id, GateState::Cancelled);
+        let token = self.gate_id(id);
+        self.record(Entry::AwaitCancelled { step_key: name, token });
+        self.fail(id, Failure::new(kind::GATE_CANCELLED, format!("its gate was cancelled by {by}")))?;
+        Ok(Answer::Applied(Said::default()))
+    }
+
+    fn pass_gate(&mut self, id: ActId, payload: Data, by: TriggeredBy) -> Done {
+        self.leave_gate(id, GateState::Opened(payload.clone()));
+        let (token, step_key) = (self.gate_id(id), self.name_of(id));
+        self.record(Entry::AwaitTriggered { step_key, by, token });
+        match &self.at(id).place {
+            Place::Memo(_) => self.end(id, End::Completed(payload)),
+            _ => self.begin(id),
+        }
+    }
+
+    fn leave_gate(&mut self, id: ActId, gate: GateState) {
+        if matches!(self.at(id).gate, GateState::Waiting { timed: true, .. }) {
+            self.clear_timer(id, TimerKind::Gate);
+        }
+        let closed = GateChange::Close { id: self.gate_id(id) };
+        self.gates.push(closed);
+        let activation = self.edit(id);
+        activation.gate = gate;
+        activation.state = State::Ready;
+    }
+}
+
+/// How the position of the last event taken is found again.
+fn taken_key(name: &str, key: Option<&str>) -> String {
+    format!("{name} {}", key.unwrap_or(""))
+}
+
+fn timed_out(after: Option<Millis>) -> Failure {
+    let message = match after {
+        Some(ms) => format!("nothing opened its gate within {ms} ms"),
+        None => "nothing opened its gate in time".to_owned(),
+    };
+    Failure::new(kind::GATE_TIMEOUT, message)
+}
+
+fn closed_because(end: Option<&End>) -> &'static str {
+    match end {
+        Some(End::Completed(_)) => "was completed by hand",
+        Some(End::Failed(_)) => "failed before it got there",
+        Some(End::Skipped(_)) => "was skipped",
+        Some(End::Cancelled) | None => "was cancelled",
+    }
+}

@@ -1,0 +1,435 @@
+//! The run state machine: `decide(flow, run, inputs) -> Transition`. Pure: what varies comes in with the inputs, what
+//! is to happen goes out as one atomic commit.
+//!
+//! Every input changes at most a few activations by itself; what follows from that is put on an agenda and worked off
+//! in order, without recursion, until it is empty or the transition has touched [`MAX_TOUCHED`] activations.
+
+mod act;
+mod begin;
+mod cancel;
+mod child;
+mod code;
+mod ending;
+mod expiry;
+mod gate;
+mod names;
+mod pause;
+mod ready;
+mod repeat;
+mod report;
+mod reuse;
+mod scope;
+mod settle;
+mod spread;
+mod start;
+mod task;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::{Data, INLINE_BYTES, ValueRef};
+use crate::flow::{Flow, Graph, Step};
+use crate::ids::{ActId, Chance, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
+use crate::record::{Attempt, Entry, GateId, Record, Skipped};
+use crate::run::{Activation, Activations, Emitted, End, Header, Inside, Phase, Place, Reused, Run, State};
+use crate::transition::{
+    Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
+};
+
+pub use reuse::{rerun, retry};
+
+/// How many activations one transition touches at most; the rest follows by a message of the run to itself.
+pub const MAX_TOUCHED: usize = 1_000;
+/// What one input touches by itself, at most.
+const TOUCHED_BY_AN_INPUT: usize = 4;
+/// How deep runs start runs.
+pub const MAX_DEPTH: u32 = 64;
+/// A payload's size is counted no further than this.
+const COUNTED_BYTES: usize = 64 << 20;
+
+/// What a decision depends on besides the run and its inputs.
+#[derive(Debug, Clone)]
+pub struct Env<'a> {
+    /// The store's time.
+    pub now: Millis,
+    pub seed: [u8; 32],
+    /// Where webhooks come in: `https://example.org/hooks/`.
+    pub hooks: &'a str,
+}
+
+/// Why there is no decision.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Halt {
+    /// Payloads are needed that are not at hand: load them into [`Run::values`] and start over.
+    #[error("the decision needs the values {0:?}")]
+    Need(Vec<ValueId>),
+    /// An invariant does not hold. Nothing may be committed.
+    #[error("the state of the run is not one that can be reached, please report this: {0}")]
+    Bug(String),
+}
+
+type Done<T = ()> = Result<T, Halt>;
+
+/// Something that follows from an input and is still to be done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Work {
+    /// Make activations of the steps of a scope.
+    Open {
+        of: ActId,
+        scope: ScopeId,
+    },
+    /// Its arms have made the answer certain.
+    Decide(ActId),
+    /// The first emit of an event in a scope.
+    Emitted {
+        scope: ActId,
+        event: u32,
+    },
+    /// It has ended: tell whoever looks at it.
+    Settle(ActId),
+    /// Make activations of items as far as the window reaches.
+    Fill(ActId),
+    /// See whether a container is done.
+    Close(ActId),
+    /// Cancel what is open in a container, from that part on.
+    Sweep {
+        of: ActId,
+        from: u32,
+    },
+    Cancel(ActId),
+    /// Take over the memo of another run, then set the function going.
+    Remember,
+}
+
+/// Decides on as many of the inputs as fit into one transition, in their order.
+pub fn decide(flow: &Flow, run: &Run, env: &Env<'_>, inputs: &[Input]) -> Result<Transition, Halt> {
+    let mut decider = Decider::new(flow, run, env);
+    decider.work_off()?;
+    for input in inputs {
+        if !decider.answers.is_empty() && !decider.room(TOUCHED_BY_AN_INPUT) {
+            break;
+        }
+        let answer = decider.take(input)?;
+        decider.answers.push(answer);
+        decider.work_off()?;
+    }
+    Ok(decider.into_transition())
+}
+
+/// A run with a transition in the making on top of it.
+struct Decider<'a> {
+    flow: &'a Flow,
+    graph: Option<&'a Graph>,
+    run: &'a Run,
+    env: &'a Env<'a>,
+    chance: Chance,
+    header: Header,
+    agenda: VecDeque<Work>,
+    /// Changed and new activations.
+    changed: BTreeMap<ActId, Activation>,
+    next_activation: u32,
+    parts: BTreeMap<(ActId, u32), ActId>,
+    memo: BTreeMap<Arc<str>, ActId>,
+    emitted: BTreeMap<(ActId, u32), Emitted>,
+    values: BTreeMap<ValueId, Data>,
+    reuse: BTreeMap<String, Reused>,
+    reuse_done: BTreeSet<String>,
+    tasks: Vec<TaskChange>,
+    gates: Vec<GateChange>,
+    timers: Vec<TimerChange>,
+    messages: Vec<Message>,
+    publishes: Vec<Publish>,
+    slow_limits: Vec<(String, Millis)>,
+    records: Vec<Record>,
+    answers: Vec<Answer>,
+    /// Tasks were closed, and it must be found out which of them a worker has.
+    drain: bool,
+}
+
+impl Activations for Decider<'_> {
+    fn at(&self, id: ActId) -> &Activation {
+        self.changed.get(&id).unwrap_or_else(|| self.run.at(id))
+    }
+}
+
+impl<'a> Decider<'a> {
+    fn new(flow: &'a Flow, run: &'a Run, env: &'a Env<'a>) -> Decider<'a> {
+        let mut header = run.header.clone();
+        Decider {
+            flow,
+            graph: flow.graph(),
+            run,
+            env,
+            chance: Chance::new(env.seed),
+            agenda: std::mem::take(&mut header.agenda).into(),
+            header,
+            changed: BTreeMap::new(),
+            next_activation: run.activations.len() as u32,
+            parts: BTreeMap::new(),
+            memo: BTreeMap::new(),
+            emitted: BTreeMap::new(),
+            values: BTreeMap::new(),
+            reuse: BTreeMap::new(),
+            reuse_done: BTreeSet::new(),
+            tasks: Vec::new(),
+            gates: Vec::new(),
+            timers: Vec::new(),
+            messages: Vec::new(),
+            publishes: Vec::new(),
+            slow_limits: Vec::new(),
+            records: Vec::new(),
+            answers: Vec::new(),
+            drain: false,
+        }
+    }
+
+    fn take(&mut self, input: &Input) -> Done<Answer> {
+        if let (Input::Start(start), Phase::New) = (input, self.header.phase) {
+            return self.start(start);
+        }
+        match input {
+            Input::Start(_) => Ok(Answer::Nothing),
+            _ if self.header.phase == Phase::New => Ok(Answer::Invalid("the run has not started".to_owned())),
+            Input::Report(report) => self.report(report),
+            Input::Expired { task, why, claim } => self.expired(*task, *why, claim),
+            Input::Due(timer) => self.due(*timer),
+            Input::OpenGate { activation, by, payload } => self.open_gate(*activation, by, payload),
+            Input::CancelGate { activation, by } => self.cancel_gate(*activation, by),
+            Input::ChildEnded { activation, child, end } => self.child_ended(*activation, *child, end),
+            Input::Cancel { by, reason } => self.cancel_run(by, reason.as_deref()),
+            Input::Pause { by } => self.pause(by),
+            Input::Resume { by } => self.resume(by),
+            Input::Act { activation, by, act } => self.act(activation, by, act),
+            Input::Continue => Ok(Answer::Nothing),
+            Input::Drain { claimed } => self.drained(claimed),
+        }
+    }
+
+    /// Works the agenda off as far as the transition may touch activations.
+    fn work_off(&mut self) -> Done {
+        while let Some(work) = self.agenda.pop_front() {
+            if !self.room(self.cost(&work)) {
+                self.agenda.push_front(work);
+                break;
+            }
+            self.perform(work)?;
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, work: Work) -> Done {
+        match work {
+            Work::Open { of, scope } => self.open_scope(of, scope),
+            Work::Decide(id) => self.decided(id),
+            Work::Emitted { scope, event } => self.tell_subscribers(scope, event as usize, true),
+            Work::Settle(id) => self.settle(id),
+            Work::Fill(id) => self.fill(id),
+            Work::Close(id) => self.close(id),
+            Work::Sweep { of, from } => self.sweep(of, from),
+            Work::Cancel(id) => self.cancel(id),
+            Work::Remember => self.remember(),
+        }
+    }
+
+    /// How many activations a piece of work may touch. Fill and sweep stop by themselves.
+    fn cost(&self, work: &Work) -> usize {
+        let siblings = |id: ActId| match (self.graph, &self.at(id).place) {
+            (Some(graph), Place::Step { step, .. }) => graph.scope(graph.step(*step).scope).steps.len(),
+            _ => 0,
+        };
+        match work {
+            Work::Open { scope, .. } => self.graph.map_or(0, |graph| graph.scope(*scope).steps.len()) + 1,
+            Work::Emitted { scope, .. } => match (self.graph, self.scope_of(*scope)) {
+                (Some(graph), Some(scope)) => graph.scope(scope).steps.len(),
+                _ => 0,
+            },
+            Work::Settle(id) => siblings(*id) + TOUCHED_BY_AN_INPUT,
+            Work::Decide(_)
+            | Work::Fill(_)
+            | Work::Close(_)
+            | Work::Sweep { .. }
+            | Work::Cancel(_)
+            | Work::Remember => TOUCHED_BY_AN_INPUT,
+        }
+    }
+
+    /// Whether the transition may touch `more` activations.
+    fn room(&self, more: usize) -> bool {
+        self.changed.len() + more <= MAX_TOUCHED
+    }
+
+    fn into_transition(mut self) -> Transition {
+        let base = self.run.header.version;
+        let ended = self.header.phase == Phase::Ended;
+        if !ended {
+            self.header.agenda = self.agenda.into();
+        }
+        let changed = self.header != self.run.header
+            || !self.changed.is_empty()
+            || !self.records.is_empty()
+            || !self.messages.is_empty()
+            || !self.publishes.is_empty();
+        if changed {
+            self.header.version = Version(base.0 + 1);
+        }
+        let version = self.header.version;
+        let mut to_itself = |wanted: bool, id: &str, input: Input| {
+            if wanted {
+                let body = MessageBody::Input(Box::new(input));
+                self.messages.push(Message { to: self.header.run, id: format!("{id}:{version}"), body });
+            }
+        };
+        to_itself(changed && !self.header.agenda.is_empty(), "continue", Input::Continue);
+        to_itself(self.drain && !ended, "drain", Input::Drain { claimed: Vec::new() });
+        Transition {
+            base,
+            header: self.header,
+            activations: self.changed.into_values().collect(),
+            emitted: self.emitted.into_iter().collect(),
+            values: self.values.into_iter().collect(),
+            reuse: self.reuse.into_values().filter(|reused| !self.reuse_done.contains(&reused.activation)).collect(),
+            reuse_done: self.reuse_done.into_iter().filter(|name| self.run.reuse.contains_key(name)).collect(),
+            tasks: self.tasks,
+            gates: self.gates,
+            timers: self.timers,
+            messages: self.messages,
+            publishes: self.publishes,
+            slow_limits: self.slow_limits,
+            records: self.records,
+            answers: self.answers,
+        }
+    }
+}
+
+/// The small things everything else is made of.
+impl<'a> Decider<'a> {
+    fn edit(&mut self, id: ActId) -> &mut Activation {
+        let run = self.run;
+        self.changed.entry(id).or_insert_with(|| run.at(id).clone())
+    }
+
+    fn inside_mut(&mut self, id: ActId) -> Done<&mut Inside> {
+        match &mut self.edit(id).state {
+            State::Open(inside) => Ok(inside),
+            other => Err(Halt::Bug(format!("activation {id} should have something inside, but is {other:?}"))),
+        }
+    }
+
+    fn exists(&self, id: ActId) -> bool {
+        id.0 < self.next_activation
+    }
+
+    fn create(&mut self, place: Place) -> ActId {
+        let id = ActId(self.next_activation);
+        self.next_activation += 1;
+        match &place {
+            Place::Item { of, index } | Place::Round { of, index } => {
+                self.parts.insert((*of, *index), id);
+            }
+            Place::Memo(memo) => {
+                self.memo.insert(memo.name.clone(), id);
+            }
+            _ => {}
+        }
+        self.changed.insert(id, Activation::new(id, place));
+        id
+    }
+
+    /// The item or round of that index.
+    fn part(&self, of: ActId, index: u32) -> Option<ActId> {
+        self.parts.get(&(of, index)).or_else(|| self.run.index.parts.get(&(of, index))).copied()
+    }
+
+    fn graph(&self) -> Done<&'a Graph> {
+        self.graph.ok_or_else(|| Halt::Bug("a code run has no graph".to_owned()))
+    }
+
+    /// The step of the definition that an activation is of.
+    fn step(&self, id: ActId) -> Done<&'a Step> {
+        let step = self.step_of(id).ok_or_else(|| Halt::Bug(format!("activation {id} is of no step")))?;
+        Ok(self.graph()?.step(step))
+    }
+
+    /// The scope whose steps were made inside an activation.
+    fn scope_of(&self, id: ActId) -> Option<ScopeId> {
+        self.at(id).body.map(|body| body.scope)
+    }
+
+    fn steps_in(&self, id: ActId) -> Done<&'a [StepId]> {
+        match self.scope_of(id) {
+            Some(scope) => Ok(&self.graph()?.scope(scope).steps),
+            None => Err(Halt::Bug(format!("activation {id} has no steps inside"))),
+        }
+    }
+
+    /// The activation of a step in a scope.
+    fn in_scope(&self, scope: ActId, step: StepId) -> Done<ActId> {
+        match self.at(scope).body {
+            Some(body) => Ok(ActId(body.first.0 + self.graph()?.step(step).slot)),
+            None => Err(Halt::Bug(format!("activation {scope} has no steps inside"))),
+        }
+    }
+
+    /// A container that is on its way to its end.
+    fn is_closing(&self, id: ActId) -> bool {
+        self.at(id).inside().is_none_or(|inside| inside.closing.is_some())
+    }
+
+    fn name_of(&self, id: ActId) -> String {
+        self.name(self.graph, id)
+    }
+
+    fn gate_id(&self, id: ActId) -> GateId {
+        GateId { run: self.header.run, activation: id }
+    }
+
+    fn emitted_at(&self, scope: ActId, event: u32) -> Option<&Emitted> {
+        self.emitted.get(&(scope, event)).or_else(|| self.run.emitted.get(&(scope, event)))
+    }
+
+    fn record(&mut self, entry: Entry) {
+        self.records.push(Record { entry, attempt: None });
+    }
+
+    /// A record of the attempt that an activation is at.
+    fn record_attempt(&mut self, id: ActId, queue: String, entry: Entry) {
+        let activation = self.at(id);
+        let fence = activation.tasks.last().map_or(Fence(0), |task| task.fence);
+        let attempt = Some(Attempt { number: activation.attempt, fence, queue });
+        self.records.push(Record { entry, attempt });
+    }
+
+    /// The payload as it is kept: itself if it is small, else a reference to a value that this transition writes.
+    fn keep(&mut self, data: Data) -> Data {
+        if matches!(data, Data::Ref(_)) || data.own_bytes(INLINE_BYTES) <= INLINE_BYTES {
+            return data;
+        }
+        let id = ValueId(self.header.next_value);
+        self.header.next_value += 1;
+        let bytes = data.bytes(COUNTED_BYTES) as u32;
+        self.values.insert(id, data);
+        Data::Ref(ValueRef { id, bytes })
+    }
+
+    fn set_timer(&mut self, activation: ActId, kind: TimerKind, due: crate::transition::Due) {
+        self.timers.push(TimerChange::Set { key: TimerKey { activation, kind }, due });
+    }
+
+    fn clear_timer(&mut self, activation: ActId, kind: TimerKind) {
+        self.timers.push(TimerChange::Clear(TimerKey { activation, kind }));
+    }
+
+    fn send(&mut self, to: RunId, id: String, body: MessageBody) {
+        self.messages.push(Message { to, id, body });
+    }
+
+    fn fail(&mut self, id: ActId, failure: crate::failure::Failure) -> Done {
+        self.end(id, End::Failed(failure))
+    }
+
+    fn skip(&mut self, id: ActId, reason: Skipped) -> Done {
+        self.end(id, End::Skipped(reason))
+    }
+}

@@ -1,0 +1,256 @@
+//! What expressions see of a run, from where they stand.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use serde_json::Value;
+
+use super::{Decider, Done, Halt};
+use crate::data::Data;
+use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Val};
+use crate::failure::{Failure, kind};
+use crate::flow::Graph;
+use crate::ids::{ActId, Millis, ScopeId, ValueId};
+use crate::run::{Activation, Activations, End, GateState, Inside, Outcome, Phase, Place, What};
+
+/// A result, or the failure of the activation that asked for it.
+type Evaluated<T> = Done<Result<T, Failure>>;
+
+impl Decider<'_> {
+    /// A condition, as the activation sees it.
+    pub(super) fn test(&self, at: ActId, expr: &Expr) -> Evaluated<bool> {
+        evaluated(expr.test(&self.view(at, false), &mut Fuel::default()))
+    }
+
+    /// A condition, as the inside of the activation sees it.
+    pub(super) fn test_inside(&self, at: ActId, expr: &Expr) -> Evaluated<bool> {
+        evaluated(expr.test(&self.view(at, true), &mut Fuel::default()))
+    }
+
+    pub(super) fn list(&self, at: ActId, expr: &Expr) -> Evaluated<Data> {
+        evaluated(expr.list(&self.view(at, false), &mut Fuel::default()))
+    }
+
+    pub(super) fn moment(&self, at: ActId, expr: &Expr) -> Evaluated<Millis> {
+        evaluated(expr.time(&self.view(at, false), &mut Fuel::default()))
+    }
+
+    pub(super) fn fill_in(&self, at: ActId, template: &Template) -> Evaluated<Data> {
+        evaluated(template.eval(&self.view(at, false), &mut Fuel::default()))
+    }
+
+    pub(super) fn fill_in_inside(&self, at: ActId, template: &Template) -> Evaluated<Data> {
+        evaluated(template.eval(&self.view(at, true), &mut Fuel::default()))
+    }
+
+    pub(super) fn text(&self, at: ActId, template: &Template) -> Evaluated<String> {
+        evaluated(template.text(&self.view(at, false), &mut Fuel::default()))
+    }
+
+    /// A key, as canonical JSON.
+    pub(super) fn canonical(&self, at: ActId, expr: &Expr) -> Evaluated<String> {
+        match evaluated(expr.data(&self.view(at, false), &mut Fuel::default()))? {
+            Ok(data) => Ok(Ok(self.canonical_data(&data)?)),
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    pub(super) fn canonical_template(&self, at: ActId, template: &Template) -> Evaluated<String> {
+        match self.fill_in(at, template)? {
+            Ok(data) => Ok(Ok(self.canonical_data(&data)?)),
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    pub(super) fn canonical_data(&self, data: &Data) -> Done<String> {
+        let value = data.materialise(&|id| self.loaded(id)).map_err(Halt::Need)?;
+        Ok(canonical_json(value))
+    }
+
+    pub(super) fn value(&self, id: ValueId) -> Done<&Data> {
+        self.loaded(id).ok_or_else(|| Halt::Need(vec![id]))
+    }
+
+    fn loaded(&self, id: ValueId) -> Option<&Data> {
+        self.values.get(&id).or_else(|| self.run.values.get(&id))
+    }
+
+    fn view(&self, at: ActId, inside: bool) -> View<'_> {
+        View { run: self, at, inside }
+    }
+}
+
+fn evaluated<T>(result: Result<T, Stop>) -> Evaluated<T> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(Stop::Need(keys)) => Err(Halt::Need(keys)),
+        Err(Stop::Failed(error)) => Ok(Err(Failure::new(kind::EXPRESSION, error.to_string()))),
+    }
+}
+
+/// Keys compare as canonical JSON: sorted fields, and a number is the same number however it was written.
+fn canonical_json(value: Value) -> String {
+    fn normal(value: Value) -> Value {
+        match value {
+            Value::Number(number) => match number.as_f64() {
+                Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 9e15 => {
+                    Value::from(float as i64)
+                }
+                _ => Value::Number(number),
+            },
+            Value::Array(items) => items.into_iter().map(normal).collect(),
+            Value::Object(fields) => fields.into_iter().map(|(key, item)| (key, normal(item))).collect(),
+            other => other,
+        }
+    }
+    normal(value).to_string()
+}
+
+/// The names of a run, read from an activation: from beside its siblings, or from inside it.
+struct View<'a> {
+    run: &'a Decider<'a>,
+    at: ActId,
+    inside: bool,
+}
+
+impl<'a> Names<'a> for View<'a> {
+    fn root(&self, name: &str) -> Option<Val<'a>> {
+        match name {
+            "input" => self.input().map(Val::Data),
+            "index" => self.find(|activation| match activation.place {
+                Place::Item { index, .. } => Some(Val::Int(index.into())),
+                _ => None,
+            }),
+            "round" => self.find_loop(|round, _| Val::Int(round.into())),
+            "state" => self.find_loop(|_, state| Val::Data(state)),
+            "gate" => self.find(|activation| match &activation.gate {
+                GateState::Opened(payload) => Some(Val::Data(payload)),
+                GateState::TimedOut => Some(Val::Null),
+                _ => None,
+            }),
+            _ => self.find(|activation| {
+                let Place::Item { of, .. } = activation.place else { return None };
+                let spread = self.run.step(of).ok()?.spread.as_ref()?;
+                activation.item.as_ref().filter(|_| spread.item == name).map(Val::Data)
+            }),
+        }
+    }
+
+    fn entry(&self, table: Table, key: &str) -> Option<Val<'a>> {
+        match table {
+            Table::Steps => self.step_named(key).and_then(step_entry),
+            Table::Events => self.in_scopes(|at, graph, scope| {
+                let event = graph.scope(scope).events.iter().position(|event| event.name == key)?;
+                self.run.emitted_at(at, event as u32).map(|emitted| Val::Data(&emitted.payload))
+            }),
+            Table::Gates => {
+                let token = self.step_named(key)?.gate_token.as_ref()?;
+                let url = format!("{}{token}", self.run.env.hooks);
+                Some(map([("url", Val::Str(Cow::Owned(url)))]))
+            }
+            Table::Run => self.of_run(key),
+        }
+    }
+
+    fn value(&self, id: ValueId) -> Option<&'a Data> {
+        self.run.loaded(id)
+    }
+
+    fn now(&self) -> Millis {
+        self.run.env.now
+    }
+}
+
+impl<'a> View<'a> {
+    /// From the activation outwards.
+    fn outwards(&self) -> impl Iterator<Item = &'a Activation> + use<'a> {
+        let run = self.run;
+        std::iter::successors(Some(run.at(self.at)), move |activation| activation.parent().map(|id| run.at(id)))
+    }
+
+    fn find(&self, found: impl FnMut(&'a Activation) -> Option<Val<'a>>) -> Option<Val<'a>> {
+        self.outwards().find_map(found)
+    }
+
+    /// Of the innermost loop around it.
+    fn find_loop(&self, found: impl Fn(u32, &'a Data) -> Val<'a>) -> Option<Val<'a>> {
+        // A loop's own fields are read from beside it, except for its `while`, which is read from inside.
+        let skip = usize::from(!self.inside);
+        self.outwards().skip(skip).find_map(|activation| match activation.inside() {
+            Some(Inside { what: What::Repeat { round, state }, .. }) => Some(found(*round, state)),
+            _ => None,
+        })
+    }
+
+    /// The input of the scope it stands in, or is.
+    fn input(&self) -> Option<&'a Data> {
+        let mut scopes = self.outwards().skip(usize::from(!self.inside));
+        let scope = scopes.find(|activation| {
+            activation.body.is_some() || activation.input.is_some() || activation.parent().is_none()
+        })?;
+        match scope.place {
+            Place::Root | Place::Finally | Place::Undo { .. } => self.run.header.input.as_ref(),
+            Place::Round { of, .. } => self.run.at(of).input.as_ref(),
+            _ => scope.input.as_ref(),
+        }
+    }
+
+    /// The scopes it can see into, innermost first: the activation that has one inside, and which.
+    fn in_scopes<T>(&self, mut found: impl FnMut(ActId, &'a Graph, ScopeId) -> Option<T>) -> Option<T> {
+        let graph = self.run.graph?;
+        let own = self.outwards().skip(usize::from(!self.inside));
+        // `finally` sees the steps of the flow.
+        let root = std::iter::once(self.run.at(ActId(0)));
+        own.chain(root).find_map(|activation| activation.body.and_then(|body| found(activation.id, graph, body.scope)))
+    }
+
+    fn step_named(&self, name: &str) -> Option<&'a Activation> {
+        self.in_scopes(|at, graph, scope| {
+            let step = graph.find(scope, name)?;
+            self.run.in_scope(at, step).ok().map(|id| self.run.at(id))
+        })
+    }
+
+    fn of_run(&self, key: &str) -> Option<Val<'a>> {
+        let header = &self.run.header;
+        let text = |text: &'a str| Val::Str(Cow::Borrowed(text));
+        Some(match key {
+            "id" => Val::Str(Cow::Owned(header.run.to_string())),
+            "flow" => text(&header.flow),
+            "version" => text(&header.flow_version),
+            "input" => header.input.as_ref().map_or(Val::Null, Val::Data),
+            "tags" => Val::List(Rc::new(header.tags.iter().map(|tag| text(tag)).collect())),
+            "external_id" => header.external_id.as_deref().map_or(Val::Null, text),
+            "outcome" if header.phase != Phase::Going => text(header.outcome.as_ref()?.status().as_str()),
+            "error" if header.phase != Phase::Going => match header.outcome.as_ref()? {
+                Outcome::Failed(failure) => failure_entry(failure),
+                Outcome::Completed(_) | Outcome::Cancelled(_) => Val::Null,
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// A step that has ended; one that has not can't be read.
+fn step_entry(activation: &Activation) -> Option<Val<'_>> {
+    let end = activation.end()?;
+    let (output, error) = match end {
+        End::Completed(output) => (Val::Data(output), Val::Null),
+        End::Failed(failure) => (Val::Null, failure_entry(failure)),
+        End::Skipped(_) | End::Cancelled => (Val::Null, Val::Null),
+    };
+    Some(map([("output", output), ("status", Val::Str(Cow::Borrowed(end.status()))), ("error", error)]))
+}
+
+fn failure_entry(failure: &Failure) -> Val<'_> {
+    let step = failure.step.as_deref().map_or(Val::Null, |step| Val::Str(Cow::Borrowed(step)));
+    map([
+        ("kind", Val::Str(Cow::Borrowed(&failure.kind))),
+        ("message", Val::Str(Cow::Borrowed(&failure.message))),
+        ("step", step),
+    ])
+}
+
+fn map<'a, const N: usize>(fields: [(&'static str, Val<'a>); N]) -> Val<'a> {
+    Val::Map(Rc::new(fields.into_iter().map(|(key, value)| (Cow::Borrowed(key), value)).collect()))
+}

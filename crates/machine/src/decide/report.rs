@@ -1,0 +1,199 @@
+//! A worker reports on a task: what it says is true only if it carries the fence of the task as it is now.
+
+use super::{Decider, Done, Work};
+use crate::data::Data;
+use crate::ids::{ActId, Fence, Millis};
+use crate::record::{Entry, Reason};
+use crate::run::{Activations, Emitted, End, Phase, Place, REMEMBERED_GAPS, State};
+use crate::transition::{Answer, Claim, Log, Op, Publish, Report, Said, TaskRef};
+
+impl Decider<'_> {
+    pub(super) fn report(&mut self, report: &Report) -> Done<Answer> {
+        let TaskRef { activation: id, fence } = report.task;
+        if !self.exists(id) {
+            return Ok(Answer::Invalid("there is no such task".to_owned()));
+        }
+        if let Some(seq) = report.seq
+            && self.was_applied(id, fence, seq)
+        {
+            return Ok(Answer::Duplicate(self.said_of(&report.op)));
+        }
+        if let Some(refusal) = self.refuse(id, fence) {
+            return Ok(refusal);
+        }
+        self.note_claim(id, &report.claim);
+        let answer = self.operate(id, report)?;
+        if let (Answer::Applied(_), Some(seq)) = (&answer, report.seq) {
+            self.note_seq(id, fence, seq);
+        }
+        Ok(answer)
+    }
+
+    fn operate(&mut self, id: ActId, report: &Report) -> Done<Answer> {
+        let is_driver = self.at(id).place == Place::Root;
+        match &report.op {
+            Op::Complete { output, emits, logs } => self.complete(id, output, emits, logs),
+            Op::Fail { error, retryable, retry_after_ms } => {
+                self.attempt_failed(id, error.clone(), *retryable, *retry_after_ms)?;
+                applied()
+            }
+            Op::Defer { after_ms, limit } => self.defer(id, *after_ms, limit.as_deref()),
+            Op::Emit { event, payload } => match self.undeclared(id, event)? {
+                Some(problem) => Ok(Answer::Invalid(problem)),
+                None => {
+                    self.emit(id, event, payload.clone())?;
+                    applied()
+                }
+            },
+            Op::Publish { name, key, payload } => {
+                self.header.next_publish += 1;
+                let id = format!("{}.{}", self.header.run, self.header.next_publish);
+                let publish = Publish { id, name: name.clone(), key: key.clone(), payload: payload.clone() };
+                self.publishes.push(publish);
+                applied()
+            }
+            Op::Log(log) => {
+                self.log(id, log)?;
+                applied()
+            }
+            Op::Progress { done, total, msg } => {
+                let entry =
+                    Entry::StepProgress { step_key: self.name_of(id), done: *done, total: *total, msg: msg.clone() };
+                let queue = self.queue_of(id)?;
+                self.record_attempt(id, queue, entry);
+                applied()
+            }
+            Op::Code { .. } | Op::Suspend { .. } | Op::ContinueAs { .. } if !is_driver => Ok(Answer::Invalid(format!(
+                "{} is a step; only the function of a code run says that",
+                self.name_of(id)
+            ))),
+            Op::Code { name, op } => self.code_op(name, op),
+            Op::Suspend { seen } => self.suspend(seen.unwrap_or(report.claim.memo)),
+            Op::ContinueAs { input } => self.continue_as(input),
+        }
+    }
+
+    fn complete(&mut self, id: ActId, output: &Data, emits: &[(String, Data)], logs: &[Log]) -> Done<Answer> {
+        for (event, _) in emits {
+            if let Some(problem) = self.undeclared(id, event)? {
+                return Ok(Answer::Invalid(problem));
+            }
+        }
+        for log in logs {
+            self.log(id, log)?;
+        }
+        for (event, payload) in emits {
+            self.emit(id, event, payload.clone())?;
+        }
+        let result = self.keep(output.clone());
+        let step_key = self.name_of(id);
+        self.drop_task(id, Entry::AttemptCompleted { step_key, result: result.clone(), suspended: false })?;
+        match self.at(id).place {
+            Place::Root => self.close_early(id, End::Completed(result))?,
+            _ => self.end(id, End::Completed(result))?,
+        }
+        applied()
+    }
+
+    fn defer(&mut self, id: ActId, after: Millis, limit: Option<&str>) -> Done<Answer> {
+        if let Some(limit) = limit {
+            self.slow_limits.push((limit.to_owned(), after));
+        }
+        let Some(fence) = self.at(id).fence() else { return Ok(Answer::Stale) };
+        if matches!(self.at(id).state, State::Draining(_)) {
+            self.end(id, End::Cancelled)?;
+            return applied();
+        }
+        self.remove_task(fence);
+        self.back_off(id, after, Reason::Deferred)?;
+        applied()
+    }
+
+    /// Why an activation may not emit the event, if it may not.
+    fn undeclared(&self, id: ActId, event: &str) -> Done<Option<String>> {
+        let name = self.name_of(id);
+        let Place::Step { step, .. } = self.at(id).place else {
+            return Ok(Some(format!(
+                "{name} can't emit `{event}`: only a step of a graph emits, and no item of a spread"
+            )));
+        };
+        let graph = self.graph()?;
+        let step = graph.step(step);
+        let events = &graph.scope(step.scope).events;
+        let declared: Vec<&str> = step.emits.iter().map(|event| events[*event].name.as_str()).collect();
+        if declared.contains(&event) {
+            return Ok(None);
+        }
+        let known = if declared.is_empty() { "nothing".to_owned() } else { format!("`{}`", declared.join("`, `")) };
+        Ok(Some(format!("`{event}` is not among the `emits` of {name}, which declares {known}")))
+    }
+
+    /// Emits a declared event. The first of its name in its scope counts; a repeat is recorded and changes nothing.
+    pub(super) fn emit(&mut self, id: ActId, event: &str, payload: Data) -> Done {
+        let Place::Step { step, scope } = self.at(id).place else { return Ok(()) };
+        let graph = self.graph()?;
+        let events = &graph.scope(graph.step(step).scope).events;
+        let Some(index) = events.iter().position(|declared| declared.name == event) else { return Ok(()) };
+        let payload = self.keep(payload);
+        let repeat = self.emitted_at(scope, index as u32).is_some();
+        let step_key = self.name_of(id);
+        let queue = self.queue_of(id)?;
+        let entry = Entry::Emit { event: event.to_owned(), payload: payload.clone(), step_key, repeat };
+        self.record_attempt(id, queue, entry);
+        if !repeat {
+            self.emitted.insert((scope, index as u32), Emitted { payload, by: id });
+            self.agenda.push_back(Work::Emitted { scope, event: index as u32 });
+        }
+        Ok(())
+    }
+
+    fn log(&mut self, id: ActId, log: &Log) -> Done {
+        let meta = log.meta.clone().map(|meta| self.keep(meta));
+        let step_key = self.name_of(id);
+        let queue = self.queue_of(id)?;
+        self.record_attempt(id, queue, Entry::Log { step_key, level: log.level.clone(), msg: log.msg.clone(), meta });
+        Ok(())
+    }
+
+    /// Why a report with that fence is not about the task as it is now.
+    pub(super) fn refuse(&self, id: ActId, fence: Fence) -> Option<Answer> {
+        if self.at(id).fence() == Some(fence) {
+            return None;
+        }
+        let over = match self.header.phase {
+            Phase::Ended | Phase::Undoing | Phase::Finally => true,
+            Phase::New | Phase::Delayed | Phase::Going => self.is_closing(ActId(0)),
+        };
+        Some(if over { Answer::Closed } else { Answer::Stale })
+    }
+
+    fn was_applied(&self, id: ActId, fence: Fence, seq: u32) -> bool {
+        let log = self.at(id).tasks.iter().find(|task| task.fence == fence);
+        log.is_some_and(|task| seq <= task.seq && !task.gaps.contains(&seq))
+    }
+
+    fn note_seq(&mut self, id: ActId, fence: Fence, seq: u32) {
+        let Some(task) = self.edit(id).tasks.iter_mut().find(|task| task.fence == fence) else { return };
+        task.gaps.retain(|gap| *gap != seq);
+        if seq > task.seq {
+            let skipped = (task.seq + 1..seq).rev().take(REMEMBERED_GAPS);
+            task.gaps.extend(skipped);
+            let surplus = task.gaps.len().saturating_sub(REMEMBERED_GAPS);
+            task.gaps.drain(..surplus);
+            task.seq = seq;
+        }
+    }
+
+    pub(super) fn note_claim(&mut self, id: ActId, claim: &Claim) {
+        if self.at(id).place == Place::Root
+            && let Some(code) = &mut self.header.code
+            && code.build.is_none()
+        {
+            code.build = claim.build.clone();
+        }
+    }
+}
+
+pub(super) fn applied() -> Done<Answer> {
+    Ok(Answer::Applied(Said::default()))
+}

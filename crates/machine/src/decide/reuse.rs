@@ -1,0 +1,194 @@
+//! Retry and rerun: a new run takes over from an old one what does not have to happen again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Decider, Done};
+use crate::flow::{Flow, Graph, Step};
+use crate::ids::{ActId, ScopeId, StepId};
+use crate::run::{Activation, Activations, End, Place, Reused, Run};
+
+/// What a retry of an ended run takes over: what completed (and was not undone) or was skipped, and does not come after
+/// something that runs again.
+pub fn retry(flow: &Flow, run: &Run) -> Vec<Reused> {
+    match flow.graph() {
+        Some(graph) => Old { flow, graph, run }.reusable(None),
+        None => memo(flow, run, None),
+    }
+}
+
+/// The same for a rerun from a top-level step, which runs again with everything after it.
+pub fn rerun(flow: &Flow, run: &Run, from: &str) -> Result<Vec<Reused>, String> {
+    match flow.graph() {
+        Some(graph) => match graph.find(Graph::ROOT, from) {
+            Some(step) => Ok(Old { flow, graph, run }.reusable(Some(step))),
+            None => Err(format!("there is no step `{from}` at the top level of {}", flow.name)),
+        },
+        None => match run.index.memo.get(from) {
+            Some(id) => Ok(memo(flow, run, run.at(*id).ended.or(Some(u32::MAX)))),
+            None => Err(format!("the run has no step `{from}`")),
+        },
+    }
+}
+
+/// The completed entries of a code run, up to the end numbered `before`.
+fn memo(flow: &Flow, run: &Run, before: Option<u32>) -> Vec<Reused> {
+    let entries = run.index.memo.values().map(|id| run.at(*id));
+    entries
+        .filter(|entry| before.is_none_or(|before| entry.ended.is_some_and(|ended| ended < before)))
+        .filter(|entry| matches!(entry.end(), Some(End::Completed(_))))
+        .filter_map(|entry| {
+            let Place::Memo(memo) = &entry.place else { return None };
+            let mut reused = taken(flow, run, entry)?;
+            reused.activation = memo.name.to_string();
+            reused.memo = Some(memo.kind);
+            Some(reused)
+        })
+        .collect()
+}
+
+fn taken(flow: &Flow, run: &Run, activation: &Activation) -> Option<Reused> {
+    let end = activation.end()?.clone();
+    let (input, name) = (activation.input.clone(), run.name(flow.graph(), activation.id));
+    Some(Reused { activation: name, end, input, emits: Vec::new(), memo: None })
+}
+
+struct Old<'a> {
+    flow: &'a Flow,
+    graph: &'a Graph,
+    run: &'a Run,
+}
+
+impl Old<'_> {
+    fn reusable(&self, from: Option<StepId>) -> Vec<Reused> {
+        let mut reused = Vec::new();
+        self.collect(ActId(0), Graph::ROOT, from, &mut reused);
+        reused
+    }
+
+    /// What of a scope is taken over; inside what runs again only because it did not complete, more of the same.
+    fn collect(&self, at: ActId, scope: ScopeId, from: Option<StepId>, reused: &mut Vec<Reused>) {
+        let Some(body) = self.run.at(at).body else { return };
+        let emits = self.emits(at, scope);
+        let steps = &self.graph.scope(scope).steps;
+        let activation = |step: StepId| self.run.at(ActId(body.first.0 + self.graph.step(step).slot));
+        let unfinished = |step: &StepId| Some(*step) == from || !is_done(activation(*step));
+        let unfinished: BTreeSet<StepId> = steps.iter().copied().filter(unfinished).collect();
+        let after = self.after(&unfinished, scope);
+        for step in steps {
+            if after.contains(step) || Some(*step) == from {
+                continue;
+            }
+            let activation = activation(*step);
+            if !unfinished.contains(step) {
+                if let Some(mut taken) = taken(self.flow, self.run, activation) {
+                    taken.emits = emits.get(&activation.id).cloned().unwrap_or_default();
+                    reused.push(taken);
+                }
+            } else {
+                self.collect_inside(activation, self.graph.step(*step), reused);
+            }
+        }
+    }
+
+    fn collect_inside(&self, activation: &Activation, step: &Step, reused: &mut Vec<Reused>) {
+        // The rounds of a loop depend on each other: a loop that did not complete begins again.
+        if step.repeat.is_some() {
+            return;
+        }
+        match (&step.spread, activation.body) {
+            (Some(_), _) => {
+                let items = self.run.index.parts.range((activation.id, 0)..=(activation.id, u32::MAX));
+                for item in items.map(|(_, id)| self.run.at(*id)) {
+                    if is_done(item) {
+                        reused.extend(taken(self.flow, self.run, item));
+                    } else if let Some(body) = item.body {
+                        self.collect(item.id, body.scope, None, reused);
+                    }
+                }
+            }
+            (None, Some(body)) => self.collect(activation.id, body.scope, None, reused),
+            (None, None) => {}
+        }
+    }
+
+    /// The steps of a scope that come after one of those.
+    fn after(&self, of: &BTreeSet<StepId>, scope: ScopeId) -> BTreeSet<StepId> {
+        let definition = self.graph.scope(scope);
+        let mut after = BTreeSet::new();
+        let mut open: Vec<StepId> = of.iter().copied().collect();
+        while let Some(step) = open.pop() {
+            let step = self.graph.step(step);
+            let events = step.emits.iter().flat_map(|event| &definition.events[*event].subscribers);
+            for watcher in step.watchers.iter().chain(events) {
+                if after.insert(watcher.step) {
+                    open.push(watcher.step);
+                }
+            }
+        }
+        after
+    }
+
+    /// What each activation of a scope emitted first.
+    fn emits(&self, at: ActId, scope: ScopeId) -> BTreeMap<ActId, Vec<(String, crate::data::Data)>> {
+        let mut emits: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for ((_, event), emitted) in self.run.emitted.range((at, 0)..=(at, u32::MAX)) {
+            let name = self.graph.scope(scope).events[*event as usize].name.clone();
+            emits.entry(emitted.by).or_default().push((name, emitted.payload.clone()));
+        }
+        emits
+    }
+}
+
+/// It need not happen again: it completed and stands, or its branch was not taken.
+fn is_done(activation: &Activation) -> bool {
+    match activation.end() {
+        Some(End::Completed(_)) => !activation.undone,
+        Some(End::Skipped(_)) => true,
+        _ => false,
+    }
+}
+
+impl Decider<'_> {
+    /// Ends an activation as it ended in the run that this one retries, if that is taken over.
+    pub(super) fn take_over(&mut self, id: ActId) -> Done<bool> {
+        if self.run.reuse.is_empty() && self.reuse.is_empty() {
+            return Ok(false);
+        }
+        let name = self.name_of(id);
+        let Some(reused) = self.reusable(&name).cloned() else { return Ok(false) };
+        self.reuse_done.insert(name);
+        self.edit(id).input = reused.input;
+        for (event, payload) in reused.emits {
+            self.emit(id, &event, payload)?;
+        }
+        let from = self.header.retry_of;
+        self.end_as(id, reused.end, from)?;
+        Ok(true)
+    }
+
+    pub(super) fn reusable(&self, name: &str) -> Option<&Reused> {
+        let found = self.reuse.get(name).or_else(|| self.run.reuse.get(name))?;
+        (!self.reuse_done.contains(name)).then_some(found)
+    }
+
+    /// The names of what is still to be taken over, as many as one transition can.
+    pub(super) fn still_to_reuse(&self) -> Vec<String> {
+        let names = self.reuse.keys().chain(self.run.reuse.keys()).filter(|name| !self.reuse_done.contains(*name));
+        names.take(super::MAX_TOUCHED).cloned().collect()
+    }
+
+    /// What is taken over, with its payloads as values of this run.
+    pub(super) fn kept(&mut self, reused: &Reused) -> Reused {
+        let end = match &reused.end {
+            End::Completed(output) => End::Completed(self.keep(output.clone())),
+            other => other.clone(),
+        };
+        Reused {
+            activation: reused.activation.clone(),
+            end,
+            input: reused.input.clone().map(|input| self.keep(input)),
+            emits: reused.emits.iter().map(|(event, payload)| (event.clone(), self.keep(payload.clone()))).collect(),
+            memo: reused.memo,
+        }
+    }
+}

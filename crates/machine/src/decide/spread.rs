@@ -1,0 +1,127 @@
+//! Spread: one activation an item, as the window reaches it; the output in the order of the items.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{Decider, Done, Halt, Work};
+use crate::data::Data;
+use crate::failure::{Failure, kind};
+use crate::flow::{Action, Spread};
+use crate::ids::ActId;
+use crate::record::Scheduled;
+use crate::run::{Activations, End, Inside, Place, State, What};
+
+impl Decider<'_> {
+    pub(super) fn begin_spread(&mut self, id: ActId, spread: &Spread) -> Done {
+        let list = match self.list(id, &spread.list)? {
+            Ok(list) => list,
+            Err(failure) => return self.fail(id, failure),
+        };
+        let items = match &list {
+            Data::Json(json) => json.as_array().map_or(0, Vec::len),
+            Data::List(items) => items.len(),
+            Data::Ref(_) | Data::Map(_) => {
+                return Err(Halt::Bug("a spread is over something that is no list".to_owned()));
+            }
+        } as u32;
+        self.scheduled(id, Scheduled::Spread { items });
+        let list = self.keep(list);
+        let what = What::Spread { list, items, next: 0, failed: 0 };
+        self.edit(id).state = State::Open(Inside { open: 0, closing: None, what });
+        self.agenda.push_back(Work::Close(id));
+        Ok(())
+    }
+
+    /// Makes activations of items as far as the window reaches and the transition has room.
+    pub(super) fn fill(&mut self, id: ActId) -> Done {
+        let step = self.step(id)?;
+        let Some(spread) = &step.spread else { return Ok(()) };
+        loop {
+            let Some(Inside { open, closing: None, what: What::Spread { items, next, .. } }) = self.at(id).inside()
+            else {
+                return Ok(());
+            };
+            if next == items || *open >= spread.max_parallel {
+                return Ok(());
+            }
+            if !self.room(2) {
+                self.agenda.push_back(Work::Fill(id));
+                return Ok(());
+            }
+            let index = *next;
+            let item = self.item(id, index)?;
+            let inside = self.inside_mut(id)?;
+            inside.open += 1;
+            if let What::Spread { next, .. } = &mut inside.what {
+                *next += 1;
+            }
+            let activation = self.create(Place::Item { of: id, index });
+            let item = self.keep(item);
+            self.edit(activation).item = Some(item);
+            if !self.take_over(activation)? {
+                self.enter(activation)?;
+            }
+            if matches!(step.action, Action::Group(_)) {
+                // What is inside the item comes first, so that the room for it is counted.
+                self.agenda.push_back(Work::Fill(id));
+                return Ok(());
+            }
+        }
+    }
+
+    fn item(&self, id: ActId, index: u32) -> Done<Data> {
+        let Some(Inside { what: What::Spread { list, .. }, .. }) = self.at(id).inside() else {
+            return Err(Halt::Bug(format!("activation {id} is no spread")));
+        };
+        let list = match list {
+            Data::Ref(value) => self.value(value.id)?,
+            other => other,
+        };
+        Ok(match list {
+            Data::Json(json) => json.get(index as usize).cloned().unwrap_or(Value::Null).into(),
+            Data::List(items) => items.get(index as usize).cloned().unwrap_or_else(Data::null),
+            Data::Ref(_) | Data::Map(_) => Data::null(),
+        })
+    }
+
+    pub(super) fn item_ended(&mut self, id: ActId, of: ActId) -> Done {
+        let Some(spread) = &self.step(of)?.spread else { return Ok(()) };
+        if let Some(End::Failed(failure)) = self.at(id).end() {
+            let failure = failure.clone().within(&self.name_of(id));
+            let inside = self.inside_mut(of)?;
+            let What::Spread { failed, .. } = &mut inside.what else { return Ok(()) };
+            *failed += 1;
+            let failed = *failed;
+            if !spread.collect {
+                self.close_early(of, End::Failed(failure))?;
+            } else if spread.max_failures.is_some_and(|max| failed > max) {
+                let message =
+                    format!("{failed} items failed, more than max_failures allows; the last: {}", failure.message);
+                let mut too_many = Failure::new(kind::TOO_MANY_FAILURES, message);
+                too_many.add(failure);
+                self.close_early(of, End::Failed(too_many))?;
+            }
+        }
+        self.count_end(of)?;
+        self.agenda.push_back(Work::Fill(of));
+        Ok(())
+    }
+
+    pub(super) fn end_spread(&mut self, id: ActId) -> Done {
+        let collect = self.step(id)?.spread.as_ref().is_some_and(|spread| spread.collect);
+        let Some(Inside { what: What::Spread { items, .. }, .. }) = self.at(id).inside() else { return Ok(()) };
+        let mut outputs = Vec::with_capacity(*items as usize);
+        for index in 0..*items {
+            let end = self.part(id, index).and_then(|item| self.at(item).end());
+            let (key, output) = match end {
+                Some(End::Completed(output)) => ("output", output.clone()),
+                Some(End::Failed(failure)) => ("error", json!(failure).into()),
+                // Skipped by hand.
+                _ => ("output", Data::null()),
+            };
+            outputs.push(if collect { Data::Map(Arc::new(vec![(Arc::from(key), output)])) } else { output });
+        }
+        self.end(id, End::Completed(Data::List(Arc::new(outputs))))
+    }
+}

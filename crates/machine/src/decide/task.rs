@@ -1,0 +1,257 @@
+//! Tasks: an attempt is offered to workers, fails, is tried again.
+
+use super::{Decider, Done, Halt};
+use crate::data::Data;
+use crate::failure::Failure;
+use crate::flow::{Action, Body, Builds, Retry, Worker};
+use crate::ids::{ActId, Fence, Millis};
+use crate::record::{Entry, Reason, Scheduled};
+use crate::run::{Activations, Driver, End, GateState, Inside, Place, REMEMBERED_TASKS, State, TaskLog, What};
+use crate::transition::{Due, Task, TaskChange, TaskKind, TimerKind};
+
+impl Decider<'_> {
+    /// Offers the activation's current attempt to workers.
+    pub(super) fn enqueue(&mut self, id: ActId, reason: Option<Reason>) -> Done {
+        let mut task = match self.task_for(id)? {
+            Ok(task) => task,
+            Err(failure) => return self.fail(id, failure),
+        };
+        self.header.next_fence += 1;
+        self.header.begun = true;
+        self.header.open_tasks += 1;
+        if self.at(id).place == Place::Root
+            && let Some(code) = &mut self.header.code
+        {
+            code.offered_at = code.n;
+        }
+        task.fence = Fence(self.header.next_fence);
+        let work = Scheduled::Task { handler: task.handler.clone(), queue: task.queue.clone() };
+        let (fence, attempt, queue) = (task.fence, task.attempt, task.queue.clone());
+        let step_key = task.name.clone();
+        self.tasks.push(TaskChange::Add(Box::new(task)));
+        let activation = self.edit(id);
+        activation.state = match std::mem::replace(&mut activation.state, State::Ready) {
+            State::Open(inside) => State::Open(Inside { what: What::Code(Driver::Queued(fence)), ..inside }),
+            _ => State::Queued(fence),
+        };
+        if activation.tasks.len() == REMEMBERED_TASKS {
+            activation.tasks.remove(0);
+        }
+        activation.tasks.push(TaskLog { fence, attempt, seq: 0, gaps: Vec::new() });
+        self.record_attempt(id, queue, Entry::StepScheduled { step_key, work, reason });
+        Ok(())
+    }
+
+    /// An attempt has come to nothing: another, if the policy allows one, or the end.
+    pub(super) fn attempt_failed(
+        &mut self,
+        id: ActId,
+        failure: Failure,
+        retryable: bool,
+        after: Option<Millis>,
+    ) -> Done {
+        let draining = matches!(self.at(id).state, State::Draining(_));
+        self.drop_task(id, Entry::AttemptFailed { step_key: self.name_of(id), error: failure.clone() })?;
+        if draining {
+            return self.end(id, End::Cancelled);
+        }
+        let retry = self.retry_policy(id)?;
+        match self.next_delay(&retry, self.at(id).attempt, &failure, retryable, after) {
+            Some(delay) => self.back_off(id, delay, Reason::Retry),
+            None => self.give_up(id, failure),
+        }
+    }
+
+    fn give_up(&mut self, id: ActId, failure: Failure) -> Done {
+        match self.at(id).place {
+            Place::Root => self.close_early(id, End::Failed(failure)),
+            _ => self.fail(id, failure),
+        }
+    }
+
+    /// The task is gone from the queue; the record says how that came.
+    pub(super) fn drop_task(&mut self, id: ActId, entry: Entry) -> Done {
+        let Some(fence) = self.at(id).fence() else {
+            return Err(Halt::Bug(format!("{} has no task", self.name_of(id))));
+        };
+        let queue = self.queue_of(id)?;
+        self.record_attempt(id, queue, entry);
+        self.remove_task(fence);
+        let activation = self.edit(id);
+        activation.state = match std::mem::replace(&mut activation.state, State::Ready) {
+            State::Open(inside) => State::Open(Inside { what: What::Code(Driver::Done), ..inside }),
+            _ => State::Ready,
+        };
+        Ok(())
+    }
+
+    /// Tries again after a while. A retry is a new attempt, anything else the same one.
+    pub(super) fn back_off(&mut self, id: ActId, delay: Millis, reason: Reason) -> Done {
+        let step_key = self.name_of(id);
+        let queue = self.queue_of(id)?;
+        self.record_attempt(id, queue, Entry::RetryScheduled { step_key, reason, backoff_ms: delay });
+        let activation = self.edit(id);
+        if reason == Reason::Retry {
+            activation.attempt += 1;
+        }
+        if delay <= 0 {
+            return self.enqueue(id, Some(reason));
+        }
+        let fence = activation.tasks.last().map_or(Fence(0), |task| task.fence);
+        activation.state = match std::mem::replace(&mut activation.state, State::Ready) {
+            State::Open(inside) => State::Open(Inside { what: What::Code(Driver::BackOff(fence)), ..inside }),
+            _ => State::BackOff(fence),
+        };
+        self.set_timer(id, TimerKind::BackOff(fence), Due::After(delay));
+        Ok(())
+    }
+
+    /// How long to wait before the next attempt; none if there is none.
+    pub(super) fn next_delay(
+        &mut self,
+        retry: &Retry,
+        attempt: u32,
+        failure: &Failure,
+        retryable: bool,
+        after: Option<Millis>,
+    ) -> Option<Millis> {
+        let spent = retry.attempts.is_some_and(|attempts| attempt >= attempts);
+        if spent || !retryable || retry.non_retryable.contains(&failure.kind) {
+            return None;
+        }
+        Some(after.unwrap_or_else(|| {
+            let exponent = i32::try_from(attempt.saturating_sub(1)).unwrap_or(i32::MAX);
+            let full = (retry.initial_ms as f64 * retry.factor.powi(exponent)).min(retry.max_ms as f64);
+            let kept = if retry.jitter > 0.0 { 1.0 - retry.jitter * self.chance.fraction() } else { 1.0 };
+            (full * kept).max(0.0) as Millis
+        }))
+    }
+
+    fn retry_policy(&self, id: ActId) -> Done<Retry> {
+        Ok(match (&self.flow.body, &self.at(id).place) {
+            (Body::Code(code), Place::Root) => {
+                let given = self.header.code.as_ref().and_then(|header| header.retry.as_ref());
+                given.unwrap_or(&code.retry).clone()
+            }
+            (Body::Code(code), _) => code.step_retry.clone(),
+            (Body::Graph(_), _) => self.worker(id)?.retry.clone(),
+        })
+    }
+
+    pub(super) fn queue_of(&self, id: ActId) -> Done<String> {
+        Ok(match (&self.flow.body, &self.at(id).place) {
+            (_, Place::Memo(memo)) if memo.call.is_some() => memo.call.clone().unwrap_or_default().1,
+            (Body::Code(code), _) => code.queue.clone(),
+            (Body::Graph(_), _) => self.worker(id)?.queue.clone(),
+        })
+    }
+
+    fn worker(&self, id: ActId) -> Done<&Worker> {
+        match &self.step(id)?.action {
+            Action::Worker(worker) => Ok(worker),
+            _ => Err(Halt::Bug(format!("{} is no worker step", self.name_of(id)))),
+        }
+    }
+
+    /// The task of the current attempt, but for its fence; or why there can't be one.
+    fn task_for(&self, id: ActId) -> Done<Result<Task, Failure>> {
+        let activation = self.at(id);
+        let name = self.name_of(id);
+        let blank = Task {
+            fence: Fence(0),
+            activation: id,
+            step: name.clone(),
+            name,
+            handler: String::new(),
+            queue: self.queue_of(id)?,
+            kind: TaskKind::Step,
+            attempt: activation.attempt,
+            input: activation.input.clone().unwrap_or_else(Data::null),
+            gate: None,
+            priority: self.header.priority,
+            limits: Vec::new(),
+            requires: Vec::new(),
+            key: None,
+            timeout_ms: None,
+            start_timeout_ms: None,
+            build: None,
+        };
+        match (&self.flow.body, &activation.place) {
+            (Body::Code(code), Place::Root) => {
+                let build = self.header.code.as_ref().and_then(|header| header.build.clone());
+                Ok(Ok(Task {
+                    step: self.flow.name.clone(),
+                    handler: self.flow.name.clone(),
+                    kind: TaskKind::Run,
+                    input: self.header.input.clone().unwrap_or_else(Data::null),
+                    timeout_ms: code.timeout_ms,
+                    build: build.filter(|_| code.builds == Builds::Pinned),
+                    ..blank
+                }))
+            }
+            (Body::Code(_), Place::Memo(memo)) => {
+                let (handler, _) = memo.call.clone().unwrap_or_default();
+                Ok(Ok(Task { step: memo.name.to_string(), handler, ..blank }))
+            }
+            _ => self.step_task(id, blank),
+        }
+    }
+
+    fn step_task(&self, id: ActId, blank: Task) -> Done<Result<Task, Failure>> {
+        let step = self.step(id)?;
+        let worker = self.worker(id)?;
+        let undoes = match &self.at(id).place {
+            Place::Undo { of } => Some(*of),
+            _ => None,
+        };
+        // What an expression says of an undo, it says from where the step stood.
+        let at = undoes.unwrap_or(id);
+        let mut limits = Vec::with_capacity(worker.limits.len());
+        for limit in &worker.limits {
+            let key = match &limit.key {
+                None => None,
+                Some(key) => match self.canonical_template(at, key)? {
+                    Ok(key) => Some(key),
+                    Err(failure) => return Ok(Err(failure)),
+                },
+            };
+            limits.push((limit.name.clone(), key));
+        }
+        let key = match &worker.key {
+            None => None,
+            Some(key) => match self.canonical(at, key)? {
+                Ok(key) => Some(key),
+                Err(failure) => return Ok(Err(failure)),
+            },
+        };
+        let handler = match undoes {
+            Some(_) => step.undo.clone().unwrap_or_default(),
+            None => worker.handler.clone(),
+        };
+        Ok(Ok(Task {
+            step: step.name.clone(),
+            handler,
+            gate: self.gate_payload(at),
+            priority: self.header.priority.saturating_add(worker.priority),
+            limits,
+            requires: worker.requires.clone(),
+            key,
+            timeout_ms: worker.timeout_ms,
+            start_timeout_ms: worker.start_timeout_ms.filter(|_| undoes.is_none()),
+            ..blank
+        }))
+    }
+
+    /// What opened the gate that stood before an activation, its spread or the group it is in.
+    pub(super) fn gate_payload(&self, id: ActId) -> Option<Data> {
+        let activation = self.at(id);
+        match &activation.gate {
+            GateState::Opened(payload) => Some(payload.clone()),
+            GateState::TimedOut => Some(Data::null()),
+            _ => match activation.place {
+                Place::Item { of, .. } => self.gate_payload(of),
+                _ => None,
+            },
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Reading the fields of a map: each gives its value and its canonical form, or a problem.
+
+use serde_json::{Map, Value};
+
+use super::MAX_NAME_CHARS;
+use super::draft::{Draft, Site, View};
+use super::duration::{MAX_DURATION_MS, TOO_LONG, duration as parse_duration};
+use super::problem::{Place, Problem, did_you_mean};
+use super::source::{Key, Node, NodeValue, join, shorten};
+use crate::expr::{Expr, ExprError, Template};
+use crate::ids::Millis;
+
+/// What was read and its canonical form; none if there was a problem, which is told then.
+pub(super) type Out<T> = Option<(T, Value)>;
+
+/// A map whose fields are known.
+pub(super) struct Fields<'n> {
+    pub path: String,
+    pub at: Place,
+    entries: &'n [(Key, Node)],
+    canonical: Map<String, Value>,
+}
+
+impl<'n> Fields<'n> {
+    /// The fields of a map; those that are not known are told.
+    pub fn open(draft: &mut Draft<'_>, path: &str, node: &'n Node, what: &str, known: &[&str]) -> Option<Fields<'n>> {
+        let NodeValue::Map(entries) = &node.value else {
+            draft.expected(path, node, what);
+            return None;
+        };
+        for (key, _) in entries.iter().filter(|(key, _)| !known.contains(&key.text.as_str())) {
+            unknown(draft, &join(path, &key.text), key, known);
+        }
+        Some(Fields { path: path.to_owned(), at: node.at, entries, canonical: Map::new() })
+    }
+
+    /// A map that was left out.
+    pub fn none(path: &str, at: Place) -> Fields<'n> {
+        Fields { path: path.to_owned(), at, entries: &[], canonical: Map::new() }
+    }
+
+    pub fn key(&self, name: &str) -> Option<&'n Key> {
+        self.entries.iter().find(|(key, _)| key.text == name).map(|(key, _)| key)
+    }
+
+    pub fn get(&self, name: &str) -> Option<&'n Node> {
+        self.entries.iter().find(|(key, _)| key.text == name).map(|(_, node)| node)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    pub fn path_of(&self, name: &str) -> String {
+        join(&self.path, name)
+    }
+
+    /// The value of a field, if it is there and right.
+    pub fn take<T>(
+        &mut self,
+        draft: &mut Draft<'_>,
+        name: &str,
+        read: impl FnOnce(&mut Draft<'_>, &str, &'n Node) -> Out<T>,
+    ) -> Option<T> {
+        let node = self.get(name)?;
+        let (value, canonical) = read(draft, &self.path_of(name), node)?;
+        self.canonical.insert(name.to_owned(), canonical);
+        Some(value)
+    }
+
+    /// Says that a field must be there.
+    pub fn require(&self, draft: &mut Draft<'_>, name: &str, why: &str) {
+        if !self.has(name) {
+            draft.problem(&self.path_of(name), self.at, format!("`{name}` is missing: {why}"));
+        }
+    }
+
+    /// Says that a field is there which means nothing.
+    pub fn refuse(&self, draft: &mut Draft<'_>, name: &str, why: &str, help: &str) {
+        if let Some(key) = self.key(name) {
+            draft.problem_with(&self.path_of(name), key.at, why, help);
+        }
+    }
+
+    pub fn canonical(self) -> Value {
+        Value::Object(self.canonical)
+    }
+
+    /// The canonical form as far as it was read, to be corrected.
+    pub fn canonical_mut(&mut self) -> &mut Map<String, Value> {
+        &mut self.canonical
+    }
+}
+
+fn unknown(draft: &mut Draft<'_>, path: &str, key: &Key, known: &[&str]) {
+    let word = key.text.as_str();
+    let problem = Problem::new(path, key.at, format!("unknown field `{}`", shorten(word)));
+    let near = || synonym(word, known).or_else(|| did_you_mean(word, known.iter().copied()));
+    let help =
+        if draft.is_full() { None } else { near().or_else(|| Some(format!("known here: {}", known.join(", ")))) };
+    draft.problems.push(Problem { help, ..problem });
+}
+
+/// Words that other systems have for ours.
+fn synonym(word: &str, known: &[&str]) -> Option<String> {
+    let (ours, written) = match word {
+        "depends_on" | "dependsOn" | "needs" | "dependencies" => ("after", "`after: [step]`"),
+        "handler" | "uses" | "task" | "call" | "workerId" => ("run", "`run: handler`"),
+        "when" | "condition" | "cond" => ("if", "`if: expression`"),
+        "foreach" | "for_each" | "forEach" | "map" | "loop" => ("spread", "`spread: expression`"),
+        "retries" | "retires" | "max_attempts" | "max_retries" => ("retry", "`retry: {attempts: n}`"),
+        "sleep" | "delay" | "wait" => ("await", "`await: {time: 30s}`"),
+        "compensate" | "rollback" => ("undo", "`undo: {run: handler}`"),
+        "workflow" | "subflow" | "child" => ("flow", "`flow: name`"),
+        "concurrency" => ("max_parallel", "`max_parallel: n`"),
+        _ => return None,
+    };
+    known.contains(&ours).then(|| format!("here it is written {written}"))
+}
+
+pub(super) fn text(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+    match &node.value {
+        NodeValue::String(text) => Some((text.clone(), Value::String(text.clone()))),
+        _ => {
+            draft.expected(path, node, "a text");
+            None
+        }
+    }
+}
+
+pub(super) fn boolean(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<bool> {
+    match node.value {
+        NodeValue::Bool(value) => Some((value, Value::Bool(value))),
+        _ => {
+            draft.expected(path, node, "`true` or `false`");
+            None
+        }
+    }
+}
+
+/// A name of a flow, queue, event or limit.
+pub(super) fn name(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+    let (name, canonical) = text(draft, path, node)?;
+    check_name(draft, path, node.at, &name).then_some((name, canonical))
+}
+
+/// Whether it is a name; says so if not.
+pub(super) fn check_name(draft: &mut Draft<'_>, path: &str, at: Place, name: &str) -> bool {
+    let message = match name.chars().find(|c| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '_' | '-')) {
+        _ if name.is_empty() => "a name is missing".into(),
+        Some(c) => {
+            let shown = shorten(name);
+            format!(
+                "`{shown}` is not a name: `{}` is not one of letters (a-z), digits, `.`, `_`, `-`",
+                shorten(&c.to_string())
+            )
+        }
+        None if name.len() > MAX_NAME_CHARS => {
+            format!("the name has {} characters, at most {MAX_NAME_CHARS} are allowed", name.len())
+        }
+        None => return true,
+    };
+    draft.problem(path, at, message);
+    false
+}
+
+/// A handler, a label or a kind of error: what workers say, whatever it looks like.
+pub(super) fn word(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+    let (word, canonical) = text(draft, path, node)?;
+    if word.trim().is_empty() || word.chars().count() > MAX_NAME_CHARS || word.chars().any(char::is_control) {
+        draft.problem(path, node.at, format!("expected one line of 1 to {MAX_NAME_CHARS} characters"));
+        return None;
+    }
+    Some((word, canonical))
+}
+
+/// A whole number in a range.
+pub(super) fn whole(min: i64, max: i64) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<i64> {
+    move |draft, path, node| {
+        let found = if let NodeValue::Number(number) = &node.value { number.as_i64() } else { None };
+        match found {
+            Some(number) if (min..=max).contains(&number) => Some((number, number.into())),
+            _ => {
+                draft.expected(path, node, &format!("a whole number from {min} to {max}"));
+                None
+            }
+        }
+    }
+}
+
+/// A number in a range.
+pub(super) fn real(min: f64, max: f64) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<f64> {
+    move |draft, path, node| {
+        let found = if let NodeValue::Number(number) = &node.value { number.as_f64() } else { None };
+        match found {
+            Some(number) if (min..=max).contains(&number) => Some((number, number.into())),
+            _ => {
+                draft.expected(path, node, &format!("a number from {min} to {max}"));
+                None
+            }
+        }
+    }
+}
+
+pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Millis> {
+    const EXPECTED: &str = "a duration such as \"30s\" or a number of milliseconds";
+    let read = match &node.value {
+        NodeValue::String(text) => {
+            parse_duration(text).map_err(|wrong| format!("\"{}\" is not a duration: {wrong}", shorten(text)))
+        }
+        NodeValue::Number(number) => match number.as_i64() {
+            Some(ms @ 0..=MAX_DURATION_MS) => Ok(ms),
+            Some(1..) => Err(format!("the number {number} is not a duration: {TOO_LONG}")),
+            _ => Err(format!("expected {EXPECTED}, found the number {number}")),
+        },
+        _ => Err(format!("expected {EXPECTED}, found {}", node.found())),
+    };
+    match read {
+        Ok(ms) => Some((ms, ms.into())),
+        Err(message) => {
+            draft.problem(path, node.at, message);
+            None
+        }
+    }
+}
+
+/// One of a few words.
+pub(super) fn choice<T: Copy>(choices: &[(&str, T)]) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<T> {
+    move |draft, path, node| {
+        let found = if let NodeValue::String(text) = &node.value { Some(text.as_str()) } else { None };
+        if let Some((word, value)) = choices.iter().find(|(word, _)| Some(*word) == found) {
+            return Some((*value, Value::from(*word)));
+        }
+        let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
+        draft.expected(path, node, &format!("one of {}", words.join(", ")));
+        None
+    }
+}
+
+/// A list, of which every item is read.
+pub(super) fn list<T>(
+    what: &str,
+    read: impl Fn(&mut Draft<'_>, &str, &Node) -> Out<T>,
+) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Vec<T>> {
+    move |draft, path, node| {
+        let NodeValue::List(items) = &node.value else {
+            draft.expected(path, node, what);
+            return None;
+        };
+        let each = items.iter().enumerate().filter_map(|(at, item)| read(draft, &format!("{path}[{at}]"), item));
+        let (values, canonical): (Vec<T>, Vec<Value>) = each.unzip();
+        Some((values, Value::Array(canonical)))
+    }
+}
+
+/// A JSON Schema; what it says is checked by who uses it.
+pub(super) fn schema(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Value> {
+    if !matches!(node.value, NodeValue::Map(_)) {
+        draft.expected(path, node, "a JSON Schema such as {type: object}");
+        return None;
+    }
+    let schema = node.json();
+    Some((schema.clone(), schema))
+}
+
+/// An expression in CEL.
+pub(super) fn expr(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Expr> {
+    move |draft, path, node| {
+        let text = match &node.value {
+            NodeValue::String(text) => text.clone(),
+            // `if: false` turns a step off; it needs no quotes for that.
+            NodeValue::Bool(value) => value.to_string(),
+            _ => {
+                draft.expected(path, node, "an expression, as text");
+                return None;
+            }
+        };
+        match Expr::parse(&text) {
+            Ok(expr) => {
+                let reads = expr.reads().iter().map(|read| (Vec::new(), read.clone())).collect();
+                draft.sites.push(Site { view, path: path.to_owned(), node: node.clone(), reads });
+                Some((expr, Value::String(text)))
+            }
+            Err(error) => {
+                bad_expr(draft, path, node, &error, &text);
+                None
+            }
+        }
+    }
+}
+
+fn bad_expr(draft: &mut Draft<'_>, path: &str, node: &Node, error: &ExprError, text: &str) {
+    let (path, at) = &draft.locate(path, node, &[], error.offset);
+    if text.trim_start().starts_with("${") {
+        let help = "this field is an expression already; `${…}` belongs in templates";
+        draft.problem_with(path, *at, "expected an expression without `${…}` around it", help);
+    } else {
+        draft.problem(path, *at, format!("this expression does not parse: {}", error.message));
+    }
+}
+
+/// JSON with `${…}` in it.
+pub(super) fn template(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Template> {
+    move |draft, path, node| {
+        let json = node.json();
+        match Template::parse(&json) {
+            Ok(template) => {
+                let reads = template.reads();
+                draft.sites.push(Site { view, path: path.to_owned(), node: node.clone(), reads });
+                Some((template, json))
+            }
+            Err(errors) => {
+                for error in errors {
+                    let (path, at) = draft.locate(path, node, &error.path, error.error.offset);
+                    draft.problem(&path, at, format!("this expression does not parse: {}", error.error.message));
+                }
+                None
+            }
+        }
+    }
+}

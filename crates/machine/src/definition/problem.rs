@@ -1,0 +1,154 @@
+//! What is wrong with a definition, told so that its author can put it right.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A position in the text: lines and columns from 1, columns in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub line: u32,
+    pub column: u32,
+}
+
+impl Place {
+    pub const START: Place = Place { line: 1, column: 1 };
+}
+
+/// One thing that is wrong with a definition, or looks so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Where in the definition: `steps.pay.retry.attempts`; empty for the text as a whole.
+    pub path: String,
+    pub line: u32,
+    pub column: u32,
+    /// What was found and what was expected.
+    pub message: String,
+    /// What to write instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+}
+
+impl Problem {
+    pub(super) fn new(path: &str, at: Place, message: impl Into<String>) -> Problem {
+        Problem { path: path.to_owned(), line: at.line, column: at.column, message: message.into(), help: None }
+    }
+
+    pub(super) fn help(self, help: impl Into<String>) -> Problem {
+        Problem { help: Some(help.into()), ..self }
+    }
+
+    /// The problem with the line it is in and a caret under the place.
+    pub fn render(&self, text: &str) -> String {
+        let (shown, caret) = excerpt(text, self);
+        let number = self.line.to_string();
+        let margin = " ".repeat(number.len());
+        let path = if self.path.is_empty() { String::new() } else { format!("{}: ", self.path) };
+        let mut out = format!(
+            "{path}{}\n{margin}--> {}:{}\n{number} | {shown}\n{margin} | {}^\n",
+            self.message,
+            self.line,
+            self.column,
+            " ".repeat(caret)
+        );
+        if let Some(help) = &self.help {
+            out.push_str(&format!("{margin} = {help}\n"));
+        }
+        out
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} ", self.line, self.column)?;
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)?;
+        match &self.help {
+            Some(help) => write!(f, "; {help}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All that is wrong with a definition, in the order of the text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Problems(pub Vec<Problem>);
+
+impl Problems {
+    /// Every problem with the line it is in, for people.
+    pub fn render(&self, text: &str) -> String {
+        self.0.iter().map(|problem| problem.render(text)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, problem) in self.0.iter().enumerate() {
+            let end = if at == 0 { "" } else { "\n" };
+            write!(f, "{end}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// The part of the line around the problem (a definition in JSON may be one long line), and how far in its place is.
+fn excerpt(text: &str, problem: &Problem) -> (String, usize) {
+    const BEFORE: usize = 60;
+    const WIDTH: usize = 110;
+    let line = text.lines().nth((problem.line as usize).saturating_sub(1)).unwrap_or("");
+    let column = (problem.column as usize).saturating_sub(1);
+    let skipped = if column > WIDTH - 20 { column - BEFORE } else { 0 };
+    let mut shown: String = if skipped > 0 { "…".into() } else { String::new() };
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    shown.extend(line.chars().skip(skipped).take(WIDTH).map(clean));
+    if line.chars().nth(skipped + WIDTH).is_some() {
+        shown.push('…');
+    }
+    (shown, column - skipped + usize::from(skipped > 0))
+}
+
+/// The one of `known` that `found` was probably meant to be.
+pub(super) fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Nobody mistypes a name of this length into another; and the comparison is quadratic.
+    const LONGEST: usize = 64;
+    if found.len() > LONGEST {
+        return None;
+    }
+    let close = |name: &&str| name.len() <= LONGEST && !name.is_empty();
+    let (distance, name) = known
+        .into_iter()
+        .filter(close)
+        .map(|name| (distance(found, name), name))
+        .min_by_key(|(distance, _)| *distance)?;
+    (distance <= found.chars().count().max(name.chars().count()) / 2).then_some(name)
+}
+
+/// "did you mean …?", if something is near.
+pub(super) fn did_you_mean<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    nearest(found, known).map(|name| format!("did you mean `{name}`?"))
+}
+
+/// How many letters to insert, drop, replace or swap with their neighbour.
+fn distance(a: &str, b: &str) -> usize {
+    let fold = |text: &str| text.chars().map(|c| c.to_ascii_lowercase()).collect::<Vec<_>>();
+    let (a, b) = (fold(a), fold(b));
+    let mut before = vec![0; b.len() + 1];
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let same = usize::from(a[i - 1] != b[j - 1]);
+            row[j] = (last[j] + 1).min(row[j - 1] + 1).min(last[j - 1] + same);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}

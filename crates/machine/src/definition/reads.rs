@@ -1,0 +1,335 @@
+//! What expressions read: every name is known, and every step read is certain to be decided before.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::analyse::{needs_all, says_it_ran, steps_of};
+use super::draft::{Draft, DraftStep, GateKind, View};
+use super::problem::{Problem, did_you_mean};
+use super::source::shorten;
+use crate::expr::Read;
+use crate::flow::{Graph, Join, Source, When};
+use crate::ids::StepId;
+
+pub(super) fn check(draft: &mut Draft<'_>) {
+    let sites = std::mem::take(&mut draft.sites);
+    let certain = certain(draft);
+    let blind = blind(draft);
+    for site in &sites {
+        for (inner, read) in &site.reads {
+            // Telling why a step is not decided is a search through the graph; there is an end to that.
+            if draft.is_full() {
+                return;
+            }
+            let look = Look { draft, certain: &certain, blind: &blind, view: site.view };
+            if let Err((message, help)) = look.read(read) {
+                let (path, at) = draft.locate(&site.path, &site.node, inner, read.offset);
+                draft.problems.push(Problem { help, ..Problem::new(&path, at, message) });
+            }
+        }
+    }
+}
+
+/// The steps with something wrong in what leads to them, which is told already.
+fn blind(draft: &Draft<'_>) -> BTreeSet<StepId> {
+    let mut blind = BTreeSet::new();
+    for id in by_level(draft) {
+        let step = &draft.steps[id.0 as usize];
+        let events = &draft.scope(step.step.scope).events;
+        let sources = || step.step.arms.iter().flat_map(|arm| steps_of(events, arm.source));
+        if step.blind || sources().any(|source| blind.contains(&source)) {
+            blind.insert(id);
+        }
+    }
+    blind
+}
+
+/// Of each step, the steps of its scope that have ended, however, when it is decided to run.
+///
+/// A live `x` or `failed:x` says that x ran, so all that was certain for x is. `ended:x` says only that x ended: it may
+/// have been skipped as soon as one of its arms was dead, while others were open. A `some` join waits for every arm,
+/// but any of them may be dead. An `any` join promises nothing.
+fn certain(draft: &Draft<'_>) -> Vec<BTreeSet<StepId>> {
+    let mut certain = vec![BTreeSet::new(); draft.steps.len()];
+    for id in by_level(draft) {
+        let step = draft.step(id);
+        let all = needs_all(step);
+        if !all && step.join != Join::Some {
+            continue;
+        }
+        let mut mine = BTreeSet::new();
+        for arm in &step.arms {
+            if let Source::Step(source, when) = arm.source {
+                mine.insert(source);
+                if all && says_it_ran(when) {
+                    mine.extend(&certain[source.0 as usize]);
+                }
+            }
+        }
+        certain[id.0 as usize] = mine;
+    }
+    certain
+}
+
+/// Every step after those it waits for.
+pub(super) fn by_level(draft: &Draft<'_>) -> Vec<StepId> {
+    let mut ids: Vec<StepId> = (0..draft.steps.len() as u32).map(StepId).collect();
+    ids.sort_by_key(|id| draft.step(*id).level);
+    ids
+}
+
+struct Look<'d, 't> {
+    draft: &'d Draft<'t>,
+    certain: &'d [BTreeSet<StepId>],
+    blind: &'d BTreeSet<StepId>,
+    view: View,
+}
+
+type Wrong = (String, Option<String>);
+
+const RUN_FIELDS: [&str; 8] = ["id", "flow", "version", "input", "tags", "external_id", "outcome", "error"];
+
+impl Look<'_, '_> {
+    fn read(&self, read: &Read) -> Result<(), Wrong> {
+        let example = match read.root.as_str() {
+            "steps" => "steps.x.output",
+            "events" => "events[\"name\"]",
+            "gates" => "gates.x.url",
+            "run" => "run.id",
+            root => return self.root(root),
+        };
+        let Some(key) = &read.key else {
+            let message = format!("`{}` is read by name, such as `{example}`", read.root);
+            return Err((message, None));
+        };
+        match read.root.as_str() {
+            "steps" => self.step(key, read.field.as_deref()),
+            "events" => self.event(key),
+            "gates" => self.gate(key, read.field.as_deref()),
+            _ => self.run(key),
+        }
+    }
+
+    /// The steps around the expression, innermost first, each with what exists of its own.
+    fn around(&self) -> impl Iterator<Item = (StepId, &DraftStep, View)> {
+        let mut next = self.view.step.map(|id| (id, self.view));
+        std::iter::from_fn(move || {
+            let (id, view) = next?;
+            let step = &self.draft.steps[id.0 as usize];
+            let owner = self.draft.scope(step.step.scope).owner;
+            next = owner.map(|owner| (owner, View::round(owner)));
+            Some((id, step, view))
+        })
+    }
+
+    fn in_finally(&self) -> bool {
+        self.around().last().is_some_and(|(_, step, _)| self.draft.scope(step.step.scope).outer.is_some())
+    }
+
+    fn root(&self, root: &str) -> Result<(), Wrong> {
+        let mut items: Vec<&str> = Vec::new();
+        let (mut rounds, mut gate) = (false, false);
+        for (_, step, view) in self.around() {
+            items.extend(step.item.as_deref().filter(|_| view.item));
+            rounds |= view.rounds && step.repeats;
+            gate |= view.gate && step.gate.is_some();
+        }
+        if root == "input" || items.contains(&root) {
+            return Ok(());
+        }
+        let (here, only) = match root {
+            "index" => (!items.is_empty(), "inside a `spread`: in its `input` and in the steps of its group"),
+            "item" if items.is_empty() => (false, "inside a `spread`: in its `input` and in the steps of its group"),
+            "state" | "round" => (rounds, "inside a `repeat`"),
+            "gate" => (gate, "after a gate: in a step with `await`, except in its `if` and in `await` itself"),
+            _ => {
+                let tables = ["input", "steps", "events", "run", "gates", "gate", "index", "state", "round"];
+                let help = match (root, items.first()) {
+                    ("item", Some(item)) => Some(format!("the `spread` calls it `{item}`")),
+                    _ => did_you_mean(root, items.iter().copied().chain(tables)),
+                };
+                return Err((format!("unknown name `{}`", shorten(root)), help));
+            }
+        };
+        if here { Ok(()) } else { Err((format!("`{root}` is known only {only}"), None)) }
+    }
+
+    fn run(&self, field: &str) -> Result<(), Wrong> {
+        if !RUN_FIELDS.contains(&field) {
+            let help = did_you_mean(field, RUN_FIELDS);
+            let known = || Some(format!("known are {}", RUN_FIELDS.join(", ")));
+            return Err((format!("`run` has no `{}`", shorten(field)), help.or_else(known)));
+        }
+        if matches!(field, "outcome" | "error") && !self.in_finally() {
+            return Err((format!("`run.{field}` is known only in `finally`, when the run ends"), None));
+        }
+        Ok(())
+    }
+
+    fn gate(&self, name: &str, field: Option<&str>) -> Result<(), Wrong> {
+        let shown = shorten(name);
+        if field != Some("url") {
+            return Err((format!("expected `{}.url`", select("gates", &shown)), None));
+        }
+        let Some(id) = self.find(name) else { return Err(self.unknown_step(name)) };
+        match self.draft.steps[id.0 as usize].gate {
+            Some(GateKind::Url) => Ok(()),
+            Some(GateKind::Other) => {
+                Err((format!("the gate of `{shown}` has no URL: it is neither `webhook` nor `manual`"), None))
+            }
+            None => Err((format!("the step `{shown}` has no `await`"), None)),
+        }
+    }
+
+    fn event(&self, name: &str) -> Result<(), Wrong> {
+        let inside = self.view.inside.map(|scope| &self.draft.scope(scope).events);
+        let ended = inside.into_iter().flatten().any(|event| event.name == name);
+        let armed = |step: &DraftStep| {
+            let events = &self.draft.scope(step.step.scope).events;
+            step.step.arms.iter().any(|arm| matches!(arm.source, Source::Event(at) if events[at].name == name))
+        };
+        if ended || self.around().any(|(_, step, _)| armed(step) || step.blind) {
+            return Ok(());
+        }
+        let shown = shorten(name);
+        let known = |step: &DraftStep| {
+            self.draft.scope(step.step.scope).events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>()
+        };
+        let near: Vec<&str> = self.around().flat_map(|(_, step, _)| known(step)).collect();
+        match self.around().next() {
+            Some((_, step, _)) if near.contains(&name) => {
+                let message = format!("`{}` does not wait for the event `{shown}`", step.step.name);
+                Err((message, Some(format!("add `{shown}` to its `subscribes`"))))
+            }
+            _ => {
+                let ended = inside.into_iter().flatten().map(|event| event.name.as_str());
+                let all: Vec<&str> = ended.chain(near).collect();
+                let help =
+                    longer(name, '.', &all).map(|event| format!("a name with a dot is read as `events[\"{event}\"]`"));
+                let help = help.or_else(|| did_you_mean(name, all));
+                Err((format!("no step here emits the event `{shown}`"), help))
+            }
+        }
+    }
+
+    fn step(&self, name: &str, field: Option<&str>) -> Result<(), Wrong> {
+        let shown = shorten(name);
+        let Some(target) = self.find(name) else { return Err(self.unknown_step(name)) };
+        if !matches!(field, Some("output" | "status" | "error")) {
+            let read = select("steps", &shown);
+            let message = match field {
+                Some(field) => format!("a step has no `{}`", shorten(field)),
+                None => format!("`{read}` is the whole step"),
+            };
+            return Err((message, Some(format!("read `{read}.output`, `{read}.status` or `{read}.error`"))));
+        }
+        let scope = self.draft.step(target).scope;
+        if self.view.inside == Some(scope) {
+            return Ok(());
+        }
+        // The one around the expression that is beside the step that is read; in `finally` there may be none, and all
+        // steps of the flow have ended.
+        let beside = self.around().find(|(_, step, _)| step.step.scope == scope);
+        let Some((own, ..)) = beside else { return Ok(()) };
+        if own == target {
+            let itself = self.view.step == Some(target);
+            let message = if itself { "a step cannot read itself" } else { "a step cannot read the group it is in" };
+            return Err((format!("{message}: `{shown}` has not ended"), None));
+        }
+        if self.certain[own.0 as usize].contains(&target) || self.blind.contains(&own) {
+            return Ok(());
+        }
+        Err(self.undecided(own, target))
+    }
+
+    /// The step of that name, in the innermost scope that has one.
+    fn find(&self, name: &str) -> Option<StepId> {
+        let inside = self.view.inside;
+        let outer = self.in_finally().then_some(Graph::ROOT);
+        let scopes = inside.into_iter().chain(self.around().map(|(_, step, _)| step.step.scope)).chain(outer);
+        scopes.into_iter().find_map(|scope| self.draft.scope(scope).steps.get(name).copied())
+    }
+
+    fn unknown_step(&self, name: &str) -> Wrong {
+        let shown = shorten(name);
+        let inside = self.view.inside.into_iter().chain(self.around().map(|(_, step, _)| step.step.scope));
+        let names: Vec<&str> =
+            inside.flat_map(|scope| self.draft.scope(scope).steps.keys().map(String::as_str)).collect();
+        if let Some(step) = longer(name, '-', &names) {
+            let help = format!("a name with a dash is read as `steps[\"{step}\"]`");
+            return (format!("there is no step `{shown}` here"), Some(help));
+        }
+        let elsewhere = self.draft.steps.iter().find(|step| step.step.name == name);
+        let help = match elsewhere {
+            Some(step) => Some(format!("`{}` is inside a group; from outside, read the group's output", step.path)),
+            None => did_you_mean(name, names),
+        };
+        (format!("there is no step `{shown}` here"), help)
+    }
+
+    /// All that a step waits for, directly or not, each with what makes the way there uncertain, if anything.
+    fn upstream(&self, id: StepId) -> BTreeMap<StepId, Option<String>> {
+        let mut found = BTreeMap::new();
+        let mut queue = VecDeque::from([(id, None)]);
+        while let Some((id, doubt)) = queue.pop_front() {
+            let step = self.draft.step(id);
+            let events = &self.draft.scope(step.scope).events;
+            for arm in &step.arms {
+                let here = match (step.join, arm.source) {
+                    _ if doubt.is_some() => doubt.clone(),
+                    (_, Source::Event(_)) => Some(format!("the event `{}`", arm.written)),
+                    (Join::Any | Join::AtLeast { .. }, _) if step.arms.len() > 1 => {
+                        Some(format!("the join of `{}`, which does not wait for all", step.name))
+                    }
+                    _ => None,
+                };
+                let beyond = match (step.join, arm.source) {
+                    _ if here.is_some() => here.clone(),
+                    (_, Source::Step(_, When::Ended)) => {
+                        Some(format!("`{}`, which says nothing about what came before it", arm.written))
+                    }
+                    (Join::Some, _) if step.arms.len() > 1 => Some(format!("the `some` join of `{}`", step.name)),
+                    _ => None,
+                };
+                for source in steps_of(events, arm.source) {
+                    if let std::collections::btree_map::Entry::Vacant(entry) = found.entry(source) {
+                        entry.insert(here.clone());
+                        queue.push_back((source, beyond.clone()));
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn undecided(&self, reader: StepId, target: StepId) -> Wrong {
+        let (step, name) = (self.draft.step(reader), &self.draft.step(target).name);
+        let read = select("steps", name);
+        let why = match self.upstream(reader).remove(&target) {
+            Some(Some(doubt)) => format!("it is reached only through {doubt}"),
+            _ if self.upstream(target).contains_key(&reader) => {
+                let message = format!("`{read}` is not decided yet: `{name}` waits for `{}`", step.name);
+                return (message, None);
+            }
+            _ => format!("`{}` does not wait for it", step.name),
+        };
+        let help = match step.join {
+            Join::Any | Join::AtLeast { .. } if step.arms.len() > 1 => {
+                format!("use `join: some` (or `all`) with `ended:{name}` in `after` of `{}`", step.name)
+            }
+            _ => format!("add `ended:{name}` to `after` of `{}`", step.name),
+        };
+        (format!("`{read}` may not be decided when `{}` is: {why}", step.name), Some(help))
+    }
+}
+
+/// The name of which only the part before a sign was taken for one: `load` of `load-all`.
+fn longer<'n>(name: &str, sign: char, names: &[&'n str]) -> Option<&'n str> {
+    names.iter().copied().find(|known| known.strip_prefix(name).is_some_and(|rest| rest.starts_with(sign)))
+}
+
+/// `steps.load`, `steps["load-all"]`
+fn select(table: &str, name: &str) -> String {
+    let plain =
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.starts_with(|c: char| c.is_ascii_digit());
+    if plain { format!("{table}.{name}") } else { format!("{table}[\"{name}\"]") }
+}

@@ -1,0 +1,48 @@
+//! What authors see: flows that are accepted, and what is said about those that are not.
+
+mod accepted;
+mod any_text;
+mod problems;
+mod readable;
+mod syntax;
+mod versions;
+
+use super::*;
+
+/// Every problem of a text, as it is shown to people.
+fn rendered(text: &str) -> String {
+    match parse(text) {
+        Ok(_) => "no problems\n".into(),
+        Err(problems) => problems.render(text),
+    }
+}
+
+/// Every problem of a flow `f` with these steps, one a line.
+fn of_steps(steps: &str) -> String {
+    of(&format!("name: f\nsteps:\n{}", indent(steps)))
+}
+
+fn of(text: &str) -> String {
+    match parse(text) {
+        Ok(parsed) if parsed.warnings.is_empty() => "fine".into(),
+        Ok(parsed) => {
+            let warnings = parsed.warnings.iter().map(|warning| format!("warning: {warning}"));
+            warnings.collect::<Vec<_>>().join("\n")
+        }
+        Err(problems) => problems.to_string(),
+    }
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// Cases, each as it is written and with what is said about it.
+fn cases<'a>(texts: impl IntoIterator<Item = &'a str>, say: impl Fn(&str) -> String) -> String {
+    let mut out = String::new();
+    for text in texts {
+        let text = text.trim_matches('\n');
+        out.push_str(&format!("{text}\n{}\n", indent(&say(text)).replace("  ", "    ")));
+    }
+    out
+}

@@ -1,0 +1,201 @@
+//! Why a run has not ended: for every undecided activation what it waits for, arm by arm, and who could still send it.
+
+use serde::Serialize;
+
+use crate::flow::{Action, Flow, Graph, Source, Waits};
+use crate::ids::{ActId, Fence, RunId};
+use crate::run::{Activation, Activations, Driver, End, GateState, Inside, Place, Run, State, Token, What};
+
+/// What one activation waits for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    pub activation: String,
+    pub waits_for: WaitsFor,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum WaitsFor {
+    /// Arms that have no token yet.
+    Arms {
+        arms: Vec<ArmView>,
+    },
+    Gate {
+        reason: &'static str,
+        event: Option<String>,
+    },
+    /// A worker that has it or is to take it.
+    Worker {
+        handler: String,
+        queue: String,
+        attempt: u32,
+        fence: Fence,
+    },
+    /// Its next attempt.
+    BackOff {
+        attempt: u32,
+    },
+    Child {
+        run_id: RunId,
+    },
+    /// What goes on inside it.
+    Inside {
+        open: u32,
+        to_come: u32,
+    },
+    /// Reports of attempts that were under way when it was cancelled.
+    LastReport {
+        fence: Fence,
+    },
+    /// News, for a code run.
+    News,
+    /// Its function, which tries it again by itself.
+    Function,
+    /// The next transition of the run, which is on its way.
+    NextTransition,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ArmView {
+    /// As it is written.
+    pub arm: String,
+    pub token: Token,
+    /// The activations that could still send it.
+    pub from: Vec<String>,
+}
+
+/// Every activation that has not ended, with what it waits for.
+pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
+    let open = run.activations.iter().filter(|activation| activation.is_open());
+    open.filter(|activation| flow.graph().is_none() || activation.place != Place::Root)
+        .map(|activation| Explanation {
+            activation: run.activation_name(flow, activation.id),
+            waits_for: waits_for(flow, run, activation),
+        })
+        .collect()
+}
+
+fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
+    match &activation.state {
+        State::Waiting => {
+            WaitsFor::Arms { arms: flow.graph().map_or_else(Vec::new, |graph| arms(graph, run, activation)) }
+        }
+        State::Gated => gate(flow, run, activation),
+        State::Queued(fence) => worker(flow, run, activation, *fence),
+        State::Draining(fence) => WaitsFor::LastReport { fence: *fence },
+        State::BackOff(_) => WaitsFor::BackOff { attempt: activation.attempt },
+        State::Child(child) => WaitsFor::Child { run_id: *child },
+        State::Retrying { .. } => WaitsFor::Function,
+        State::Open(Inside { what: What::Code(driver), .. }) => match driver {
+            Driver::Queued(fence) => worker(flow, run, activation, *fence),
+            Driver::BackOff(_) => WaitsFor::BackOff { attempt: activation.attempt },
+            Driver::Suspended { .. } => WaitsFor::News,
+            Driver::Done => WaitsFor::NextTransition,
+        },
+        State::Open(inside) => {
+            let to_come = match &inside.what {
+                What::Spread { items, next, .. } => items - next,
+                _ => 0,
+            };
+            WaitsFor::Inside { open: inside.open, to_come }
+        }
+        State::Certain { .. } | State::Ready | State::Ended(_) => WaitsFor::NextTransition,
+    }
+}
+
+fn arms(graph: &Graph, run: &Run, activation: &Activation) -> Vec<ArmView> {
+    let Place::Step { step, scope } = activation.place else { return Vec::new() };
+    let step = graph.step(step);
+    let Some(body) = run.at(scope).body else { return Vec::new() };
+    let sender = |step| ActId(body.first.0 + graph.step(step).slot);
+    let view = |(arm, token): (&crate::flow::Arm, &Token)| {
+        let senders: Vec<ActId> = match arm.source {
+            Source::Step(step, _) => vec![sender(step)],
+            Source::Event(event) => {
+                graph.scope(body.scope).events[event].producers.iter().map(|(step, _)| sender(*step)).collect()
+            }
+        };
+        let from = match token {
+            Token::Open => senders.into_iter().filter(|id| run.at(*id).is_open()).collect(),
+            _ => Vec::new(),
+        };
+        let from = from.into_iter().map(|id| run.name(Some(graph), id)).collect();
+        ArmView { arm: arm.written.clone(), token: *token, from }
+    };
+    step.arms.iter().zip(&activation.arms).map(view).collect()
+}
+
+fn gate(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
+    let definition = flow.graph().and_then(|graph| graph.step(run.step_of(activation.id)?).gate.as_ref());
+    let event = match (&activation.gate, definition.map(|gate| &gate.waits)) {
+        (_, Some(Waits::Event { name, .. })) => Some(name.clone()),
+        (GateState::Waiting { event: Some(event), .. }, None) => event.split(' ').next().map(str::to_owned),
+        _ => None,
+    };
+    let reason = match definition.map(|gate| &gate.waits) {
+        Some(Waits::Time { .. } | Waits::Until(_)) => "time",
+        Some(Waits::Webhook) => "webhook",
+        Some(Waits::Manual) => "manual",
+        Some(Waits::Event { .. }) => "event",
+        None if event.is_some() => "event",
+        None if activation.gate_token.is_some() => "webhook",
+        None => "time",
+    };
+    WaitsFor::Gate { reason, event }
+}
+
+fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> WaitsFor {
+    let step = flow.graph().and_then(|graph| Some(graph.step(run.step_of(activation.id)?)));
+    let (handler, queue) = match (&activation.place, step.map(|step| (&step.action, &step.undo))) {
+        (Place::Memo(memo), _) => memo.call.clone().unwrap_or_default(),
+        (Place::Undo { .. }, Some((Action::Worker(worker), undo))) => {
+            (undo.clone().unwrap_or_default(), worker.queue.clone())
+        }
+        (_, Some((Action::Worker(worker), _))) => (worker.handler.clone(), worker.queue.clone()),
+        _ => match &flow.body {
+            crate::flow::Body::Code(code) => (flow.name.clone(), code.queue.clone()),
+            crate::flow::Body::Graph(_) => Default::default(),
+        },
+    };
+    WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence }
+}
+
+/// An entry of a code run's memo, as its function gets it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemoEntry<'a> {
+    pub name: &'a str,
+    pub kind: crate::run::MemoKind,
+    pub n: u64,
+    pub attempt: u32,
+    pub state: MemoState<'a>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum MemoState<'a> {
+    Ended(&'a End),
+    Pending,
+    /// To be tried again by the function; `due` says that its back-off is over.
+    Retry {
+        due: bool,
+    },
+}
+
+impl Run {
+    /// What the function of a code run remembers, as far as it changed after `n`; failures of earlier attempts of the
+    /// function are forgotten.
+    pub fn memo(&self, after: u64) -> impl Iterator<Item = MemoEntry<'_>> {
+        let attempt = self.activations.first().map_or(0, |root| root.attempt);
+        self.index.memo.iter().filter_map(move |(name, id)| {
+            let activation = self.at(*id);
+            let Place::Memo(memo) = &activation.place else { return None };
+            let forgotten = matches!(activation.end(), Some(End::Failed(_) | End::Cancelled)) && memo.made_by < attempt;
+            let state = match &activation.state {
+                State::Ended(end) => MemoState::Ended(end),
+                State::Retrying { due, .. } => MemoState::Retry { due: *due },
+                _ => MemoState::Pending,
+            };
+            let entry = MemoEntry { name, kind: memo.kind, n: memo.n, attempt: activation.attempt, state };
+            (memo.n > after && !forgotten).then_some(entry)
+        })
+    }
+}

@@ -1,0 +1,407 @@
+//! The evaluator: walks the tree, keeps payloads lazy, counts its steps.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use serde_json::Value;
+
+use super::ast::{Each, Kind, Macro, Node};
+use super::halt::{Halt, Needs, Res, by_name_only, gather, overflow, shorten};
+use super::nearest::hint;
+use super::value::{Fields, Shape, Table, Val};
+use super::{Fuel, MAX_PAYLOAD_BYTES, Names};
+use crate::data::Data;
+
+/// How deep values are followed, through references too.
+const MAX_WALK_DEPTH: usize = 256;
+/// How many keys of a map are looked at for the one that was meant.
+const MAX_HINTS: usize = 200;
+
+pub(super) struct Eval<'a, 'n> {
+    pub names: &'n dyn Names<'a>,
+    fuel: &'n mut Fuel,
+    /// Variables of the macros around, outermost first.
+    locals: Vec<Val<'a>>,
+    /// The last pattern of `matches`: in a macro it is the same each time.
+    pub pattern: Option<(String, regex_lite::Regex)>,
+    /// Bytes that the result may still take.
+    pub room: usize,
+}
+
+impl<'a, 'n> Eval<'a, 'n> {
+    pub fn new(names: &'n dyn Names<'a>, fuel: &'n mut Fuel) -> Eval<'a, 'n> {
+        Eval { names, fuel, locals: Vec::new(), pattern: None, room: MAX_PAYLOAD_BYTES }
+    }
+
+    pub fn spend(&mut self, steps: usize) -> Res<()> {
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        match self.fuel.remaining.checked_sub(steps) {
+            Some(left) => self.fuel.remaining = left,
+            None => {
+                self.fuel.remaining = 0;
+                return Err(Halt::fault(format!("took more than {} steps", self.fuel.limit)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The price of text.
+    pub fn spend_bytes(&mut self, bytes: usize) -> Res<()> {
+        self.spend(bytes / 64)
+    }
+
+    /// The value of a node, which may be a payload that is not loaded.
+    pub fn node(&mut self, node: &'a Node) -> Res<Val<'a>> {
+        self.spend(1).and_then(|()| self.kind(&node.kind)).map_err(|halt| halt.at(node.at))
+    }
+
+    fn kind(&mut self, kind: &'a Kind) -> Res<Val<'a>> {
+        match kind {
+            Kind::Null => Ok(Val::Null),
+            Kind::Bool(truth) => Ok(Val::Bool(*truth)),
+            Kind::Int(int) => Ok(Val::Int(*int)),
+            Kind::Double(double) => Ok(Val::Double(*double)),
+            Kind::Str(text) => Ok(Val::Str(Cow::Borrowed(text))),
+            Kind::Local(slot) => self.local(*slot),
+            Kind::Root(name) => {
+                let found = self.names.root(name);
+                found.map(normal).ok_or_else(|| Halt::fault(format!("`{name}` is not known here")))
+            }
+            Kind::Table(table) => Ok(Val::Table(*table)),
+            Kind::Select(operand, field) => self.select(operand, field),
+            Kind::Index(pair) => self.index(pair),
+            Kind::Has(node) => self.has(node),
+            Kind::Not(operand) => Ok(Val::Bool(!self.truth(operand, "!")?)),
+            Kind::Negate(operand) => self.negate(operand),
+            Kind::And(pair) => self.logic(pair, false),
+            Kind::Or(pair) => self.logic(pair, true),
+            Kind::If(three) => self.conditional(three),
+            Kind::Binary(op, pair) => self.binary(*op, pair),
+            Kind::List(nodes) => Ok(Val::list(gather(nodes.iter().map(|node| self.node(node)))?)),
+            Kind::Map(fields) => self.map_literal(fields),
+            Kind::Call(func, nodes) => {
+                let args = gather(nodes.iter().map(|node| self.forced(node)))?;
+                func.apply(self, args)
+            }
+            Kind::Default(pair) => self.default(pair),
+            Kind::Each(each) => self.each(each),
+        }
+    }
+
+    fn local(&mut self, slot: usize) -> Res<Val<'a>> {
+        let value = self.locals.get(slot).cloned().ok_or_else(|| Halt::fault("an unbound variable"))?;
+        if let Val::Str(Cow::Owned(text)) = &value {
+            self.spend_bytes(text.len())?;
+        }
+        Ok(value)
+    }
+
+    pub fn forced(&mut self, node: &'a Node) -> Res<Val<'a>> {
+        let value = self.node(node)?;
+        self.force(value)
+    }
+
+    /// The value itself, if it is a reference; what is inside of it may still be some.
+    pub fn force(&mut self, value: Val<'a>) -> Res<Val<'a>> {
+        let mut value = value.settle();
+        while let Val::Data(Data::Ref(stored)) = value {
+            self.spend(1)?;
+            let data = self.names.value(stored.id).ok_or_else(|| Halt::Need(vec![stored.id]))?;
+            value = Val::from(data).settle();
+        }
+        Ok(value)
+    }
+
+    pub fn force_all(&mut self, values: impl IntoIterator<Item = Val<'a>>) -> Res<Vec<Val<'a>>> {
+        gather(values.into_iter().map(|value| self.force(value)))
+    }
+
+    /// The value with no reference left in it at any depth.
+    pub fn solid(&mut self, value: Val<'a>) -> Res<Val<'a>> {
+        self.solid_at(value, 0)
+    }
+
+    fn solid_at(&mut self, value: Val<'a>, depth: usize) -> Res<Val<'a>> {
+        if depth > MAX_WALK_DEPTH {
+            return Err(Halt::fault(format!("a value is nested more than {MAX_WALK_DEPTH} deep")));
+        }
+        self.spend(1)?;
+        let value = self.force(value)?;
+        match value.shape() {
+            Shape::Items(items) if !matches!(value, Val::Json(_) | Val::Data(Data::Json(_))) => {
+                Ok(Val::list(gather(items.iter().map(|item| self.solid_at(item, depth + 1)))?))
+            }
+            Shape::Fields(fields) if !matches!(value, Val::Json(_) | Val::Data(Data::Json(_))) => {
+                let values = gather(fields.values().into_iter().map(|field| self.solid_at(field, depth + 1)))?;
+                Ok(Val::Map(Rc::new(fields.keys().into_iter().zip(values).collect())))
+            }
+            _ => Ok(value),
+        }
+    }
+
+    fn truth(&mut self, node: &'a Node, sign: &str) -> Res<bool> {
+        match self.forced(node)? {
+            Val::Bool(truth) => Ok(truth),
+            other => Err(Halt::fault(format!("`{sign}` needs true or false, found {}", other.kind())).at(node.at)),
+        }
+    }
+
+    fn negate(&mut self, operand: &'a Node) -> Res<Val<'a>> {
+        match self.forced(operand)? {
+            Val::Int(int) => int.checked_neg().map(Val::Int).ok_or_else(overflow),
+            Val::Double(double) => Ok(Val::Double(-double)),
+            Val::Span(ms) => ms.checked_neg().map(Val::Span).ok_or_else(overflow),
+            other => Err(Halt::fault(format!("`-` needs a number, found {}", other.kind()))),
+        }
+    }
+
+    /// The side that is `decides` decides, even if the other one fails.
+    fn logic(&mut self, pair: &'a [Node; 2], decides: bool) -> Res<Val<'a>> {
+        let [left, right] = pair;
+        let sign = if decides { "||" } else { "&&" };
+        let first = match self.truth(left, sign) {
+            Ok(truth) if truth == decides => return Ok(Val::Bool(decides)),
+            Err(Halt::Need(ids)) => return Err(Halt::Need(ids)),
+            other => other,
+        };
+        match (first, self.truth(right, sign)) {
+            (_, Err(Halt::Need(ids))) => Err(Halt::Need(ids)),
+            (_, Ok(truth)) if truth == decides => Ok(Val::Bool(decides)),
+            (first, second) => first.and(second).map(Val::Bool),
+        }
+    }
+
+    fn conditional(&mut self, three: &'a [Node; 3]) -> Res<Val<'a>> {
+        let [condition, yes, no] = three;
+        let taken = if self.truth(condition, "?")? { yes } else { no };
+        self.node(taken)
+    }
+
+    fn map_literal(&mut self, fields: &'a [(Node, Node)]) -> Res<Val<'a>> {
+        let mut seen = std::collections::BTreeSet::new();
+        let pairs = gather(fields.iter().map(|(key, value)| {
+            let key_text = match self.forced(key)? {
+                Val::Str(text) => text,
+                other => {
+                    let message = format!("a key of a map must be a string, found {}", other.kind());
+                    return Err(Halt::fault(message).at(key.at));
+                }
+            };
+            if !seen.insert(key_text.clone()) {
+                return Err(Halt::fault(format!("the key `{key_text}` is there twice")).at(key.at));
+            }
+            Ok((key_text, self.node(value)?))
+        }))?;
+        Ok(Val::Map(Rc::new(pairs)))
+    }
+
+    fn default(&mut self, pair: &'a [Node; 2]) -> Res<Val<'a>> {
+        let [wanted, fallback] = pair;
+        match self.node(wanted) {
+            Ok(value) => match self.force(value.clone())? {
+                Val::Null => self.node(fallback),
+                // As it came, so that what is passed on stays a reference.
+                _ => Ok(value),
+            },
+            Err(halt) if halt.is_absent() => self.node(fallback),
+            Err(halt) => Err(halt),
+        }
+    }
+
+    fn has(&mut self, node: &'a Node) -> Res<Val<'a>> {
+        match self.node(node) {
+            Ok(_) => Ok(Val::Bool(true)),
+            Err(halt) if halt.is_absent() => Ok(Val::Bool(false)),
+            Err(halt) => Err(halt),
+        }
+    }
+
+    fn select(&mut self, operand: &'a Node, field: &str) -> Res<Val<'a>> {
+        let value = self.forced(operand)?;
+        self.field(operand, &value, field)
+    }
+
+    fn index(&mut self, pair: &'a [Node; 2]) -> Res<Val<'a>> {
+        let [operand, index] = pair;
+        let (value, index) = self.pair(operand, index)?;
+        match (&index, value.shape()) {
+            (Val::Str(key), _) => self.field(operand, &value, key),
+            (Val::Int(at), Shape::Items(items)) => {
+                let found = usize::try_from(*at).ok().and_then(|at| items.get(at));
+                let missing = || {
+                    Halt::absent(format!(
+                        "index {at} is out of range: {} has {} elements",
+                        name(operand, "the list"),
+                        items.len()
+                    ))
+                };
+                found.ok_or_else(missing)
+            }
+            (_, Shape::Items(_)) => Err(Halt::fault(format!("a list is indexed by an int, found {}", index.kind()))),
+            (_, Shape::Fields(_)) => Err(Halt::fault(format!("a map is indexed by a string, found {}", index.kind()))),
+            _ => Err(Halt::fault(format!("{} is {}, which has no index", name(operand, "the value"), value.kind()))),
+        }
+    }
+
+    fn field(&mut self, operand: &Node, value: &Val<'a>, key: &str) -> Res<Val<'a>> {
+        match (value, value.shape()) {
+            (Val::Table(table), _) => self.names.entry(*table, key).map(normal).ok_or_else(|| no_entry(*table, key)),
+            (Val::Null, _) => {
+                Err(Halt::absent(format!("{} is null, so it has no field `{key}`", name(operand, "the value"))))
+            }
+            (_, Shape::Fields(fields)) => {
+                self.spend(fields.search_cost())?;
+                fields.get(key).ok_or_else(|| no_field(operand, fields, key))
+            }
+            _ => {
+                let message = format!("{} is {}, which has no field `{key}`", name(operand, "the value"), value.kind());
+                Err(Halt::fault(message))
+            }
+        }
+    }
+
+    pub fn pair(&mut self, left: &'a Node, right: &'a Node) -> Res<(Val<'a>, Val<'a>)> {
+        let mut needs = Needs::default();
+        let left = needs.take(self.forced(left))?;
+        let right = needs.take(self.forced(right))?;
+        needs.done()?;
+        left.zip(right).ok_or_else(|| Halt::Need(Vec::new()))
+    }
+
+    /// The elements of a list, or the keys of a map.
+    fn elements(&mut self, value: &Val<'a>) -> Res<Vec<Val<'a>>> {
+        match value.shape() {
+            Shape::Items(items) => {
+                self.spend(items.len())?;
+                Ok(items.iter().collect())
+            }
+            Shape::Fields(fields) => {
+                self.spend(fields.len())?;
+                Ok(fields.keys().into_iter().map(Val::Str).collect())
+            }
+            Shape::Scalar => match value {
+                Val::Table(table) => Err(by_name_only(*table)),
+                _ => Err(Halt::fault(format!("needs a list or a map, found {}", value.kind()))),
+            },
+        }
+    }
+
+    fn each(&mut self, each: &'a Each) -> Res<Val<'a>> {
+        let over = self.forced(&each.over)?;
+        let elements = self.elements(&over)?;
+        match each.what {
+            Macro::All => self.any(each, elements, false),
+            Macro::Exists => self.any(each, elements, true),
+            Macro::ExistsOne => {
+                let kept =
+                    gather(elements.into_iter().map(|item| self.with(item, |eval| eval.passes(each, &each.body))))?;
+                Ok(Val::Bool(kept.into_iter().filter(|kept| *kept).count() == 1))
+            }
+            Macro::Filter => {
+                let kept = gather(elements.into_iter().map(|item| {
+                    let kept = self.with(item.clone(), |eval| eval.passes(each, &each.body))?;
+                    Ok(kept.then_some(item))
+                }))?;
+                Ok(Val::list(kept.into_iter().flatten().collect()))
+            }
+            Macro::Map => {
+                let made = gather(elements.into_iter().map(|item| {
+                    self.with(item, |eval| match &each.filter {
+                        Some(filter) if !eval.passes(each, filter)? => Ok(None),
+                        _ => eval.node(&each.body).map(Some),
+                    })
+                }))?;
+                Ok(Val::list(made.into_iter().flatten().collect()))
+            }
+        }
+    }
+
+    /// Whether some element is `decides`; one that is decides, even if others fail.
+    fn any(&mut self, each: &'a Each, elements: Vec<Val<'a>>, decides: bool) -> Res<Val<'a>> {
+        let mut needs = Needs::default();
+        let mut failed = None;
+        for item in elements {
+            match self.with(item, |eval| eval.passes(each, &each.body)) {
+                Err(Halt::Need(ids)) => needs.add(ids),
+                Err(fault) => failed = failed.or(Some(fault)),
+                Ok(truth) if truth == decides && !needs.any() => return Ok(Val::Bool(decides)),
+                Ok(_) => {}
+            }
+        }
+        needs.done()?;
+        failed.map_or(Ok(Val::Bool(!decides)), Err)
+    }
+
+    fn with<T>(&mut self, item: Val<'a>, body: impl FnOnce(&mut Self) -> Res<T>) -> Res<T> {
+        self.locals.push(item);
+        let result = self.spend(1).and_then(|()| body(self));
+        self.locals.pop();
+        result
+    }
+
+    fn passes(&mut self, each: &Each, node: &'a Node) -> Res<bool> {
+        match self.forced(node)? {
+            Val::Bool(truth) => Ok(truth),
+            other => {
+                let message =
+                    format!("the condition of `{}` must be true or false, found {}", each.what.name(), other.kind());
+                Err(Halt::fault(message).at(node.at))
+            }
+        }
+    }
+
+    /// Pays for looking at all of a value without references.
+    pub fn weigh(&mut self, value: &Val<'a>) -> Res<()> {
+        match value {
+            Val::Str(text) => self.spend_bytes(text.len()),
+            Val::Json(json) => self.weigh_json(json),
+            Val::Data(Data::Json(json)) => self.weigh_json(json),
+            Val::List(items) => items.iter().try_for_each(|item| self.spend(1).and_then(|()| self.weigh(item))),
+            Val::Map(fields) => fields.iter().try_for_each(|(key, field)| {
+                self.spend(1 + key.len() / 64)?;
+                self.weigh(field)
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn weigh_json(&mut self, json: &Value) -> Res<()> {
+        self.spend(1)?;
+        match json {
+            Value::String(text) => self.spend_bytes(text.len()),
+            Value::Array(items) => items.iter().try_for_each(|item| self.weigh_json(item)),
+            Value::Object(fields) => fields.iter().try_for_each(|(key, field)| {
+                self.spend_bytes(key.len())?;
+                self.weigh_json(field)
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn normal(value: Val<'_>) -> Val<'_> {
+    match value {
+        Val::Json(json) => Val::from(json),
+        Val::Data(data) => Val::from(data),
+        other => other,
+    }
+}
+
+fn name(node: &Node, otherwise: &str) -> String {
+    node.path().map_or_else(|| otherwise.to_string(), |path| format!("`{path}`"))
+}
+
+fn no_entry(table: Table, key: &str) -> Halt {
+    Halt::absent(match table {
+        Table::Steps => format!("`steps.{key}` is not decided yet or does not exist"),
+        Table::Events => format!("event `{key}` was not emitted"),
+        Table::Gates => format!("`gates.{key}` is not open yet or does not exist"),
+        Table::Run => format!("`run` has no field `{key}`"),
+    })
+}
+
+fn no_field(operand: &Node, fields: Fields<'_, '_>, key: &str) -> Halt {
+    let keys = fields.keys();
+    let hint = hint(key, keys.iter().take(MAX_HINTS).map(|key| key.as_ref()));
+    Halt::absent(format!("{} has no field `{}`{hint}", name(operand, "the map"), shorten(key)))
+}

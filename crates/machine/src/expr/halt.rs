@@ -1,0 +1,120 @@
+//! How an evaluation ends early, and how all that is missing is gathered first.
+
+use std::borrow::Cow;
+use std::mem;
+
+use super::value::Table;
+use super::{EvalError, Stop};
+use crate::ids::ValueId;
+
+pub(super) type Res<T> = Result<T, Halt>;
+
+#[derive(Debug)]
+pub(super) enum Halt {
+    Need(Vec<ValueId>),
+    Fault(Box<Fault>),
+}
+
+#[derive(Debug)]
+pub(super) struct Fault {
+    at: Option<u32>,
+    message: String,
+    /// Nothing is wrong but that something is not there: `default` and `has` make up for it.
+    absent: bool,
+}
+
+impl Halt {
+    pub fn fault(message: impl Into<String>) -> Halt {
+        Halt::Fault(Box::new(Fault { at: None, message: message.into(), absent: false }))
+    }
+
+    pub fn absent(message: impl Into<String>) -> Halt {
+        Halt::Fault(Box::new(Fault { at: None, message: message.into(), absent: true }))
+    }
+
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Halt::Fault(fault) if fault.absent)
+    }
+
+    /// The innermost node that failed is where it failed.
+    pub fn at(mut self, at: u32) -> Halt {
+        if let Halt::Fault(fault) = &mut self {
+            fault.at.get_or_insert(at);
+        }
+        self
+    }
+
+    pub fn stop(self, source: &str) -> Stop {
+        match self {
+            Halt::Need(mut ids) => {
+                ids.sort_unstable();
+                ids.dedup();
+                Stop::Need(ids)
+            }
+            Halt::Fault(fault) => Stop::Failed(EvalError {
+                text: source.to_string(),
+                offset: fault.at.unwrap_or(0) as usize,
+                message: fault.message,
+            }),
+        }
+    }
+}
+
+/// Values that are not loaded, while the rest is still looked at for more of them.
+#[derive(Default)]
+pub(super) struct Needs(Vec<ValueId>);
+
+impl Needs {
+    /// None if it waits for a value. What fails after something is missing may fail only for lack of it: it counts as
+    /// missing. So the outcome does not depend on what was loaded before.
+    pub fn take<T>(&mut self, result: Res<T>) -> Res<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(Halt::Need(ids)) => {
+                self.add(ids);
+                Ok(None)
+            }
+            Err(fault) if self.0.is_empty() => Err(fault),
+            Err(_) => Err(Halt::Need(mem::take(&mut self.0))),
+        }
+    }
+
+    pub fn add(&mut self, ids: Vec<ValueId>) {
+        self.0.extend(ids);
+    }
+
+    pub fn done(self) -> Res<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Halt::Need(self.0)) }
+    }
+
+    pub fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
+pub(super) fn gather<T>(results: impl IntoIterator<Item = Res<T>>) -> Res<Vec<T>> {
+    let mut needs = Needs::default();
+    let mut all = Vec::new();
+    for result in results {
+        all.extend(needs.take(result)?);
+    }
+    needs.done()?;
+    Ok(all)
+}
+
+/// At most a line of a text, for a message.
+pub(super) fn shorten(text: &str) -> Cow<'_, str> {
+    const MOST: usize = 120;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => Cow::Owned(format!("{}…", text.get(..end).unwrap_or_default())),
+        None => Cow::Borrowed(text),
+    }
+}
+
+pub(super) fn overflow() -> Halt {
+    Halt::fault("the number does not fit 64 bits")
+}
+
+pub(super) fn by_name_only(table: Table) -> Halt {
+    Halt::fault(format!("`{}` can only be read by name", table.name()))
+}

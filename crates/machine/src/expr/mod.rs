@@ -1,0 +1,246 @@
+//! Expressions and templates: CEL text, parsed once, evaluated over borrowed payloads.
+//!
+//! An evaluation is pure and bounded: the same names give the same result, however many payloads were at hand before,
+//! and it ends within its [`Fuel`]. What it needs but is not loaded it names all at once ([`Stop::Need`]).
+
+mod ast;
+mod eval;
+mod functions;
+mod halt;
+mod nearest;
+mod operators;
+mod parse;
+mod result;
+mod scan;
+mod template;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::data::Data;
+use crate::ids::{Millis, ValueId};
+
+pub use template::{Template, TemplateError};
+pub use value::{Table, Val};
+
+use ast::Node;
+use eval::Eval;
+use halt::{Halt, Res};
+
+/// What an expression or a template may write into its result itself; what it refers to is not counted.
+pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
+
+/// A parsed expression. Equal if written the same.
+#[derive(Clone)]
+pub struct Expr(Arc<Parsed>);
+
+struct Parsed {
+    source: Box<str>,
+    ast: Node,
+    reads: Vec<Read>,
+}
+
+/// A name that an expression reads from its surroundings: `steps.load.output.total` has the root `steps`, the key
+/// `load` and the field `output`. Key and field are there if they are written as constants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Read {
+    pub root: String,
+    pub key: Option<String>,
+    pub field: Option<String>,
+    /// Of the root, in bytes from the start of the text.
+    pub offset: usize,
+}
+
+/// What is wrong with an expression's text, and where in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("column {}: {message}", .offset + 1)]
+pub struct ExprError {
+    pub message: String,
+    /// In bytes from the start of the text.
+    pub offset: usize,
+}
+
+/// How an evaluation reads the state of a run. `steps`, `events`, `gates` and `run` are tables, whose entries are
+/// asked for one at a time; every other name is a root.
+pub trait Names<'a> {
+    fn root(&self, name: &str) -> Option<Val<'a>>;
+    fn entry(&self, table: Table, key: &str) -> Option<Val<'a>>;
+    /// The stored payload, if it is loaded.
+    fn value(&self, id: ValueId) -> Option<&'a Data>;
+    /// What `now()` is: the time of the transition.
+    fn now(&self) -> Millis;
+}
+
+/// How many steps an evaluation may still take. A step is about one node, one element or 64 bytes of text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fuel {
+    limit: u32,
+    remaining: u32,
+}
+
+impl Fuel {
+    pub fn new(steps: u32) -> Fuel {
+        Fuel { limit: steps, remaining: steps }
+    }
+
+    pub fn remaining(&self) -> u32 {
+        self.remaining
+    }
+}
+
+impl Default for Fuel {
+    fn default() -> Fuel {
+        Fuel::new(1_000_000)
+    }
+}
+
+/// Why an evaluation has no result.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Stop {
+    /// These stored payloads are needed first; then it is evaluated again.
+    #[error("{} stored values are not loaded", .0.len())]
+    Need(Vec<ValueId>),
+    #[error(transparent)]
+    Failed(#[from] EvalError),
+}
+
+/// An expression that failed at run time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct EvalError {
+    /// The expression; empty if it is the template as a whole that failed.
+    pub text: String,
+    /// In bytes from the start of the expression.
+    pub offset: usize,
+    pub message: String,
+}
+
+impl fmt::Display for EvalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.text.is_empty() {
+            return f.write_str(&self.message);
+        }
+        let before = self.text.get(..self.offset).unwrap_or(&self.text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or(before).chars().count() + 1;
+        let shown = halt::shorten(&self.text);
+        match line {
+            1 => write!(f, "`{shown}` failed at column {column}: {}", self.message),
+            _ => write!(f, "`{shown}` failed at line {line}, column {column}: {}", self.message),
+        }
+    }
+}
+
+impl Expr {
+    pub fn parse(text: &str) -> Result<Expr, ExprError> {
+        let (ast, reads) = parse::parse(text)?;
+        Ok(Expr(Arc::new(Parsed { source: text.into(), ast, reads })))
+    }
+
+    pub fn source(&self) -> &str {
+        &self.0.source
+    }
+
+    /// In the order they are written.
+    pub fn reads(&self) -> &[Read] {
+        &self.0.reads
+    }
+
+    pub fn eval<'a>(&'a self, names: &dyn Names<'a>, fuel: &mut Fuel) -> Result<Val<'a>, Stop> {
+        Eval::new(names, fuel).node(&self.0.ast).map_err(|halt| self.stop(halt))
+    }
+
+    /// Whether a condition holds. Nothing but `true` and `false` is accepted.
+    pub fn test(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<bool, Stop> {
+        self.finish(names, fuel, |eval, value| match eval.force(value)? {
+            Val::Bool(truth) => Ok(truth),
+            other => Err(Halt::fault(format!("a condition must be true or false, found {}", other.kind()))),
+        })
+    }
+
+    /// The result as a payload. What is only passed through is not loaded and not copied.
+    pub fn data(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Data, Stop> {
+        self.finish(names, fuel, |eval, value| eval.data(value))
+    }
+
+    /// A moment: a time, an RFC 3339 text, or milliseconds since the epoch.
+    pub fn time(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Millis, Stop> {
+        self.finish(names, fuel, |eval, value| match eval.force(value)? {
+            Val::Time(ms) => Ok(ms),
+            Val::Int(ms) => value::moment(ms),
+            Val::Str(text) => value::parse_time(&text),
+            other => Err(Halt::fault(format!(
+                "must be a time: a timestamp, an RFC 3339 text or milliseconds since 1970, found {}",
+                other.kind()
+            ))),
+        })
+    }
+
+    /// A list, whose elements need not be loaded: JSON with an array, or an aggregate.
+    pub fn list(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Data, Stop> {
+        self.finish(names, fuel, |eval, value| {
+            let value = eval.force(value)?;
+            match value.shape() {
+                value::Shape::Items(_) => eval.data(value),
+                _ => Err(Halt::fault(format!("must be a list, found {}", value.kind()))),
+            }
+        })
+    }
+
+    fn finish<T>(
+        &self,
+        names: &dyn Names<'_>,
+        fuel: &mut Fuel,
+        finish: impl for<'s> FnOnce(&mut Eval<'s, '_>, Val<'s>) -> Res<T>,
+    ) -> Result<T, Stop> {
+        let names = Within(names);
+        let mut eval = Eval::new(&names, fuel);
+        let value = eval.node(&self.0.ast);
+        value.and_then(|value| finish(&mut eval, value)).map_err(|halt| self.stop(halt))
+    }
+
+    fn ast(&self) -> &Node {
+        &self.0.ast
+    }
+
+    fn stop(&self, halt: Halt) -> Stop {
+        halt.stop(self.source())
+    }
+}
+
+impl fmt::Debug for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Expr").field(&self.source()).finish()
+    }
+}
+
+impl PartialEq for Expr {
+    fn eq(&self, other: &Expr) -> bool {
+        self.source() == other.source()
+    }
+}
+
+impl Eq for Expr {}
+
+/// Names as seen for a shorter time: so a caller's state and its expressions need not live equally long.
+pub(super) struct Within<'n, 'a>(&'n dyn Names<'a>);
+
+impl<'s, 'a: 's> Names<'s> for Within<'_, 'a> {
+    fn root(&self, name: &str) -> Option<Val<'s>> {
+        self.0.root(name)
+    }
+
+    fn entry(&self, table: Table, key: &str) -> Option<Val<'s>> {
+        self.0.entry(table, key)
+    }
+
+    fn value(&self, id: ValueId) -> Option<&'s Data> {
+        self.0.value(id)
+    }
+
+    fn now(&self) -> Millis {
+        self.0.now()
+    }
+}

@@ -1,0 +1,195 @@
+//! From values to payloads: what is passed on is shared, the rest is written, within bounds.
+
+use std::borrow::Cow;
+use std::mem;
+use std::sync::Arc;
+
+use serde_json::{Map, Number, Value};
+
+use super::MAX_PAYLOAD_BYTES;
+use super::eval::Eval;
+use super::halt::{Halt, Res, by_name_only, gather};
+use super::value::{Val, span_text, time_text};
+use crate::data::{Data, INLINE_BYTES};
+
+/// How deep a result may be nested: JSON readers stop at 128, and records put it inside of something.
+const MAX_RESULT_DEPTH: usize = 100;
+
+/// What becomes part of a result: written into it, or shared with where it came from.
+pub(super) enum Part {
+    Own(Value),
+    Shared(Data),
+}
+
+impl<'a> Eval<'a, '_> {
+    /// The value as a payload. One that is only passed on is shared.
+    pub fn data(&mut self, value: Val<'a>) -> Res<Data> {
+        match value {
+            Val::Data(data) => Ok(data.clone()),
+            value => Ok(self.part(value, 0)?.data()),
+        }
+    }
+
+    pub fn part(&mut self, value: Val<'a>, depth: usize) -> Res<Part> {
+        self.spend(1)?;
+        check_depth(depth)?;
+        let own = match value {
+            Val::Null => Value::Null,
+            Val::Bool(truth) => Value::Bool(truth),
+            Val::Int(int) => Value::from(int),
+            Val::Double(double) => {
+                let number = Number::from_f64(double).map(Value::Number);
+                number.ok_or_else(|| Halt::fault(format!("the result is not a finite number: {double}")))?
+            }
+            Val::Str(text) => Value::String(text.into_owned()),
+            Val::Time(ms) => Value::String(time_text(ms)?),
+            Val::Span(ms) => Value::String(span_text(ms)),
+            Val::Table(table) => return Err(by_name_only(table)),
+            Val::Json(json) => return self.copy(json, depth),
+            Val::Data(data) => return self.share(data, depth),
+            Val::List(items) => return self.list_part(items.iter().cloned(), depth),
+            Val::Map(fields) => {
+                let fields = fields.iter().map(|(key, field)| (Arc::from(key.as_ref()), field.clone()));
+                return self.map_part(fields, depth);
+            }
+        };
+        self.take_room(match &own {
+            Value::String(text) => text.len() + 2,
+            _ => 4,
+        })?;
+        Ok(Part::Own(own))
+    }
+
+    fn list_part(&mut self, items: impl Iterator<Item = Val<'a>>, depth: usize) -> Res<Part> {
+        gather(items.map(|item| self.part(item, depth + 1))).map(Part::list)
+    }
+
+    fn map_part(&mut self, fields: impl Iterator<Item = (Arc<str>, Val<'a>)>, depth: usize) -> Res<Part> {
+        let parts = gather(fields.map(|(key, field)| {
+            self.take_room(key.len() + 4)?;
+            Ok((key, self.part(field, depth + 1)?))
+        }))?;
+        Ok(Part::map(parts))
+    }
+
+    fn copy(&mut self, json: &Value, depth: usize) -> Res<Part> {
+        self.admit_json(json, depth)?;
+        Ok(Part::Own(json.clone()))
+    }
+
+    /// Small JSON is written where it is used; all else is shared.
+    pub fn share(&mut self, data: &Data, depth: usize) -> Res<Part> {
+        self.admit(data, depth)?;
+        match data {
+            Data::Json(json) if data.own_bytes(INLINE_BYTES) <= INLINE_BYTES => Ok(Part::Own(Value::clone(json))),
+            _ => Ok(Part::Shared(data.clone())),
+        }
+    }
+
+    /// Whether the result has room for it, at that depth.
+    fn admit(&mut self, data: &Data, depth: usize) -> Res<()> {
+        match data {
+            Data::Json(json) => return self.admit_json(json, depth),
+            Data::Ref(_) => return self.take_room(24),
+            Data::List(_) | Data::Map(_) => self.spend(1)?,
+        }
+        check_depth(depth)?;
+        match data {
+            Data::List(items) => items.iter().try_for_each(|item| self.admit(item, depth + 1)),
+            Data::Map(fields) => fields.iter().try_for_each(|(key, field)| {
+                self.take_room(key.len() + 4)?;
+                self.admit(field, depth + 1)
+            }),
+            Data::Json(_) | Data::Ref(_) => Ok(()),
+        }
+    }
+
+    fn admit_json(&mut self, json: &Value, depth: usize) -> Res<()> {
+        self.spend(1)?;
+        check_depth(depth)?;
+        match json {
+            Value::String(text) => self.take_room(text.len() + 2),
+            Value::Array(items) => items.iter().try_for_each(|item| self.admit_json(item, depth + 1)),
+            Value::Object(fields) => fields.iter().try_for_each(|(key, field)| {
+                self.take_room(key.len() + 4)?;
+                self.admit_json(field, depth + 1)
+            }),
+            _ => self.take_room(4),
+        }
+    }
+
+    pub fn take_room(&mut self, bytes: usize) -> Res<()> {
+        self.room = self
+            .room
+            .checked_sub(bytes + 1)
+            .ok_or_else(|| Halt::fault(format!("the result is larger than {} MiB", MAX_PAYLOAD_BYTES >> 20)))?;
+        self.spend_bytes(bytes)
+    }
+
+    /// The value as JSON, loaded in full.
+    pub fn json(&mut self, value: Val<'a>) -> Res<Value> {
+        let value = self.solid(value)?;
+        // It is a step on the way, not the result: that has its room to itself.
+        let room = mem::replace(&mut self.room, MAX_PAYLOAD_BYTES);
+        let json = match value {
+            Val::Data(Data::Json(json)) => self.copy(json, 0),
+            value => self.part(value, 0),
+        };
+        self.room = room;
+        match json? {
+            Part::Own(json) => Ok(json),
+            Part::Shared(Data::Json(json)) => Ok(Value::clone(&json)),
+            Part::Shared(_) => Err(Halt::fault("is not loaded")),
+        }
+    }
+
+    /// The value as part of a text.
+    pub fn render(&mut self, value: Val<'a>) -> Res<Cow<'a, str>> {
+        match self.force(value)? {
+            Val::Null => Ok(Cow::Borrowed("")),
+            Val::Str(text) => Ok(text),
+            Val::Time(ms) => time_text(ms).map(Cow::Owned),
+            Val::Span(ms) => Ok(Cow::Owned(span_text(ms))),
+            value => Ok(Cow::Owned(self.json(value)?.to_string())),
+        }
+    }
+}
+
+impl Part {
+    pub fn data(self) -> Data {
+        match self {
+            Part::Own(json) => Data::from(json),
+            Part::Shared(data) => data,
+        }
+    }
+
+    pub fn list(parts: Vec<Part>) -> Part {
+        if parts.iter().any(|part| matches!(part, Part::Shared(_))) {
+            return Part::Shared(Data::List(Arc::new(parts.into_iter().map(Part::data).collect())));
+        }
+        Part::Own(Value::Array(parts.into_iter().filter_map(Part::own).collect()))
+    }
+
+    pub fn map(parts: Vec<(Arc<str>, Part)>) -> Part {
+        if parts.iter().any(|(_, part)| matches!(part, Part::Shared(_))) {
+            let fields = parts.into_iter().map(|(key, part)| (key, part.data())).collect();
+            return Part::Shared(Data::Map(Arc::new(fields)));
+        }
+        let fields = parts.into_iter().filter_map(|(key, part)| Some((key.to_string(), part.own()?)));
+        Part::Own(Value::Object(fields.collect::<Map<_, _>>()))
+    }
+
+    fn own(self) -> Option<Value> {
+        match self {
+            Part::Own(json) => Some(json),
+            Part::Shared(_) => None,
+        }
+    }
+}
+
+fn check_depth(depth: usize) -> Res<()> {
+    if depth > MAX_RESULT_DEPTH {
+        return Err(Halt::fault(format!("the result is nested more than {MAX_RESULT_DEPTH} deep")));
+    }
+    Ok(())
+}

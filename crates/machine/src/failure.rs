@@ -1,0 +1,61 @@
+//! Why an attempt, an activation or a run failed.
+
+use serde::{Deserialize, Serialize};
+
+/// How many further failures a failure lists.
+pub const MAX_ALSO: usize = 10;
+
+/// A failure, as it is recorded and as users see it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What a program can switch on: one of [`kind`], or whatever a handler reports.
+    pub kind: String,
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<String>,
+    /// The activation in which it began, where that is not the one that carries it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// What failed besides: other steps, undo, `finally`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<Failure>,
+}
+
+/// The kinds of failure that the machine itself brings about.
+pub mod kind {
+    pub const LEASE_LOST: &str = "LeaseLost";
+    pub const TIMEOUT: &str = "Timeout";
+    pub const START_TIMEOUT: &str = "StartTimeout";
+    pub const GATE_TIMEOUT: &str = "GateTimeout";
+    pub const GATE_CANCELLED: &str = "GateCancelled";
+    pub const EXPRESSION: &str = "ExpressionError";
+    pub const FAIL_STEP: &str = "Fail";
+    pub const MAX_ROUNDS: &str = "MaxRounds";
+    pub const TOO_MANY_FAILURES: &str = "TooManyFailures";
+    pub const CHILD_FAILED: &str = "ChildFailed";
+    pub const CHILD_CANCELLED: &str = "ChildCancelled";
+    pub const TOO_DEEP: &str = "TooDeep";
+    pub const DEADLINE: &str = "DeadlineExceeded";
+    pub const KIND_CHANGED: &str = "KindChanged";
+    pub const BY_HAND: &str = "FailedByHand";
+}
+
+impl Failure {
+    pub fn new(kind: impl Into<String>, message: impl Into<String>) -> Failure {
+        Failure { kind: kind.into(), message: message.into(), stack: None, step: None, also: Vec::new() }
+    }
+
+    /// The same failure, said to have begun in `step` unless it says so already.
+    pub(crate) fn within(mut self, step: &str) -> Failure {
+        self.step.get_or_insert_with(|| step.to_owned());
+        self
+    }
+
+    /// Lists another failure beside this one, and what that one lists: one level, so that failures of children of
+    /// children grow neither deep nor wide.
+    pub(crate) fn add(&mut self, mut other: Failure) {
+        let besides = std::mem::take(&mut other.also);
+        self.also.extend(std::iter::once(other).chain(besides));
+        self.also.truncate(MAX_ALSO);
+    }
+}

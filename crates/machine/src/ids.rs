@@ -1,0 +1,108 @@
+//! Distinct types for distinct numbers: an activation is never mistaken for a fence.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number!(
+    /// A step of a definition: its index in [`crate::Graph::steps`].
+    StepId(u32)
+);
+number!(
+    /// A scope of a definition (the flow itself, a group, `finally`): its index in [`crate::Graph::scopes`].
+    ScopeId(u32)
+);
+number!(
+    /// An activation of a run, numbered densely from 0 in the order of creation; 0 is the root (or the driver).
+    ActId(u32)
+);
+number!(
+    /// A stored payload of a run, numbered densely, written once.
+    ValueId(u32)
+);
+number!(
+    /// Grows with every task of a run; a report is true only if it carries the fence of the task as it is now.
+    Fence(u64)
+);
+number!(
+    /// The version of a run: it grows by one with each commit.
+    Version(u64)
+);
+
+/// Milliseconds: of a span, or since the Unix epoch.
+pub type Millis = i64;
+
+/// A run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RunId(pub Uuid);
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl RunId {
+    /// The id of the run that `cause` of this run starts. The same cause gives the same id, so a repeat is a no-op.
+    pub fn derive(self, cause: &str) -> RunId {
+        let hash = Sha256::new().chain_update(self.0.as_bytes()).chain_update(cause.as_bytes()).finalize();
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hash[..16]);
+        // Keep the parent's leading time bits, so that derived ids sort near the moment they were caused.
+        bytes[..6].copy_from_slice(&self.0.as_bytes()[..6]);
+        RunId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
+    }
+}
+
+/// Where randomness comes from: a seed given with the inputs, stretched by a counter.
+#[derive(Debug, Clone)]
+pub(crate) struct Chance {
+    seed: [u8; 32],
+    drawn: u32,
+}
+
+impl Chance {
+    pub(crate) fn new(seed: [u8; 32]) -> Self {
+        Chance { seed, drawn: 0 }
+    }
+
+    /// 256 fresh bits as 64 hex digits.
+    pub(crate) fn token(&mut self) -> String {
+        use std::fmt::Write;
+        self.bytes().iter().fold(String::with_capacity(64), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+    }
+
+    /// A number in `0.0..1.0`.
+    pub(crate) fn fraction(&mut self) -> f64 {
+        let bytes = self.bytes();
+        let mut head = [0; 8];
+        head.copy_from_slice(&bytes[..8]);
+        (u64::from_le_bytes(head) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn bytes(&mut self) -> [u8; 32] {
+        self.drawn += 1;
+        Sha256::new().chain_update(self.seed).chain_update(self.drawn.to_le_bytes()).finalize().into()
+    }
+}

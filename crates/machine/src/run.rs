@@ -1,0 +1,612 @@
+//! The state of a run: what `decide` reads and a store keeps. States are enums that cannot be wrong.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::Data;
+use crate::decide::Work;
+use crate::failure::Failure;
+use crate::flow::{Body, Flow, Graph, Retry};
+use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
+use crate::record::{Skipped, TriggeredBy};
+use crate::transition::Transition;
+
+/// How many tasks of one activation are remembered, for reports that come twice.
+pub const REMEMBERED_TASKS: usize = 8;
+/// How many sequence numbers that were left out are remembered per task.
+pub const REMEMBERED_GAPS: usize = 64;
+
+/// A run, as far as it is loaded: everything but the payloads, of which it has those at hand.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    pub header: Header,
+    pub activations: Vec<Activation>,
+    /// The first emit of each event, by scope and the event's place in it.
+    pub emitted: BTreeMap<(ActId, u32), Emitted>,
+    /// Payloads at hand.
+    pub values: BTreeMap<ValueId, Data>,
+    /// What a retry took over from another run and has not reached yet, by activation.
+    pub reuse: BTreeMap<String, Reused>,
+    pub(crate) index: Index,
+}
+
+/// What can be looked up by more than a number; derived from the activations.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Index {
+    /// Items and rounds, by what they are of.
+    pub parts: BTreeMap<(ActId, u32), ActId>,
+    /// Memo entries of a code run by name, the latest.
+    pub memo: BTreeMap<Arc<str>, ActId>,
+    /// Completed activations with an `undo`, by order of completion.
+    pub undoable: BTreeMap<u32, ActId>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Header {
+    pub run: RunId,
+    pub version: Version,
+    pub flow: String,
+    pub flow_version: String,
+    pub phase: Phase,
+    pub paused: bool,
+    pub input: Option<Data>,
+    pub external_id: Option<String>,
+    pub tags: Vec<String>,
+    pub priority: i32,
+    pub parent: Option<Parent>,
+    pub retry_of: Option<RunId>,
+    pub continued_as: Option<RunId>,
+    /// How many runs are above it.
+    pub depth: u32,
+    /// Set once the run is on its way to its end; final at the end.
+    pub outcome: Option<Outcome>,
+    pub cancel_reason: Option<String>,
+    /// Its first step has been decided.
+    pub begun: bool,
+    /// It has a deadline that still binds it.
+    pub deadline: bool,
+    /// Tasks queued or claimed.
+    pub open_tasks: u32,
+    pub step_count: u32,
+    pub completed_steps: u32,
+    /// What is left of a transition that touched too much; a message of the run to itself goes on with it.
+    pub agenda: Vec<Work>,
+    pub next_value: u32,
+    pub next_fence: u64,
+    pub next_end: u32,
+    pub next_publish: u32,
+    /// Where undo has got to: what completed before this is still to be undone.
+    pub undo_below: Option<u32>,
+    pub code: Option<CodeHeader>,
+    /// The last event taken by name and key, so that a later gate takes a later one.
+    pub taken: BTreeMap<String, u64>,
+}
+
+/// What only a code run has.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct CodeHeader {
+    /// The number of the newest change of the memo.
+    pub n: u64,
+    /// The number of the newest change that the function did not bring about itself.
+    pub news: u64,
+    /// Entries that will bring news by themselves.
+    pub pending: u32,
+    /// The newest change when the function's task was offered: a lost lease counts only if there was none since.
+    pub offered_at: u64,
+    /// The build of the worker that runs it.
+    pub build: Option<String>,
+    /// Given at start instead of the flow's.
+    pub retry: Option<Retry>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Phase {
+    /// Nothing has happened yet.
+    #[default]
+    New,
+    /// Until its delay is over.
+    Delayed,
+    Going,
+    /// What completed is being undone.
+    Undoing,
+    /// `finally` is running.
+    Finally,
+    Ended,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    pub run: RunId,
+    pub activation: ActId,
+}
+
+/// How a run ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Outcome {
+    Completed(Data),
+    Failed(Failure),
+    /// With what went wrong on the way out.
+    Cancelled(Vec<Failure>),
+}
+
+/// The status of a run, as everybody sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    Pending,
+    Running,
+    Waiting,
+    Paused,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+/// A step in a run, with its iteration path.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Activation {
+    pub id: ActId,
+    pub place: Place,
+    pub state: State,
+    /// One token an arm.
+    pub arms: Vec<Token>,
+    /// The scope whose steps were made inside it.
+    pub body: Option<ScopeBody>,
+    pub gate: GateState,
+    /// The secret of 256 bits that opens the gate, where a webhook or a person does.
+    pub gate_token: Option<String>,
+    /// Of a spread's item: the item.
+    pub item: Option<Data>,
+    /// Once it has begun.
+    pub input: Option<Data>,
+    /// The number of the newest attempt; 0 before the first.
+    pub attempt: u32,
+    pub tasks: Vec<TaskLog>,
+    /// Its place in the order of ends, once it has ended.
+    pub ended: Option<u32>,
+    /// Its failure was handled.
+    pub handled: bool,
+    /// Its effect was undone.
+    pub undone: bool,
+}
+
+/// Where an activation stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// The flow itself: the scope of its steps, or the function of a code run.
+    Root,
+    Step {
+        step: StepId,
+        scope: ActId,
+    },
+    /// `each[3]`
+    Item {
+        of: ActId,
+        index: u32,
+    },
+    /// `poll[2]`
+    Round {
+        of: ActId,
+        index: u32,
+    },
+    /// `undo:pay`
+    Undo {
+        of: ActId,
+    },
+    Finally,
+    /// A remembered step of a code run.
+    Memo(Memo),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memo {
+    pub name: Arc<str>,
+    pub kind: MemoKind,
+    /// The attempt of the function that made it.
+    pub made_by: u32,
+    /// An earlier entry of the name failed and was forgotten.
+    pub again: bool,
+    /// The number of its newest change.
+    pub n: u64,
+    /// It will bring news by itself.
+    pub pending: bool,
+    /// Of a call: the handler and the queue.
+    pub call: Option<(String, String)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoKind {
+    Step,
+    Call,
+    Sleep,
+    Wait,
+    Child,
+}
+
+/// What an arm has been told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Token {
+    Open,
+    Live,
+    Dead,
+    /// After its activation was decided: kept, without effect.
+    LateLive,
+    LateDead,
+}
+
+/// The steps of a scope: the one in slot `i` is activation `first + i`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScopeBody {
+    pub scope: ScopeId,
+    pub first: ActId,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum State {
+    /// For its arms.
+    Waiting,
+    /// Its tokens have made the answer certain; `ready` is the answer.
+    Certain {
+        ready: bool,
+    },
+    /// At its gate; see [`Activation::gate`].
+    Gated,
+    /// Nothing stands before it any more, and nothing has come of it yet.
+    Ready,
+    /// A task is queued or claimed.
+    Queued(Fence),
+    /// Cancelled, but its task may be with a worker, whose report is still taken.
+    Draining(Fence),
+    /// Until the next attempt; the fence is the last attempt's.
+    BackOff(Fence),
+    /// Something goes on inside it.
+    Open(Inside),
+    /// A child run.
+    Child(RunId),
+    /// A step of a code run that its function tries again by itself, from `due` on.
+    Retrying {
+        due: bool,
+        after_ms: Millis,
+    },
+    Ended(End),
+}
+
+/// A container: what goes on in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Inside {
+    /// Parts that have not ended.
+    pub open: u32,
+    /// It is to end like this as soon as nothing in it is open; what is undecided in it is being cancelled.
+    pub closing: Option<End>,
+    pub what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum What {
+    /// The steps of a scope; see [`Activation::body`].
+    Scope,
+    Spread {
+        list: Data,
+        items: u32,
+        /// The next item to become an activation.
+        next: u32,
+        failed: u32,
+    },
+    Repeat {
+        round: u32,
+        state: Data,
+    },
+    /// The function of a code run.
+    Code(Driver),
+}
+
+/// Where the function of a code run is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Driver {
+    Queued(Fence),
+    BackOff(Fence),
+    /// It goes on at the first news beyond `seen`.
+    Suspended {
+        seen: u64,
+    },
+    Done,
+}
+
+/// How an activation ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum End {
+    Completed(Data),
+    Failed(Failure),
+    Skipped(Skipped),
+    Cancelled,
+}
+
+/// A gate's life.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub enum GateState {
+    #[default]
+    None,
+    /// Its activation has not got there; an opening is kept.
+    Ahead {
+        early: Option<(Data, TriggeredBy)>,
+    },
+    Waiting {
+        /// Of an event gate: what it waits for, as a key of [`Header::taken`].
+        event: Option<String>,
+        /// A timer is set for it.
+        timed: bool,
+    },
+    Opened(Data),
+    TimedOut,
+    Cancelled,
+}
+
+/// What is remembered of a task, so that a repeated report gets its first answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TaskLog {
+    pub fence: Fence,
+    pub attempt: u32,
+    pub seq: u32,
+    /// Numbers below `seq` that were never applied.
+    pub gaps: Vec<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Emitted {
+    pub payload: Data,
+    pub by: ActId,
+}
+
+/// What a retry or a rerun takes over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reused {
+    pub activation: String,
+    /// `Completed` or `Skipped`.
+    pub end: End,
+    pub input: Option<Data>,
+    /// Events it emitted, by name.
+    pub emits: Vec<(String, Data)>,
+    /// Of a memo entry.
+    pub memo: Option<MemoKind>,
+}
+
+impl Header {
+    /// As everybody sees it.
+    pub fn status(&self) -> Status {
+        match (&self.phase, &self.outcome) {
+            (Phase::Ended, Some(outcome)) => outcome.status(),
+            _ if self.paused => Status::Paused,
+            _ if !self.begun => Status::Pending,
+            _ if self.open_tasks == 0 => Status::Waiting,
+            _ => Status::Running,
+        }
+    }
+}
+
+impl Outcome {
+    pub fn status(&self) -> Status {
+        match self {
+            Outcome::Completed(_) => Status::Completed,
+            Outcome::Failed(_) => Status::Failed,
+            Outcome::Cancelled(_) => Status::Cancelled,
+        }
+    }
+}
+
+impl End {
+    pub fn status(&self) -> &'static str {
+        match self {
+            End::Completed(_) => "completed",
+            End::Failed(_) => "failed",
+            End::Skipped(_) => "skipped",
+            End::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl Status {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Status::Pending => "pending",
+            Status::Running => "running",
+            Status::Waiting => "waiting",
+            Status::Paused => "paused",
+            Status::Completed => "completed",
+            Status::Failed => "failed",
+            Status::Cancelled => "cancelled",
+        }
+    }
+
+    pub fn is_end(self) -> bool {
+        matches!(self, Status::Completed | Status::Failed | Status::Cancelled)
+    }
+}
+
+impl Activation {
+    pub(crate) fn new(id: ActId, place: Place) -> Activation {
+        let state = if matches!(place, Place::Step { .. }) { State::Waiting } else { State::Ready };
+        Activation {
+            id,
+            place,
+            state,
+            arms: Vec::new(),
+            body: None,
+            gate: GateState::None,
+            gate_token: None,
+            item: None,
+            input: None,
+            attempt: 0,
+            tasks: Vec::new(),
+            ended: None,
+            handled: false,
+            undone: false,
+        }
+    }
+
+    pub fn end(&self) -> Option<&End> {
+        match &self.state {
+            State::Ended(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.end().is_none()
+    }
+
+    pub(crate) fn inside(&self) -> Option<&Inside> {
+        match &self.state {
+            State::Open(inside) => Some(inside),
+            _ => None,
+        }
+    }
+
+    /// The fence of the task it has out, if any.
+    pub fn fence(&self) -> Option<Fence> {
+        match &self.state {
+            State::Queued(fence) | State::Draining(fence) => Some(*fence),
+            State::Open(Inside { what: What::Code(Driver::Queued(fence)), .. }) => Some(*fence),
+            _ => None,
+        }
+    }
+
+    /// What it is a part of.
+    pub(crate) fn parent(&self) -> Option<ActId> {
+        match &self.place {
+            Place::Root | Place::Finally | Place::Undo { .. } => None,
+            Place::Step { scope, .. } => Some(*scope),
+            Place::Item { of, .. } | Place::Round { of, .. } => Some(*of),
+            Place::Memo(_) => Some(ActId(0)),
+        }
+    }
+}
+
+/// What can look activations up by number: a run, or a run with a transition on top.
+pub(crate) trait Activations {
+    fn at(&self, id: ActId) -> &Activation;
+
+    /// The step it is an activation of.
+    fn step_of(&self, id: ActId) -> Option<StepId> {
+        match self.at(id).place {
+            Place::Step { step, .. } => Some(step),
+            Place::Item { of, .. } | Place::Round { of, .. } | Place::Undo { of } => self.step_of(of),
+            Place::Root | Place::Finally | Place::Memo(_) => None,
+        }
+    }
+
+    /// Its public name: `pay`, `each[3].price`, `poll[2].check`, `undo:pay`.
+    fn name(&self, graph: Option<&Graph>, id: ActId) -> String {
+        match &self.at(id).place {
+            Place::Root => "@run".to_owned(),
+            Place::Finally => "finally".to_owned(),
+            Place::Step { step, scope } => {
+                let name = graph.map_or("?", |graph| &graph.step(*step).name);
+                match self.at(*scope).place {
+                    Place::Root => name.to_owned(),
+                    _ => format!("{}.{name}", self.name(graph, *scope)),
+                }
+            }
+            Place::Item { of, index } | Place::Round { of, index } => format!("{}[{index}]", self.name(graph, *of)),
+            Place::Undo { of } => format!("undo:{}", self.name(graph, *of)),
+            Place::Memo(memo) if memo.again => format!("{}~{}", memo.name, memo.made_by),
+            Place::Memo(memo) => memo.name.to_string(),
+        }
+    }
+}
+
+impl Activations for Run {
+    fn at(&self, id: ActId) -> &Activation {
+        &self.activations[id.0 as usize]
+    }
+}
+
+impl Run {
+    /// A run that has not started.
+    pub fn new(run: RunId) -> Run {
+        Run { header: Header { run, ..Header::default() }, ..Run::default() }
+    }
+
+    /// A run as a store has it.
+    pub fn load(
+        header: Header,
+        activations: Vec<Activation>,
+        emitted: BTreeMap<(ActId, u32), Emitted>,
+        reuse: BTreeMap<String, Reused>,
+        flow: &Flow,
+    ) -> Run {
+        let mut run = Run { header, emitted, reuse, ..Run::default() };
+        for activation in activations {
+            run.put(activation, flow);
+        }
+        run
+    }
+
+    /// The run after a transition that was committed.
+    pub fn apply(&mut self, transition: &Transition, flow: &Flow) {
+        self.header = transition.header.clone();
+        for activation in &transition.activations {
+            self.put(activation.clone(), flow);
+        }
+        for (key, emitted) in &transition.emitted {
+            self.emitted.insert(*key, emitted.clone());
+        }
+        for (id, value) in &transition.values {
+            self.values.insert(*id, value.clone());
+        }
+        for name in &transition.reuse_done {
+            self.reuse.remove(name);
+        }
+        for reused in &transition.reuse {
+            self.reuse.insert(reused.activation.clone(), reused.clone());
+        }
+    }
+
+    /// Its public name.
+    pub fn activation_name(&self, flow: &Flow, id: ActId) -> String {
+        self.name(flow.graph(), id)
+    }
+
+    fn put(&mut self, activation: Activation, flow: &Flow) {
+        let id = activation.id;
+        match &activation.place {
+            Place::Item { of, index } | Place::Round { of, index } => {
+                self.index.parts.insert((*of, *index), id);
+            }
+            Place::Memo(memo) => {
+                self.index.memo.insert(memo.name.clone(), id);
+            }
+            _ => {}
+        }
+        let at = id.0 as usize;
+        if at < self.activations.len() {
+            self.activations[at] = activation;
+        } else {
+            self.activations.push(activation);
+        }
+        if let Body::Graph(graph) = &flow.body
+            && graph.has_undo
+            && let Some(order) = undo_order(self, graph, id)
+        {
+            self.index.undoable.insert(order, id);
+        }
+    }
+}
+
+/// Its place in the order of completion, if it is something that an undo can undo.
+pub(crate) fn undo_order(activations: &impl Activations, graph: &Graph, id: ActId) -> Option<u32> {
+    let activation = activations.at(id);
+    if !matches!(activation.state, State::Ended(End::Completed(_))) {
+        return None;
+    }
+    let step = match &activation.place {
+        Place::Step { step, .. } => graph.step(*step),
+        Place::Item { .. } => graph.step(activations.step_of(id)?),
+        _ => return None,
+    };
+    let is_item = matches!(activation.place, Place::Item { .. });
+    // The items of a spread are what was done; the spread itself did nothing.
+    if step.undo.is_none() || step.spread.is_some() != is_item { None } else { activation.ended }
+}

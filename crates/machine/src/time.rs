@@ -1,0 +1,66 @@
+//! Times as they are written down. No clock: whatever time it is comes in with the records.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::ids::Millis;
+
+/// RFC 3339 in UTC with milliseconds: `2026-01-02T03:04:05.678Z`.
+pub fn iso(at: Millis) -> String {
+    Time::at(at).to_string()
+}
+
+/// A moment: RFC 3339 in JSON, and the same again when it is read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(Timestamp);
+
+impl Time {
+    /// A wait "for ever" may point beyond the years that can be written; it becomes the last of them.
+    pub fn at(at: Millis) -> Time {
+        let within = at.clamp(Timestamp::MIN.as_millisecond(), Timestamp::MAX.as_millisecond());
+        Time(Timestamp::from_millisecond(within).unwrap_or(Timestamp::MAX))
+    }
+
+    pub fn millis(self) -> Millis {
+        self.0.as_millisecond()
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3}", self.0)
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let at: Timestamp = text.parse().map_err(|e| de::Error::custom(format!("{text:?} is not RFC 3339: {e}")))?;
+        Ok(Time::at(at.as_millisecond()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_with_milliseconds_and_read_back() {
+        assert_eq!(iso(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(iso(1_767_323_045_678), "2026-01-02T03:04:05.678Z");
+        assert_eq!(iso(-1), "1969-12-31T23:59:59.999Z");
+        assert_eq!(iso(Millis::MAX), "9999-12-30T22:00:00.999Z");
+        for at in [0, -1, 1_767_323_045_678, Millis::MIN, Millis::MAX] {
+            let json = serde_json::to_string(&Time::at(at)).unwrap();
+            assert_eq!(serde_json::from_str::<Time>(&json).unwrap(), Time::at(at));
+        }
+    }
+}

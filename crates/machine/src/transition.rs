@@ -1,0 +1,418 @@
+//! What goes into `decide` and what comes out of it: one atomic commit.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::Data;
+use crate::failure::Failure;
+use crate::flow::{Retry, Since};
+use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
+use crate::record::{Attempt, Entry, GateId, GateReason, Record, TriggeredBy};
+use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Reused};
+
+/// One thing that happens to a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Input {
+    Start(Box<Start>),
+    Report(Report),
+    /// A task's time is up, by the store's clock.
+    Expired {
+        task: TaskRef,
+        why: Expiry,
+        claim: Claim,
+    },
+    /// A timer is due.
+    Due(TimerKey),
+    OpenGate {
+        activation: ActId,
+        by: OpenedBy,
+        payload: Data,
+    },
+    CancelGate {
+        activation: ActId,
+        by: String,
+    },
+    ChildEnded {
+        activation: ActId,
+        child: RunId,
+        end: ChildEnd,
+    },
+    Cancel {
+        by: String,
+        reason: Option<String>,
+    },
+    Pause {
+        by: String,
+    },
+    Resume {
+        by: String,
+    },
+    /// An act on one activation, by its public name.
+    Act {
+        activation: String,
+        by: String,
+        act: StepAct,
+    },
+    /// The run goes on with what one transition left over.
+    Continue,
+    /// Which of the closed tasks a worker has. Sent to itself by a run that is ending; the engine adds the facts, which
+    /// can no longer grow because closed tasks are not claimed.
+    Drain {
+        claimed: Vec<Fence>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Start {
+    pub input: Option<Data>,
+    pub external_id: Option<String>,
+    pub tags: Vec<String>,
+    pub priority: i32,
+    pub delay_ms: Option<Millis>,
+    pub deadline_ms: Option<Millis>,
+    pub parent: Option<Parent>,
+    pub depth: u32,
+    /// Of a code flow: attempts of the whole function.
+    pub retry: Option<Retry>,
+    pub retry_of: Option<RunId>,
+    /// What a retry or a rerun takes over from `retry_of`.
+    pub reuse: Vec<Reused>,
+    /// Of a continued run: the events its forerunner took.
+    pub taken: BTreeMap<String, u64>,
+}
+
+/// A task, as a worker names it. The engine checks the token that binds these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskRef {
+    pub activation: ActId,
+    pub fence: Fence,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub task: TaskRef,
+    pub seq: Option<u32>,
+    pub op: Op,
+    pub claim: Claim,
+}
+
+/// What is known of the claim of a task when something is said about the task.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Claim {
+    pub build: Option<String>,
+    /// Of a code run: the newest change in the memo that was handed over.
+    pub memo: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    Complete { output: Data, emits: Vec<(String, Data)>, logs: Vec<Log> },
+    Fail { error: Failure, retryable: bool, retry_after_ms: Option<Millis> },
+    Defer { after_ms: Millis, limit: Option<String> },
+    Emit { event: String, payload: Data },
+    Publish { name: String, key: Option<Data>, payload: Data },
+    Log(Log),
+    Progress { done: Option<f64>, total: Option<f64>, msg: Option<String> },
+    Code { name: String, op: CodeOp },
+    Suspend { seen: Option<u64> },
+    ContinueAs { input: Data },
+}
+
+/// What the function of a code run says of a step with a name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum CodeOp {
+    Done { output: Data },
+    Failed { error: Failure, retryable: bool, retry_after_ms: Option<Millis> },
+    Call { handler: String, input: Data, queue: Option<String> },
+    Sleep { due: Due },
+    Wait { wait: CodeWait, timeout_ms: Option<Millis> },
+    Child { flow: String, input: Data, detached: bool },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum CodeWait {
+    Event { name: String, key: Option<Data> },
+    Webhook,
+    Manual,
+}
+
+impl CodeOp {
+    pub fn kind(&self) -> MemoKind {
+        match self {
+            CodeOp::Done { .. } | CodeOp::Failed { .. } => MemoKind::Step,
+            CodeOp::Call { .. } => MemoKind::Call,
+            CodeOp::Sleep { .. } => MemoKind::Sleep,
+            CodeOp::Wait { .. } => MemoKind::Wait,
+            CodeOp::Child { .. } => MemoKind::Child,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Log {
+    pub level: String,
+    pub msg: String,
+    pub meta: Option<Data>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Expiry {
+    LeaseLost,
+    /// The attempt's `timeout`.
+    Timeout,
+    /// No worker took it within `start_timeout`.
+    StartTimeout,
+    /// Claimed, but never delivered.
+    Released,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum OpenedBy {
+    Webhook,
+    Manual,
+    /// The event's position among the events of the namespace.
+    Event {
+        position: u64,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ChildEnd {
+    Completed(Data),
+    Failed(Failure),
+    Cancelled,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum StepAct {
+    Complete { output: Data },
+    Fail { error: Failure },
+    Skip,
+    Retry,
+}
+
+/// A timer of a run; setting one again replaces it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TimerKey {
+    pub activation: ActId,
+    pub kind: TimerKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum TimerKind {
+    /// A run's delay is over.
+    Delay,
+    /// A run's deadline has passed.
+    Deadline,
+    /// A gate opens by time, or times out.
+    Gate,
+    /// The next attempt, after the one with this fence.
+    BackOff(Fence),
+    /// `finally` took too long.
+    Finally,
+}
+
+/// When: by the store's clock from the commit on, or at a moment of the wall clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Due {
+    After(Millis),
+    At(Millis),
+}
+
+/// What an input came to, in the order of the inputs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Done. A code step's answer says more.
+    Applied(Said),
+    /// Said before; this was its answer.
+    Duplicate(Said),
+    /// The fence has moved on.
+    Stale,
+    /// The run has ended, or is past the point where this could matter.
+    Closed,
+    /// What is wrong with it; nothing changed.
+    Invalid(String),
+    /// It can't be done in this state; nothing changed.
+    Conflict(String),
+    /// There was nothing to do.
+    Nothing,
+}
+
+/// What an applied report has to say.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Said {
+    pub decision: Option<Decision>,
+    /// The secret that opens a code run's gate.
+    pub token: Option<String>,
+    /// Of a code step: the name was known, and this is what it has come to.
+    pub known: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decision {
+    Recorded,
+    Retry { after_ms: Millis },
+    Failed,
+}
+
+/// One atomic commit: nothing else changes a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Transition {
+    /// The version it was decided on: the commit is refused at any other.
+    pub base: Version,
+    pub header: Header,
+    /// Those that changed or are new, by number.
+    pub activations: Vec<Activation>,
+    pub emitted: Vec<((ActId, u32), Emitted)>,
+    pub values: Vec<(ValueId, Data)>,
+    pub reuse: Vec<Reused>,
+    pub reuse_done: Vec<String>,
+    pub tasks: Vec<TaskChange>,
+    pub gates: Vec<GateChange>,
+    pub timers: Vec<TimerChange>,
+    pub messages: Vec<Message>,
+    pub publishes: Vec<Publish>,
+    /// Limits that a worker asked to slow down, and for how long.
+    pub slow_limits: Vec<(String, Millis)>,
+    pub records: Vec<Record>,
+    /// One for each input that was taken.
+    pub answers: Vec<Answer>,
+}
+
+impl Transition {
+    /// There is nothing to commit: the inputs were refused, repeated or without effect.
+    pub fn is_empty(&self) -> bool {
+        self.header.version == self.base
+    }
+
+    /// How many of the inputs it took; the rest are for the next one.
+    pub fn taken(&self) -> usize {
+        self.answers.len()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum TaskChange {
+    Add(Box<Task>),
+    /// No longer offered; if a worker has it, its report is still wanted.
+    Close(Fence),
+    Remove(Fence),
+}
+
+/// An attempt offered to workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    pub fence: Fence,
+    pub activation: ActId,
+    /// Its public name.
+    pub name: String,
+    /// The step as the definition names it; of a code run, the flow.
+    pub step: String,
+    pub handler: String,
+    pub queue: String,
+    pub kind: TaskKind,
+    pub attempt: u32,
+    pub input: Data,
+    pub gate: Option<Data>,
+    pub priority: i32,
+    /// Names, each with its key as canonical JSON where it has one.
+    pub limits: Vec<(String, Option<String>)>,
+    pub requires: Vec<String>,
+    /// Tasks of a queue take turns by this, as canonical JSON.
+    pub key: Option<String>,
+    pub timeout_ms: Option<Millis>,
+    pub start_timeout_ms: Option<Millis>,
+    /// Only workers of this build are offered it.
+    pub build: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskKind {
+    Step,
+    Run,
+}
+
+impl Task {
+    /// The record of its claim, which the store appends when a worker takes it.
+    pub fn started(&self, worker: Option<String>) -> Record {
+        Record {
+            entry: Entry::AttemptStarted { step_key: self.name.clone(), worker },
+            attempt: Some(Attempt { number: self.attempt, fence: self.fence, queue: self.queue.clone() }),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum GateChange {
+    /// Its token is known from now on; it is not listed before its activation gets there.
+    Add { id: GateId, token: String },
+    /// Its activation has got there.
+    Arrive(Box<GateArrival>),
+    /// No longer listed; its token still finds it, so that a late opening is told what became of it.
+    Close { id: GateId },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GateArrival {
+    pub id: GateId,
+    pub name: String,
+    pub token: Option<String>,
+    pub reason: GateReason,
+    pub event: Option<EventWait>,
+    pub timeout_ms: Option<Millis>,
+}
+
+/// What an event gate waits for. It looks back over events since `since`, later than `after`, oldest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventWait {
+    pub name: String,
+    /// As canonical JSON.
+    pub key: Option<String>,
+    pub since: Since,
+    pub after: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TimerChange {
+    Set { key: TimerKey, due: Due },
+    Clear(TimerKey),
+}
+
+/// What one run says to another, or to itself: written in the sender's commit, consumed in the target's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    pub to: RunId,
+    /// Unique for the target, so that a message is consumed once.
+    pub id: String,
+    pub body: MessageBody,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum MessageBody {
+    /// Start that run. References in it are to values of the sender.
+    Start { flow: String, start: Box<Start> },
+    /// An input of the target; references in it are to values of the sender.
+    Input(Box<Input>),
+}
+
+/// An event for the namespace.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Publish {
+    pub id: String,
+    pub name: String,
+    pub key: Option<Data>,
+    pub payload: Data,
+}
+
+impl OpenedBy {
+    pub(crate) fn recorded(&self) -> TriggeredBy {
+        match self {
+            OpenedBy::Webhook => TriggeredBy::Webhook,
+            OpenedBy::Manual => TriggeredBy::Manual,
+            OpenedBy::Event { .. } => TriggeredBy::Event,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What must hold after every commit.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use eddyline_machine::run::{Activation, End, Phase, Place, Run, State, Token};
+use eddyline_machine::*;
+
+use super::TaskRow;
+
+/// What the checks remember of a run from commit to commit.
+#[derive(Clone, Default)]
+pub struct Checks {
+    checked: usize,
+    ended: BTreeSet<String>,
+    terminal: bool,
+    projected: Projected,
+}
+
+/// The folds of the timeline: of its records, and of its projections.
+#[derive(Clone, Default)]
+struct Projected {
+    projector: Option<project::Projector>,
+    snapshot: project::Snapshot,
+    steps: BTreeMap<String, project::StepSnapshot>,
+}
+
+/// A run after a commit.
+pub struct Parts<'a> {
+    pub flow: &'a Flow,
+    pub run: &'a Run,
+    pub records: &'a [Numbered],
+    pub tasks: &'a BTreeMap<Fence, TaskRow>,
+}
+
+impl Checks {
+    pub fn after_commit(&mut self, before: &Run, now: Parts<'_>, transition: &Transition) {
+        assert!(transition.activations.len() <= decide::MAX_TOUCHED, "touched {}", transition.activations.len());
+        self.records(&now);
+        one_token_an_arm(before, transition);
+        tasks(&now);
+        for activation in &transition.activations {
+            started_by_its_arms(&now, activation);
+        }
+        self.projected.is_the_state(&now);
+        if now.run.header.phase == Phase::Ended {
+            assert!(self.terminal, "ended without a terminal record");
+            nothing_is_left(&now);
+        }
+    }
+
+    fn records(&mut self, now: &Parts<'_>) {
+        for (index, numbered) in now.records.iter().enumerate().skip(self.checked) {
+            assert_eq!(numbered.n, index as u64 + 1, "numbers are dense");
+            assert!(!self.terminal, "a record after the terminal one: {numbered:?}");
+            let entry = &numbered.record.entry;
+            assert_eq!(index == 0, matches!(entry, Entry::FlowStart { .. }), "flow.start is the first record, once");
+            self.terminal |= entry.is_terminal();
+            self.projected.apply(now.run.header.run, numbered);
+            let ends = matches!(
+                entry,
+                Entry::StepCompleted { .. }
+                    | Entry::StepFailed { .. }
+                    | Entry::StepSkipped { .. }
+                    | Entry::StepCancelled { .. }
+            );
+            if let (true, Some(step)) = (ends, entry.step_key()) {
+                assert!(self.ended.insert(step.to_owned()), "{step} ended twice");
+            }
+        }
+        self.checked = now.records.len();
+    }
+}
+
+impl Projected {
+    fn apply(&mut self, run: RunId, numbered: &Numbered) {
+        let projector = self.projector.get_or_insert_with(|| project::Projector::new(run));
+        let patches = projector.apply(numbered);
+        if let Some(patch) = &patches.snapshot {
+            self.snapshot.apply(patch);
+        }
+        if let Some(patch) = &patches.step {
+            self.steps.entry(patch.step_key.clone()).or_default().apply(patch);
+        }
+    }
+
+    /// What the timeline tells is what the state says.
+    fn is_the_state(&self, now: &Parts<'_>) {
+        let view = self.projector.as_ref().expect("a record").view();
+        let header = &now.run.header;
+        assert_eq!(view.status(), header.status().as_str(), "the status");
+        assert_eq!(view.tasks_open(), header.open_tasks as usize, "tasks");
+        assert_eq!(view.step_count(), header.step_count, "steps");
+        assert_eq!(view.completed_steps(), header.completed_steps, "completed steps");
+        for activation in &now.run.activations {
+            let name = now.run.activation_name(now.flow, activation.id);
+            let Some(end) = activation.end().filter(|_| activation.place != Place::Root) else { continue };
+            let seen = view.steps().get(&name).unwrap_or_else(|| panic!("{name} is not in the timeline"));
+            assert_eq!(seen.status(), end.status(), "the status of {name}");
+            match end {
+                End::Completed(output) => assert_eq!(seen.output(), Some(output), "the output of {name}"),
+                End::Failed(failure) => assert_eq!(seen.error(), Some(failure), "the error of {name}"),
+                End::Skipped(_) | End::Cancelled => {}
+            }
+        }
+        assert_eq!(self.snapshot, view.snapshot(header.run), "the fold of the projection");
+        assert_eq!(self.steps, view.step_snapshots(), "the fold of the steps' projection");
+        if let Some(outcome) = header.outcome.as_ref().filter(|_| header.phase == Phase::Ended) {
+            match outcome {
+                run::Outcome::Completed(output) => assert_eq!(view.output(), Some(output)),
+                run::Outcome::Failed(failure) => assert_eq!(view.error(), Some(failure)),
+                run::Outcome::Cancelled(_) => assert_eq!(view.output(), None),
+            }
+        }
+    }
+}
+
+fn one_token_an_arm(before: &Run, transition: &Transition) {
+    for activation in &transition.activations {
+        let Some(old) = before.activations.get(activation.id.0 as usize) else { continue };
+        for (old, new) in old.arms.iter().zip(&activation.arms) {
+            assert!(old == new || *old == Token::Open, "a token changed from {old:?} to {new:?}");
+        }
+        if let State::Ended(end) = &old.state {
+            assert_eq!(&activation.state, &State::Ended(end.clone()), "an end changed");
+        }
+    }
+}
+
+fn tasks(now: &Parts<'_>) {
+    assert_eq!(now.run.header.open_tasks as usize, now.tasks.len(), "the header counts the tasks");
+    let fences: BTreeSet<Fence> = now.run.activations.iter().filter_map(Activation::fence).collect();
+    assert_eq!(fences, now.tasks.keys().copied().collect(), "every task belongs to an activation");
+}
+
+/// The tokens are what the ends of their sources say, and nothing began unless they made it ready.
+fn started_by_its_arms(now: &Parts<'_>, activation: &Activation) {
+    let (Some(graph), Place::Step { step, scope }) = (now.flow.graph(), &activation.place) else { return };
+    let step = graph.step(*step);
+    let body = now.run.activations[scope.0 as usize].body.expect("an open scope");
+    let source = |id: StepId| &now.run.activations[(body.first.0 + graph.step(id).slot) as usize];
+    for (arm, token) in step.arms.iter().zip(&activation.arms) {
+        let live = matches!(token, Token::Live | Token::LateLive);
+        if *token == Token::Open {
+            continue;
+        }
+        let expected = match arm.source {
+            Source::Event(event) => now.run.emitted.contains_key(&(*scope, event as u32)),
+            Source::Step(id, when) => match (source(id).end(), when) {
+                (None, _) => panic!("a token from {} before it ended", graph.step(id).name),
+                (Some(_), When::Ended) => true,
+                (Some(End::Completed(_)), When::Completed) | (Some(End::Failed(_)), When::Failed) => true,
+                _ => false,
+            },
+        };
+        assert_eq!(live, expected, "arm {} of {}", arm.written, step.name);
+    }
+    let count = |wanted| activation.arms.iter().filter(|token| **token == wanted).count();
+    let (live, dead, arms) = (count(Token::Live), count(Token::Dead), activation.arms.len());
+    let ready = match step.join {
+        Join::All => live == arms,
+        Join::Any => live > 0 || arms == 0,
+        Join::Some => live + dead == arms && (live > 0 || arms == 0),
+        Join::AtLeast { n, .. } => live >= n as usize,
+    };
+    let began = activation.attempt > 0
+        || activation.input.is_some()
+        || !matches!(activation.state, State::Waiting | State::Certain { .. } | State::Ended(_));
+    assert!(ready || !began, "{} began before its arms made it ready: {:?}", step.name, activation.arms);
+}
+
+fn nothing_is_left(now: &Parts<'_>) {
+    let header = &now.run.header;
+    assert!(header.agenda.is_empty(), "work is left: {:?}", header.agenda);
+    for activation in &now.run.activations {
+        let name = now.run.activation_name(now.flow, activation.id);
+        assert!(activation.end().is_some(), "{name} has not ended");
+        assert!(!activation.arms.contains(&Token::Open), "{name} has an arm without a token");
+    }
+}

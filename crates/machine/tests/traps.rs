@@ -1,0 +1,1122 @@
+//! The cases that engines of this kind get wrong, each by its name.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod model;
+
+use eddyline_machine::run::Token;
+use eddyline_machine::*;
+use model::Trial;
+use serde_json::json;
+
+fn warnings(text: &str) -> Vec<String> {
+    definition::parse(text).expect("a flow").warnings.into_iter().map(|warning| warning.message).collect()
+}
+
+#[test]
+fn a_branch_not_taken_ends_and_nothing_waits_for_it() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {after: [a], if: 'steps.a.output.big'}, c: {after: [b]}, d: {after: [a]}}}",
+        json!({}),
+    );
+    t.complete("a", json!({"big": false}));
+    assert_eq!(t.steps(), "a completed, b skipped, c skipped, d queued");
+    t.complete("d", json!(1));
+    assert_eq!(t.status(), "completed");
+}
+
+const IF_ELSE: &str = "
+name: f
+steps:
+  a: {}
+  yes: {after: [a], if: 'steps.a.output'}
+  no: {after: [a], if: '!steps.a.output'}
+  end: {after: [yes, no], join: JOIN}
+";
+
+#[test]
+fn a_join_with_all_after_if_and_else_is_skipped_and_warned_of() {
+    let flow = IF_ELSE.replace("JOIN", "all");
+    assert_eq!(warnings(&flow).len(), 1, "{:?}", warnings(&flow));
+    let mut t = Trial::new(&flow, json!(null));
+    t.complete("a", json!(true));
+    t.complete("yes", json!(1));
+    assert_eq!((t.step("no"), t.step("end"), t.status()), ("skipped", "skipped", "completed"));
+}
+
+#[test]
+fn a_join_with_any_or_some_after_if_and_else_runs_once() {
+    for join in ["any", "some", "{at_least: 1}"] {
+        let flow = IF_ELSE.replace("JOIN", join);
+        assert_eq!(warnings(&flow), Vec::<String>::new(), "{join}");
+        let mut t = Trial::new(&flow, json!(null));
+        t.complete("a", json!(false));
+        assert_eq!(t.step("end"), "waiting", "{join}");
+        t.complete("no", json!("n"));
+        assert_eq!(t.input_of("end"), json!({"no": "n"}), "{join}");
+        t.complete("end", json!(null));
+        assert_eq!(t.status(), "completed", "{join}");
+    }
+}
+
+#[test]
+fn of_two_producers_of_one_event_the_first_counts_and_the_arm_dies_only_with_both() {
+    let flow = "{name: f, steps: {a: {emits: [e]}, b: {emits: [e]}, c: {subscribes: [e]}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("a", json!(null));
+    assert_eq!(t.step("c"), "waiting");
+    t.complete_emitting("b", json!(null), &[("e", json!("from b"))]);
+    assert_eq!(t.input_of("c"), json!({"e": "from b"}));
+
+    let mut t = Trial::new(flow, json!(null));
+    t.complete_emitting("a", json!(null), &[("e", json!("from a"))]);
+    t.complete_emitting("b", json!(null), &[("e", json!("from b"))]);
+    assert_eq!(t.input_of("c"), json!({"e": "from a"}));
+
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("a", json!(null));
+    t.fail("b", "no");
+    assert_eq!(t.step("c"), "skipped");
+}
+
+#[test]
+fn two_silent_producers_that_end_in_one_transition_give_one_dead_token() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {after: [a], emits: [e]}, c: {after: [a], emits: [e]}, d: {subscribes: [e]}}}",
+        json!(null),
+    );
+    t.fail("a", "both are skipped at once");
+    assert_eq!((t.step("d"), t.status()), ("skipped", "failed"));
+}
+
+#[test]
+fn one_of_several_parallel_arms_returns_early() {
+    let mut t = Trial::new(
+        "{name: f, output: {never: 1}, steps: {a: {}, b: {}, out: {after: [a], return: {got: '${steps.a.output}'}}, z: {after: [b]}}}",
+        json!(null),
+    );
+    let (run, late) = t.claim("b");
+    t.complete("a", json!(7));
+    assert_eq!(t.steps(), "a completed, b cancelled, out completed, z cancelled");
+    assert_eq!((t.status(), t.output()), ("completed", json!({"got": 7})));
+    let answer = t.say(run, &late, Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] });
+    assert_eq!(answer, Answer::Closed);
+}
+
+#[test]
+fn return_in_a_group_ends_the_group_only() {
+    let mut t = Trial::new(
+        "{name: f, output: '${steps.g.output}', steps: {g: {steps: {a: {}, b: {}, r: {after: [a], return: early}}}, z: {after: [g]}}}",
+        json!(null),
+    );
+    t.complete("g.a", json!(1));
+    assert_eq!(t.step("g.b"), "cancelled");
+    assert_eq!(t.input_of("z"), json!({"g": "early"}));
+    t.complete("z", json!(1));
+    assert_eq!(t.output(), json!("early"));
+}
+
+#[test]
+fn dependents_of_a_failed_step_are_skipped_and_the_run_fails_at_the_end() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b]}, d: {}}}", json!(null));
+    t.fail("a", "out of stock");
+    assert_eq!(t.steps(), "a failed, b skipped, c skipped, d queued");
+    assert_eq!(t.status(), "running");
+    t.complete("d", json!(1));
+    assert_eq!(t.status(), "failed");
+    let error = t.error();
+    assert_eq!(
+        (error.kind.as_str(), error.message.as_str(), error.step.as_deref()),
+        ("Boom", "out of stock", Some("a"))
+    );
+}
+
+#[test]
+fn a_failure_is_handled_by_a_handler_that_completes_and_by_nothing_else() {
+    let flow = "{name: f, steps: {a: {}, h: {after: ['failed:a'], if: 'input', retry: {attempts: 1}}}}";
+    let mut t = Trial::new(flow, json!(true));
+    t.fail("a", "x");
+    assert_eq!(t.input_of("h")["failed:a"]["message"], json!("x"));
+    t.complete("h", json!(null));
+    assert_eq!(t.status(), "completed");
+
+    let mut t = Trial::new(flow, json!(true));
+    t.fail("a", "x");
+    t.fail("h", "y");
+    assert_eq!((t.status(), t.error().message.as_str(), t.error().also[0].message.as_str()), ("failed", "x", "y"));
+
+    let mut t = Trial::new(flow, json!(false));
+    t.fail("a", "x");
+    assert_eq!((t.step("h"), t.status()), ("skipped", "failed"));
+}
+
+#[test]
+fn a_handler_decided_before_the_failure_does_not_handle_it() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {}, h: {after: [a, 'failed:b'], join: any}}}", json!(null));
+    t.complete("a", json!(1));
+    t.fail("b", "too late for h");
+    t.complete("h", json!(null));
+    let h = &t.kept().run.activations[3];
+    assert_eq!(h.arms, [Token::Live, Token::LateLive]);
+    assert_eq!(t.status(), "failed");
+}
+
+#[test]
+fn ended_arms_handle_failures_too() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, after_all: {after: ['ended:a']}}}", json!(null));
+    t.fail("a", "x");
+    assert_eq!(t.input_of("after_all")["ended:a"]["status"], json!("failed"));
+    assert_eq!(t.input_of("after_all")["ended:a"]["error"]["message"], json!("x"));
+    t.complete("after_all", json!(null));
+    assert_eq!(t.status(), "completed");
+}
+
+#[test]
+fn fail_fast_waits_for_a_handler_that_may_still_run_and_for_nothing_else() {
+    let flow = "{name: f, fail_fast: true, steps: {a: {}, b: {}, h: {after: ['failed:a', b]}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.fail("a", "x");
+    assert_eq!((t.status(), t.step("b"), t.step("h")), ("running", "queued", "waiting"));
+    t.complete("b", json!(1));
+    t.complete("h", json!(1));
+    assert_eq!(t.status(), "completed");
+
+    let mut t = Trial::new(flow, json!(null));
+    t.fail("a", "x");
+    t.fail("b", "now no handler can run");
+    assert_eq!((t.status(), t.error().message.as_str()), ("failed", "x"));
+
+    let mut t = Trial::new("{name: f, fail_fast: true, steps: {a: {}, b: {}, c: {after: [b]}}}", json!(null));
+    t.fail("a", "x");
+    assert_eq!((t.steps().as_str(), t.status()), ("a failed, b cancelled, c cancelled", "failed"));
+}
+
+#[test]
+fn two_failing_siblings_with_one_handler_are_both_handled_or_not() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {}, h: {after: ['failed:a', 'failed:b']}}}", json!(null));
+    t.fail("a", "x");
+    t.fail("b", "y");
+    t.complete("h", json!(null));
+    assert_eq!(t.status(), "completed");
+
+    let mut t =
+        Trial::new("{name: f, steps: {a: {}, b: {}, h: {after: ['failed:a', 'failed:b'], join: any}}}", json!(null));
+    t.fail("a", "x");
+    t.fail("b", "y");
+    t.complete("h", json!(null));
+    assert_eq!((t.status(), t.error().message.as_str()), ("failed", "y"), "h was decided when b failed");
+}
+
+#[test]
+fn nothing_leaks_from_a_failed_attempt() {
+    let mut t = Trial::new("{name: f, steps: {a: {emits: [e]}, b: {subscribes: [e]}}}", json!(null));
+    let (run, task) = t.claim("a");
+    t.fail_attempt_of(run, &task);
+    assert_eq!((t.step("a"), t.step("b")), ("backing-off", "waiting"));
+    t.tick();
+    t.complete_emitting("a", json!(1), &[("e", json!(2))]);
+    assert_eq!(t.input_of("b"), json!({"e": 2}));
+    assert_eq!(t.kinds().iter().filter(|kind| kind.starts_with("emit")).count(), 1);
+}
+
+#[test]
+fn emit_now_is_seen_at_once_and_stays_when_the_attempt_fails() {
+    let mut t =
+        Trial::new("{name: f, steps: {a: {emits: [e], retry: {attempts: 2}}, b: {subscribes: [e]}}}", json!(null));
+    let (run, task) = t.claim("a");
+    t.say(run, &task, Op::Emit { event: "e".into(), payload: json!("now").into() });
+    assert_eq!(t.input_of("b"), json!({"e": "now"}));
+    t.fail_attempt_of(run, &task);
+    t.tick();
+    let (run, task) = t.claim("a");
+    t.say(run, &task, Op::Emit { event: "e".into(), payload: json!("again").into() });
+    assert_eq!(t.input_of("b"), json!({"e": "now"}), "the first counts");
+    t.say(run, &task, Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] });
+    t.complete("b", json!(1));
+    assert_eq!(t.status(), "completed");
+}
+
+#[test]
+fn an_undeclared_emit_is_refused_and_the_task_stays() {
+    let mut t = Trial::new("{name: f, steps: {a: {emits: [e]}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let emits = vec![("x".to_owned(), json!(1).into())];
+    let answer = t.say(run, &task, Op::Complete { output: json!(1).into(), emits, logs: vec![] });
+    assert_eq!(answer, Answer::Invalid("`x` is not among the `emits` of a, which declares `e`".into()));
+    let answer = t.say(run, &task, Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] });
+    assert!(matches!(answer, Answer::Applied(_)));
+}
+
+#[test]
+fn events_a_and_a_b_are_two_events() {
+    let mut t = Trial::new(
+        "{name: f, steps: {p: {emits: [a, a.b]}, x: {subscribes: [a]}, y: {subscribes: [a.b]}}}",
+        json!(null),
+    );
+    t.complete_emitting("p", json!(null), &[("a.b", json!(1))]);
+    assert_eq!(t.steps(), "p completed, x skipped, y queued");
+}
+
+#[test]
+fn a_step_named_like_an_event_is_not_that_event() {
+    let mut t = Trial::new(
+        "{name: f, steps: {go: {emits: [ping]}, ping: {after: [go]}, x: {subscribes: [ping]}, y: {after: [ping]}}}",
+        json!(null),
+    );
+    t.complete("go", json!(null));
+    assert_eq!((t.step("ping"), t.step("x"), t.step("y")), ("queued", "skipped", "waiting"));
+    t.complete("ping", json!(null));
+    assert_eq!(t.step("y"), "queued");
+}
+
+#[test]
+fn a_run_whose_steps_all_skip_completes() {
+    let t = Trial::new("{name: f, steps: {a: {if: 'input > 1'}, b: {after: [a]}}}", json!(1));
+    assert_eq!((t.steps().as_str(), t.status()), ("a skipped, b skipped", "completed"));
+}
+
+#[test]
+fn a_spread_over_no_items_completes_with_an_empty_list() {
+    let t = Trial::new(
+        "{name: f, output: '${steps.b.output}', steps: {a: {spread: input.items}, b: {after: [a], set: '${size(steps.a.output)}'}}}",
+        json!({"items": []}),
+    );
+    assert_eq!((t.status(), t.output(), t.output_of("a")), ("completed", json!(0), json!([])));
+}
+
+#[test]
+fn a_second_round_that_spreads_over_fewer_items_is_not_touched_by_the_first() {
+    let mut t = Trial::new(
+        "
+name: f
+output: '${steps.l.output}'
+steps:
+  l:
+    repeat: {until: 'round == 1', max: 3, state: {items: [1, 2, 3]}, next: {items: [9]}}
+    steps: {each: {spread: state.items, run: h}}
+    output: '${steps.each.output}'
+",
+        json!(null),
+    );
+    assert_eq!(t.offered(), ["l[0].each[0]", "l[0].each[1]", "l[0].each[2]"]);
+    let (run, task) = t.claim("l[0].each[0]");
+    for i in 1..3 {
+        t.complete(&format!("l[0].each[{i}]"), json!(i));
+    }
+    t.say(run, &task, Op::Complete { output: json!(0).into(), emits: vec![], logs: vec![] });
+    assert_eq!(t.offered(), ["l[1].each[0]"]);
+    assert_eq!(t.input_of("l[1].each[0]"), json!(9));
+    let late = t.say(run, &task, Op::Complete { output: json!(0).into(), emits: vec![], logs: vec![] });
+    assert_eq!(late, Answer::Stale);
+    t.complete("l[1].each[0]", json!("nine"));
+    assert_eq!((t.status(), t.output()), ("completed", json!(["nine"])));
+}
+
+#[test]
+fn a_loop_that_reaches_max_fails_and_says_so() {
+    let mut t =
+        Trial::new("{name: f, steps: {l: {repeat: {until: 'steps.c.output', max: 2}, steps: {c: {}}}}}", json!(null));
+    t.complete("l[0].c", json!(false));
+    t.complete("l[1].c", json!(false));
+    assert_eq!(
+        t.error_of("l").message,
+        "`until: steps.c.output` is still false after 2 rounds, the most that `max` allows"
+    );
+    assert_eq!(t.status(), "failed");
+}
+
+#[test]
+fn while_is_tested_before_a_round_and_state_carries_over() {
+    let mut t = Trial::new(
+        "
+name: f
+output: '${steps.l.output}'
+steps:
+  l:
+    repeat: {while: 'state.n < 2', max: 5, state: {n: 0}, next: {n: '${state.n + 1}', got: '${steps.c.output}'}}
+    output: '${state.n}:${steps.c.output}'
+    steps: {c: {input: '${state}'}}
+",
+        json!(null),
+    );
+    assert_eq!(t.input_of("l[0].c"), json!({"n": 0}));
+    t.complete("l[0].c", json!("x"));
+    assert_eq!(t.input_of("l[1].c"), json!({"n": 1, "got": "x"}));
+    t.complete("l[1].c", json!("y"));
+    assert_eq!((t.status(), t.output()), ("completed", json!("1:y")));
+}
+
+#[test]
+fn a_failed_item_under_each_policy() {
+    let flow = |policy: &str| {
+        format!(
+            "{{name: f, output: '${{steps.e.output}}', steps: {{e: {{spread: input, run: h, max_parallel: 2{policy}}}}}}}"
+        )
+    };
+    let mut t = Trial::new(&flow(""), json!([1, 2, 3]));
+    t.fail("e[0]", "no");
+    assert_eq!((t.steps().as_str(), t.status()), ("e failed, e[0] failed, e[1] cancelled", "failed"));
+    assert_eq!(t.error().step.as_deref(), Some("e[0]"));
+
+    let mut t = Trial::new(&flow(", on_item_failure: collect"), json!([1, 2, 3]));
+    t.fail("e[0]", "no");
+    t.complete("e[2]", json!("c"));
+    t.complete("e[1]", json!("b"));
+    let output = t.output();
+    assert_eq!(output[0]["error"]["message"], json!("no"));
+    assert_eq!((&output[1], &output[2]), (&json!({"output": "b"}), &json!({"output": "c"})));
+
+    let mut t = Trial::new(&flow(", on_item_failure: collect, max_failures: 1"), json!([1, 2, 3]));
+    t.fail("e[0]", "no");
+    assert_eq!(t.status(), "running");
+    t.fail("e[1]", "no");
+    assert_eq!((t.step("e[2]"), t.error().kind.as_str()), ("cancelled", "TooManyFailures"));
+}
+
+#[test]
+fn items_become_activations_as_the_window_reaches_them() {
+    let mut t = Trial::new("{name: f, steps: {e: {spread: input, run: h, max_parallel: 2}}}", json!([1, 2, 3]));
+    assert_eq!(t.steps(), "e open, e[0] queued, e[1] queued");
+    t.complete("e[1]", json!(null));
+    assert_eq!(t.steps(), "e open, e[0] queued, e[1] completed, e[2] queued");
+}
+
+#[test]
+fn an_expression_that_fails_deep_in_an_inline_chain_fails_its_step_and_commits() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {after: [a], set: '${steps.a.output.n}'}, c: {after: [b], set: '${10 / steps.b.output}'}, d: {after: [c]}, h: {after: ['failed:c']}}}",
+        json!(null),
+    );
+    t.complete("a", json!({"n": 0}));
+    assert_eq!(t.steps(), "a completed, b completed, c failed, d skipped, h queued");
+    let error = t.error_of("c");
+    assert_eq!(error.kind, "ExpressionError");
+    assert!(error.message.starts_with("`10 / steps.b.output` failed at column "), "{}", error.message);
+}
+
+#[test]
+fn a_need_in_the_middle_of_an_inline_chain_starts_the_decision_over() {
+    let long = "x".repeat(4000);
+    let mut t = Trial::new(
+        "{name: f, output: '${steps.d.output}', steps: {a: {}, b: {after: [a], set: 1}, c: {after: [b], set: '${size(steps.a.output.long)}'}, d: {after: [c], set: '${steps.c.output + 1}'}}}",
+        json!(null),
+    );
+    // The model decides with no payload at hand, and loads what is asked for.
+    t.complete("a", json!({"long": long}));
+    assert_eq!((t.status(), t.output()), ("completed", json!(4001)));
+}
+
+#[test]
+fn what_is_only_passed_on_is_never_loaded() {
+    let long = json!("x".repeat(4000));
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {after: [a], input: {all: '${steps.a.output}'}}, c: {after: [a]}}}",
+        json!(null),
+    );
+    let (run, task) = t.claim("a");
+    let kept = &t.model.runs[&run];
+    let report = Report {
+        task: TaskRef { activation: task.activation, fence: task.fence },
+        seq: None,
+        op: Op::Complete { output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002 }), emits: vec![], logs: vec![] },
+        claim: Claim::default(),
+    };
+    let env = Env { now: 0, seed: [0; 32], hooks: "" };
+    let transition = decide(&kept.flow, &kept.run, &env, &[Input::Report(report)]).expect("no payload is needed");
+    assert_eq!(transition.tasks.len(), 3);
+    t.complete_claimed(run, &task, long.clone());
+    assert_eq!((t.input_of("b"), t.input_of("c")), (json!({"all": long}), json!({"a": long})));
+}
+
+#[test]
+fn a_gate_opened_early_is_passed_on_arrival() {
+    let mut t = Trial::new(
+        "{name: f, output: '${steps.g.output}', steps: {a: {}, g: {after: [a], await: {webhook: true, timeout: 1h}}}}",
+        json!(null),
+    );
+    assert!(matches!(t.open_gate("g", json!("early")), Answer::Applied(_)));
+    assert_eq!(
+        t.open_gate("g", json!("twice")),
+        Answer::Conflict("the gate of g was opened before; a gate opens once".into())
+    );
+    assert_eq!(t.step("g"), "waiting");
+    t.complete("a", json!(1));
+    assert_eq!((t.status(), t.output()), ("completed", json!("early")));
+    let awaits: Vec<_> = t.kinds().into_iter().filter(|kind| kind.contains("await")).collect();
+    assert_eq!(awaits, ["step.await.scheduled g", "step.await.triggered g"]);
+}
+
+#[test]
+fn a_gate_opens_once_times_out_once_and_is_closed_by_cancel() {
+    let flow = |more: &str| {
+        format!("{{name: f, steps: {{g: {{await: {{manual: true, timeout: 1h{more}}}}}, z: {{after: [g]}}}}}}")
+    };
+    let mut t = Trial::new(&flow(""), json!(null));
+    assert_eq!(t.status(), "waiting");
+    t.open_gate("g", json!({"ok": true}));
+    assert_eq!(t.input_of("z"), json!({"g": {"ok": true}}));
+    assert_eq!(
+        t.open_gate("g", json!(2)),
+        Answer::Conflict("the gate of g was opened before; a gate opens once".into())
+    );
+    assert!(!t.tick(), "the timer went with the gate");
+
+    let mut t = Trial::new(&flow(""), json!(null));
+    t.tick();
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "GateTimeout"));
+    assert_eq!(t.open_gate("g", json!(2)), Answer::Conflict("the gate of g has timed out".into()));
+
+    let mut t = Trial::new(&flow(", on_timeout: continue"), json!(null));
+    t.tick();
+    assert_eq!(t.input_of("z"), json!({"g": null}));
+
+    let mut t = Trial::new(&flow(", on_timeout: skip"), json!(null));
+    t.tick();
+    assert_eq!((t.steps().as_str(), t.status()), ("g skipped, z skipped", "completed"));
+
+    let mut t = Trial::new(&flow(""), json!(null));
+    t.cancel();
+    assert_eq!(t.open_gate("g", json!(2)), Answer::Conflict("the gate of g is closed: the step was cancelled".into()));
+    assert_eq!(t.status(), "cancelled");
+}
+
+#[test]
+fn a_time_gate_before_a_step_opens_once_not_per_retry() {
+    let mut t = Trial::new("{name: f, steps: {a: {run: h, await: {time: 2s}}}}", json!(null));
+    assert_eq!((t.status(), t.step("a")), ("waiting", "gated"));
+    t.tick();
+    t.fail_attempt("a", "x");
+    assert_eq!(t.status(), "waiting");
+    t.tick();
+    t.complete("a", json!(1));
+    assert_eq!(t.status(), "completed");
+    assert_eq!(t.kinds().iter().filter(|kind| kind.contains("await")).count(), 2);
+}
+
+#[test]
+fn the_url_of_a_gate_can_be_read_before_it_is_reached() {
+    let mut t = Trial::new(
+        "{name: f, steps: {ask: {input: {link: '${gates.ok.url}'}}, ok: {after: [ask], await: {webhook: true}}}}",
+        json!(null),
+    );
+    let link = t.input_of("ask")["link"].as_str().unwrap().to_owned();
+    let token = link.strip_prefix("https://eddy.test/hooks/").expect("the hooks");
+    assert_eq!(token.len(), 64);
+    assert!(!t.kept().records.iter().any(|record| json!(record).to_string().contains(token)), "no record shows it");
+    t.complete("ask", json!(1));
+    t.open_gate("ok", json!(1));
+    assert_eq!(t.status(), "completed");
+}
+
+#[test]
+fn a_cancelled_gate_fails_its_step() {
+    let mut t = Trial::new("{name: f, steps: {g: {await: {manual: true}}}}", json!(null));
+    t.send(Input::CancelGate { activation: ActId(1), by: "ann".into() });
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "GateCancelled"));
+}
+
+const PARENT: &str = "{name: p, output: '${steps.c.output}', steps: {c: {flow: k, input: {n: 1}}, s: {}}}";
+const CHILD: &str = "{name: k, output: '${steps.x.output}', steps: {x: {}}}";
+
+#[test]
+fn a_child_that_ends_before_its_parent_hears_is_heard_once() {
+    let mut t = Trial::with(&[PARENT, CHILD], json!(null));
+    assert_eq!(t.input_of("x"), json!({"n": 1}));
+    let (run, task) = t.claim("x");
+    t.model.report(run, &task, None, Op::Complete { output: json!("done").into(), emits: vec![], logs: vec![] });
+    assert_eq!(t.step("c"), "child", "the message is on its way");
+    t.complete("s", json!(null));
+    let message = t.model.inbox.front().cloned();
+    assert!(message.is_none(), "delivered with the next ones");
+    assert_eq!((t.status(), t.output()), ("completed", json!("done")));
+}
+
+#[test]
+fn a_parent_that_is_cancelled_while_its_childs_end_is_on_its_way_stays_cancelled() {
+    let mut t = Trial::with(&[PARENT, CHILD], json!(null));
+    let (run, task) = t.claim("x");
+    t.model.report(run, &task, None, Op::Complete { output: json!("done").into(), emits: vec![], logs: vec![] });
+    let held = t.model.inbox.pop_front().expect("the message");
+    t.cancel();
+    t.model.inbox.push_back(held);
+    t.model.deliver_all();
+    assert_eq!((t.status(), t.step("c")), ("cancelled", "cancelled"));
+}
+
+#[test]
+fn cancel_reaches_children_and_a_failed_child_fails_its_step() {
+    let mut t = Trial::with(&[PARENT, CHILD], json!(null));
+    t.cancel();
+    let statuses: Vec<_> = t.model.runs.values().map(|kept| kept.run.header.status().as_str()).collect();
+    assert_eq!(statuses, ["cancelled", "cancelled"]);
+
+    let mut t = Trial::with(&[PARENT, CHILD], json!(null));
+    t.fail("x", "broken");
+    let error = t.error_of("c");
+    assert_eq!((error.kind.as_str(), error.also[0].message.as_str()), ("ChildFailed", "broken"));
+}
+
+#[test]
+fn a_detached_child_completes_its_step_at_once() {
+    let t = Trial::with(&["{name: p, steps: {c: {flow: k, detached: true}}}", CHILD], json!(null));
+    assert_eq!(t.status(), "completed");
+    let child = t.output_of("c")["run_id"].as_str().unwrap().to_owned();
+    let runs: Vec<String> = t.model.runs.keys().map(ToString::to_string).collect();
+    assert!(runs.contains(&child), "{child} in {runs:?}");
+    assert_eq!(t.offered(), ["x"]);
+}
+
+#[test]
+fn undo_goes_backwards_over_parallel_branches_one_at_a_time() {
+    let mut t = Trial::new(
+        "
+name: f
+steps:
+  a: {undo: {run: ua}}
+  b: {undo: {run: ub}}
+  c: {after: [a], undo: {run: uc}}
+  each: {after: [b], spread: '[1, 2]', run: h, undo: {run: ue}}
+  z: {after: [c, each], retry: {attempts: 1}}
+",
+        json!("in"),
+    );
+    t.complete("b", json!("B"));
+    t.complete("each[1]", json!("E1"));
+    t.complete("a", json!("A"));
+    t.complete("each[0]", json!("E0"));
+    t.complete("c", json!("C"));
+    t.fail("z", "no");
+    assert_eq!(t.status(), "running");
+    for (undo, input) in [
+        ("undo:c", json!({"input": {"a": "A"}, "output": "C"})),
+        ("undo:each[0]", json!({"input": 1, "output": "E0"})),
+        ("undo:a", json!({"input": "in", "output": "A"})),
+        ("undo:each[1]", json!({"input": 2, "output": "E1"})),
+    ] {
+        assert_eq!(t.offered(), [undo]);
+        assert_eq!(t.input_of(undo), input);
+        t.complete(undo, json!(null));
+    }
+    t.fail("undo:b", "can't");
+    assert_eq!(
+        (t.status(), t.error().message.as_str(), t.error().also[0].step.as_deref()),
+        ("failed", "no", Some("undo:b"))
+    );
+}
+
+#[test]
+fn cancel_in_a_flow_with_undo_lets_attempts_in_flight_report() {
+    let flow = "{name: f, steps: {a: {undo: {run: u}}, b: {undo: {run: u}}, c: {after: [a]}}}";
+    let mut t = Trial::new(flow, json!(null));
+    let (run, held) = t.claim("a");
+    t.cancel();
+    assert_eq!(t.steps(), "a draining, b cancelled, c cancelled");
+    assert_eq!(t.status(), "running");
+    t.complete_claimed(run, &held, json!("charged"));
+    assert_eq!(t.offered(), ["undo:a"]);
+    t.complete("undo:a", json!(null));
+    assert_eq!(t.status(), "cancelled");
+
+    let mut t = Trial::new(flow, json!(null));
+    let (_, held) = t.claim("a");
+    t.cancel();
+    let task = TaskRef { activation: held.activation, fence: held.fence };
+    t.send(Input::Expired { task, why: Expiry::LeaseLost, claim: Claim::default() });
+    assert_eq!((t.step("a"), t.status()), ("cancelled", "cancelled"));
+}
+
+#[test]
+fn finally_runs_after_cancel_and_sees_the_outcome() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}}, finally: {steps: {clean: {input: '${run.outcome}'}}, timeout: 1m}}",
+        json!(null),
+    );
+    let (run, late) = t.claim("a");
+    t.cancel();
+    assert_eq!((t.status(), t.input_of("finally.clean")), ("running", json!("cancelled")));
+    let answer = t.say(run, &late, Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] });
+    assert_eq!(answer, Answer::Closed);
+    t.complete("finally.clean", json!(1));
+    assert_eq!(t.status(), "cancelled");
+    assert_eq!(t.kinds().last().unwrap(), "flow.cancelled");
+}
+
+#[test]
+fn a_failed_finally_fails_a_run_that_would_have_completed() {
+    let flow = "{name: f, output: '${steps.a.output}', steps: {a: {}}, finally: {steps: {clean: {}}, timeout: 1m}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("a", json!(1));
+    t.fail("finally.clean", "stuck");
+    assert_eq!((t.status(), t.error().step.as_deref()), ("failed", Some("finally.clean")));
+
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("a", json!(1));
+    t.tick();
+    assert_eq!((t.status(), t.error().kind.as_str(), t.step("finally.clean")), ("failed", "Timeout", "cancelled"));
+}
+
+#[test]
+fn a_deadline_fails_the_run_but_does_not_bind_finally() {
+    let start = Start { deadline_ms: Some(1000), ..Start::default() };
+    let mut t = Trial::starting(&["{name: f, steps: {a: {}}, finally: {steps: {clean: {}}}}"], start);
+    t.tick();
+    assert_eq!((t.status(), t.step("a")), ("running", "cancelled"));
+    assert!(!t.tick());
+    t.complete("finally.clean", json!(null));
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "DeadlineExceeded"));
+}
+
+#[test]
+fn a_delayed_run_is_pending_and_can_be_cancelled() {
+    let start = Start { delay_ms: Some(1000), ..Start::default() };
+    let flow = "{name: f, steps: {a: {}}, finally: {steps: {clean: {}}}}";
+    let mut t = Trial::starting(&[flow], start.clone());
+    assert_eq!(t.status(), "pending");
+    t.tick();
+    assert_eq!((t.status(), t.step("a")), ("running", "queued"));
+    let mut t = Trial::starting(&[flow], start);
+    t.cancel();
+    assert_eq!((t.status(), t.steps().as_str()), ("cancelled", ""));
+}
+
+#[test]
+fn retries_follow_the_policy() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {retry: {attempts: 4, initial: 100ms, factor: 3, max: 500ms, non_retryable: [Fatal]}}}}",
+        json!(null),
+    );
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let before = t.model.now;
+        t.fail_attempt("a", "x");
+        t.tick();
+        seen.push(t.model.now - before);
+    }
+    assert_eq!(seen, [100, 300, 500]);
+    let (_, task) = t.claim("a");
+    assert_eq!(task.attempt, 4);
+    t.fail_attempt_of(t.run, &task);
+    assert_eq!((t.step("a"), t.status()), ("failed", "failed"));
+
+    let mut t = Trial::new("{name: f, steps: {a: {retry: {non_retryable: [Fatal]}}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let fatal = Failure::new("Fatal", "no");
+    t.say(run, &task, Op::Fail { error: fatal, retryable: true, retry_after_ms: None });
+    assert_eq!(t.step("a"), "failed");
+}
+
+#[test]
+fn a_worker_may_ask_for_another_delay_or_to_be_deferred_at_no_cost() {
+    let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: 2}}}}", json!(null));
+    let before = t.model.now;
+    let (run, task) = t.claim("a");
+    t.say(run, &task, Op::Defer { after_ms: 50, limit: Some("stripe".into()) });
+    t.tick();
+    let (run, task) = t.claim("a");
+    assert_eq!((task.attempt, t.model.now - before), (1, 50));
+    let error = Failure::new("Busy", "later");
+    t.say(run, &task, Op::Fail { error, retryable: true, retry_after_ms: Some(30_000) });
+    t.tick();
+    assert_eq!(t.model.now - before, 30_050);
+    let (_, task) = t.claim("a");
+    assert_eq!(task.attempt, 2);
+}
+
+#[test]
+fn a_lost_lease_is_an_attempt_and_a_poison_task_ends_as_failed() {
+    let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: 2}}}}", json!(null));
+    for _ in 0..2 {
+        let (_, task) = t.claim("a");
+        let lost = TaskRef { activation: task.activation, fence: task.fence };
+        t.send(Input::Expired { task: lost, why: Expiry::LeaseLost, claim: Claim::default() });
+        t.tick();
+    }
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "LeaseLost"));
+}
+
+#[test]
+fn a_released_task_costs_no_attempt_and_its_old_fence_is_stale() {
+    let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
+    let (run, old) = t.claim("a");
+    let task = TaskRef { activation: old.activation, fence: old.fence };
+    t.send(Input::Expired { task, why: Expiry::Released, claim: Claim::default() });
+    let (_, new) = t.claim("a");
+    assert_eq!(new.attempt, 1);
+    assert!(new.fence > old.fence);
+    let op = Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] };
+    assert_eq!(t.say(run, &old, op), Answer::Stale);
+}
+
+#[test]
+fn a_start_timeout_fails_the_step() {
+    let mut t = Trial::new("{name: f, steps: {a: {start_timeout: 1s}}}", json!(null));
+    let row = t.kept().tasks.values().next().unwrap().task.clone();
+    assert_eq!(row.start_timeout_ms, Some(1000));
+    let task = TaskRef { activation: row.activation, fence: row.fence };
+    t.send(Input::Expired { task, why: Expiry::StartTimeout, claim: Claim::default() });
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "StartTimeout"));
+}
+
+#[test]
+fn a_report_with_a_known_seq_gets_its_first_answer_even_after_the_end() {
+    let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let log = Op::Log(Log { level: "info".into(), msg: "hi".into(), meta: None });
+    assert!(matches!(t.model.report(run, &task, Some(1), log.clone()), Answer::Applied(_)));
+    assert!(matches!(t.model.report(run, &task, Some(1), log.clone()), Answer::Duplicate(_)));
+    let done = Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] };
+    assert!(matches!(t.model.report(run, &task, Some(3), done.clone()), Answer::Applied(_)));
+    assert!(matches!(t.model.report(run, &task, Some(3), done.clone()), Answer::Duplicate(_)));
+    assert_eq!(t.model.report(run, &task, Some(2), log), Answer::Closed, "2 was never applied");
+    assert_eq!(t.model.report(run, &task, None, done), Answer::Closed);
+    assert_eq!(t.kinds().iter().filter(|kind| kind.starts_with("runner.log")).count(), 1);
+}
+
+#[test]
+fn a_paused_run_still_decides_but_offers_nothing() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {after: [a]}}}", json!(null));
+    let (run, task) = t.claim("a");
+    t.send(Input::Pause { by: "ann".into() });
+    assert_eq!(t.status(), "paused");
+    t.complete_claimed(run, &task, json!(1));
+    assert_eq!((t.status(), t.step("b")), ("paused", "queued"));
+    let fence = *t.kept().tasks.keys().next().unwrap();
+    assert!(t.model.claim(run, fence).is_none());
+    t.send(Input::Resume { by: "ann".into() });
+    t.complete("b", json!(1));
+    assert_eq!(t.status(), "completed");
+}
+
+#[test]
+fn acts_on_one_activation() {
+    let mut t = Trial::new(
+        "{name: f, output: '${steps.b.output}', steps: {a: {}, b: {after: [a]}, c: {}, d: {}}}",
+        json!(null),
+    );
+    t.act("b", StepAct::Complete { output: json!("by hand").into() });
+    t.act("c", StepAct::Skip);
+    t.act("d", StepAct::Fail { error: Failure::new("", "given up") });
+    assert_eq!(t.steps(), "a queued, b completed, c skipped, d failed");
+    assert_eq!(t.act("b", StepAct::Skip), Answer::Conflict("b has ended: completed".into()));
+    assert_eq!(t.act("a", StepAct::Retry), Answer::Conflict("a is not waiting for its next attempt".into()));
+    t.fail_attempt("a", "x");
+    t.act("a", StepAct::Retry);
+    assert_eq!(t.step("a"), "queued");
+    t.complete("a", json!(1));
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "FailedByHand"));
+}
+
+#[test]
+fn completing_a_group_by_hand_cancels_what_is_in_it() {
+    let mut t = Trial::new(
+        "{name: f, output: '${steps.g.output}', steps: {g: {steps: {a: {}, b: {after: [a]}}}}}",
+        json!(null),
+    );
+    t.act("g", StepAct::Complete { output: json!("x").into() });
+    assert_eq!(t.steps(), "g completed, g.a cancelled, g.b cancelled");
+    assert_eq!((t.status(), t.output()), ("completed", json!("x")));
+}
+
+#[test]
+fn at_least_with_rest_cancel_cancels_the_rest() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {}, c: {}, z: {after: [a, b, c], join: {at_least: 2, rest: cancel}}}}",
+        json!(null),
+    );
+    t.complete("a", json!(1));
+    t.complete("c", json!(3));
+    assert_eq!(t.steps(), "a completed, b cancelled, c completed, z queued");
+    assert_eq!(t.input_of("z"), json!({"a": 1, "c": 3}));
+}
+
+#[test]
+fn events_in_a_group_stay_in_the_group() {
+    let mut t = Trial::new(
+        "{name: f, steps: {g: {spread: '[1, 2]', steps: {a: {emits: [e]}, b: {subscribes: [e], run: h}}}}}",
+        json!(null),
+    );
+    t.complete_emitting("g[0].a", json!(null), &[("e", json!("zero"))]);
+    assert_eq!((t.step("g[0].b"), t.step("g[1].b")), ("queued", "waiting"));
+}
+
+#[test]
+fn ten_thousand_items_are_cancelled_in_several_transitions_with_the_terminal_record_in_the_last() {
+    let items: Vec<u32> = (0..10_000).collect();
+    let mut t = Trial::new("{name: f, steps: {e: {spread: input, run: h, max_parallel: 10000}}}", json!(items));
+    assert_eq!(t.kept().tasks.len(), 10_000);
+    let versions = t.kept().run.header.version.0;
+    t.model.submit(t.run, vec![Input::Cancel { by: "ann".into(), reason: None }]);
+    assert_eq!(t.status(), "running", "one transition is not enough");
+    t.model.deliver_all();
+    assert_eq!((t.status(), t.kinds().last().unwrap().as_str()), ("cancelled", "flow.cancelled"));
+    let transitions = t.kept().run.header.version.0 - versions;
+    assert!((10..=13).contains(&transitions), "{transitions}");
+}
+
+// Code runs.
+
+const CODE: &str = "{name: job, code: true, step_retry: {attempts: 2, initial: 1s}, retry: {attempts: 2, initial: 1s}}";
+
+fn code(t: &mut Trial, task: &(RunId, Task), name: &str, op: CodeOp) -> Answer {
+    t.say(task.0, &task.1, Op::Code { name: name.to_owned(), op })
+}
+
+fn done(output: serde_json::Value) -> CodeOp {
+    CodeOp::Done { output: output.into() }
+}
+
+fn memo(t: &Trial) -> Vec<String> {
+    t.kept().run.memo(0).map(|entry| format!("{} {:?}", entry.name, entry.state).chars().take(40).collect()).collect()
+}
+
+#[test]
+fn a_code_run_remembers_its_steps_sleeps_and_completes() {
+    let mut t = Trial::new(CODE, json!({"order": 7}));
+    let driver = t.claim("@run");
+    assert_eq!((driver.1.handler.as_str(), driver.1.kind), ("job", TaskKind::Run));
+    let answer = code(&mut t, &driver, "pay", done(json!("paid")));
+    assert_eq!(answer, Answer::Applied(Said { decision: Some(Decision::Recorded), ..Said::default() }));
+    code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(5000) });
+    assert!(matches!(t.say(driver.0, &driver.1, Op::Suspend { seen: None }), Answer::Applied(_)));
+    assert_eq!((t.status(), t.offered().len()), ("waiting", 0));
+    t.tick();
+    let driver = t.claim("@run");
+    assert_eq!(driver.1.attempt, 1, "a resume keeps its attempt");
+    t.complete_claimed(driver.0, &driver.1, json!("all done"));
+    assert_eq!((t.status(), t.output()), ("completed", json!("all done")));
+    assert!(!t.kinds().contains(&"step.completed @run".to_owned()));
+}
+
+#[test]
+fn news_that_came_before_the_suspend_wakes_at_once() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "embed", CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None });
+    t.complete("embed", json!([0.5]));
+    t.say(driver.0, &driver.1, Op::Suspend { seen: None });
+    assert_eq!(t.offered(), ["@run"], "the call's end was not in the claim's memo");
+    let driver = t.claim("@run");
+    let seen = t.kept().run.header.code.as_ref().unwrap().news;
+    let answer = t.say(driver.0, &driver.1, Op::Suspend { seen: Some(seen) });
+    assert!(matches!(answer, Answer::Invalid(_)), "nothing is pending and nothing unseen: {answer:?}");
+}
+
+#[test]
+fn a_known_name_of_the_same_kind_is_the_same_entry_and_pay_2_is_another() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    let call = CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None };
+    code(&mut t, &driver, "price", call.clone());
+    let answer = code(&mut t, &driver, "price", call);
+    assert!(matches!(answer, Answer::Duplicate(Said { known: true, .. })), "in flight: {answer:?}");
+    assert_eq!(t.offered(), ["price"]);
+    code(&mut t, &driver, "pay", done(json!(1)));
+    code(&mut t, &driver, "pay#2", done(json!(2)));
+    assert_eq!((t.output_of("pay"), t.output_of("pay#2")), (json!(1), json!(2)));
+}
+
+#[test]
+fn a_changed_kind_under_a_remembered_name_fails_the_run_clearly() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "pay", done(json!(1)));
+    code(&mut t, &driver, "pay", CodeOp::Sleep { due: Due::After(1) });
+    assert_eq!(t.status(), "failed");
+    assert_eq!(
+        t.error().message,
+        "`pay` is remembered as a step, but the function now asks for a sleep of that name; give the new one another name"
+    );
+}
+
+#[test]
+fn a_failing_code_step_is_retried_by_its_function_and_then_failed() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
+    let answer = code(&mut t, &driver, "pay", broken.clone());
+    let retry = Said { decision: Some(Decision::Retry { after_ms: 1000 }), ..Said::default() };
+    assert_eq!(answer, Answer::Applied(retry));
+    t.say(driver.0, &driver.1, Op::Suspend { seen: None });
+    assert_eq!(t.status(), "waiting");
+    t.tick();
+    let driver = t.claim("@run");
+    let answer = code(&mut t, &driver, "pay", broken);
+    assert!(matches!(answer, Answer::Applied(Said { decision: Some(Decision::Failed), .. })));
+    // The function lets it fail: a new attempt of it forgets what failed.
+    t.fail_attempt_of(driver.0, &driver.1);
+    t.tick();
+    let driver = t.claim("@run");
+    assert_eq!((driver.1.attempt, memo(&t)), (2, vec![]));
+    code(&mut t, &driver, "pay", done(json!("at last")));
+    assert_eq!((t.step("pay"), t.output_of("pay~2")), ("failed", json!("at last")));
+}
+
+#[test]
+fn a_lost_lease_counts_only_without_progress() {
+    let mut t = Trial::new(CODE, json!(null));
+    let lose = |t: &mut Trial, (_, task): &(RunId, Task)| {
+        let claim = t.kept().tasks[&task.fence].claim.clone();
+        let task = TaskRef { activation: task.activation, fence: task.fence };
+        t.send(Input::Expired { task, why: Expiry::LeaseLost, claim });
+    };
+    for step in ["a", "b", "c"] {
+        let driver = t.claim("@run");
+        assert_eq!(driver.1.attempt, 1);
+        code(&mut t, &driver, step, done(json!(1)));
+        lose(&mut t, &driver);
+    }
+    let driver = t.claim("@run");
+    lose(&mut t, &driver);
+    t.tick();
+    let driver = t.claim("@run");
+    assert_eq!(driver.1.attempt, 2);
+    lose(&mut t, &driver);
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "LeaseLost"));
+}
+
+#[test]
+fn a_code_run_waits_for_a_person_and_for_a_child() {
+    let mut t = Trial::with(&[CODE, CHILD], json!(null));
+    let driver = t.claim("@run");
+    let wait = CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: Some(60_000) };
+    let answer = code(&mut t, &driver, "ok", wait.clone());
+    let Answer::Applied(Said { token: Some(token), .. }) = answer else { panic!("{answer:?}") };
+    let again = code(&mut t, &driver, "ok", wait);
+    assert!(matches!(again, Answer::Duplicate(Said { token: Some(same), .. }) if same == token));
+    code(&mut t, &driver, "kid", CodeOp::Child { flow: "k".into(), input: json!(1).into(), detached: false });
+    t.say(driver.0, &driver.1, Op::Suspend { seen: None });
+    t.open_gate("ok", json!("yes"));
+    t.complete("x", json!("kid's"));
+    assert_eq!((t.output_of("ok"), t.output_of("kid")), (json!("yes"), json!("kid's")));
+    assert_eq!(t.offered(), ["@run"]);
+}
+
+#[test]
+fn a_function_that_completes_cancels_what_it_left_open() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(5000) });
+    code(&mut t, &driver, "call", CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None });
+    t.complete_claimed(driver.0, &driver.1, json!("done"));
+    assert_eq!((t.steps().as_str(), t.status()), ("nap cancelled, call cancelled", "completed"));
+}
+
+#[test]
+fn continue_as_new_goes_on_in_another_run_that_is_still_the_parents_child() {
+    let parent = "{name: p, output: '${steps.c.output}', steps: {c: {flow: job}}}";
+    let mut t = Trial::with(&[parent, CODE], json!(null));
+    let driver = t.claim("@run");
+    t.say(driver.0, &driver.1, Op::ContinueAs { input: json!({"page": 2}).into() });
+    assert_eq!(t.step("c"), "child");
+    assert_eq!(t.model.header(driver.0).status().as_str(), "completed");
+    assert_eq!(t.input_of("@run"), json!({"page": 2}));
+    let next = t.claim("@run");
+    assert_eq!(t.model.header(driver.0).continued_as, Some(next.0));
+    t.complete_claimed(next.0, &next.1, json!("end"));
+    assert_eq!((t.status(), t.output()), ("completed", json!("end")));
+}
+
+#[test]
+fn a_pinned_code_run_is_offered_to_its_build_only() {
+    let mut t = Trial::new("{name: job, code: true, builds: pinned}", json!(null));
+    let driver = t.claim("@run");
+    assert_eq!(driver.1.build, None);
+    code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(1) });
+    t.say(driver.0, &driver.1, Op::Suspend { seen: None });
+    t.tick();
+    assert_eq!(t.claim("@run").1.build.as_deref(), Some("build-1"));
+}
+
+// Retry and rerun.
+
+fn again(t: &Trial, reuse: Vec<run::Reused>) -> Start {
+    let plain = |data: &Data| Data::from(t.model.json(t.run, data));
+    let reuse = reuse.into_iter().map(|mut reused| {
+        if let run::End::Completed(output) = &reused.end {
+            reused.end = run::End::Completed(plain(output));
+        }
+        reused.input = reused.input.as_ref().map(plain);
+        reused.emits = reused.emits.iter().map(|(event, payload)| (event.clone(), plain(payload))).collect();
+        reused
+    });
+    let input = t.model.header(t.run).input.as_ref().map(plain);
+    Start { input, retry_of: Some(t.run), reuse: reuse.collect(), ..Start::default() }
+}
+
+#[test]
+fn a_retry_takes_over_what_completed_and_runs_the_rest() {
+    let flow = "
+name: f
+output: '${steps.z.output}'
+steps:
+  a: {emits: [e]}
+  maybe: {after: [a], if: 'false'}
+  b: {subscribes: [e]}
+  each: {after: [a], spread: '[1, 2, 3]', run: h, on_item_failure: collect, max_failures: 0, max_parallel: 3}
+  z: {after: [b, each, 'ended:maybe']}
+";
+    let mut t = Trial::new(flow, json!("in"));
+    t.complete_emitting("a", json!("A"), &[("e", json!("E"))]);
+    t.complete("b", json!("x".repeat(1000)));
+    t.complete("each[0]", json!(10));
+    t.complete("each[2]", json!(30));
+    t.fail("each[1]", "no");
+    assert_eq!(t.status(), "failed");
+    let start = again(&t, decide::retry(&t.kept().flow, &t.kept().run));
+    let old = t.run;
+    t.run = t.model.start("f", start);
+    t.model.deliver_all();
+    assert_eq!(t.offered(), ["each[1]"], "{}", t.steps());
+    let reused: Vec<String> = t
+        .kept()
+        .records
+        .iter()
+        .map(|record| json!(record).to_string())
+        .filter(|line| line.contains("reusedFrom"))
+        .collect();
+    assert_eq!(reused.len(), 5, "{reused:?}");
+    assert!(reused.iter().all(|line| line.contains(&old.to_string())));
+    t.complete("each[1]", json!(20));
+    assert_eq!(t.input_of("z")["each"], json!([{"output": 10}, {"output": 20}, {"output": 30}]));
+    t.complete("z", json!("end"));
+    assert_eq!((t.status(), t.output()), ("completed", json!("end")));
+}
+
+#[test]
+fn a_rerun_runs_a_step_again_with_everything_after_it() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b]}, d: {after: [a]}}}", json!(null));
+    for step in ["a", "b", "c", "d"] {
+        t.complete(step, json!(step));
+    }
+    let start = again(&t, decide::rerun(&t.kept().flow, &t.kept().run, "b").unwrap());
+    t.run = t.model.start("f", start);
+    assert_eq!(t.steps(), "a completed, b queued, c waiting, d completed");
+    let wrong = decide::rerun(&t.kept().flow, &t.kept().run, "x");
+    assert_eq!(wrong, Err("there is no step `x` at the top level of f".into()));
+}
+
+#[test]
+fn what_was_undone_runs_again() {
+    let mut t =
+        Trial::new("{name: f, steps: {a: {undo: {run: u}}, b: {after: [a], retry: {attempts: 1}}}}", json!(null));
+    t.complete("a", json!("A"));
+    t.fail("b", "no");
+    t.complete("undo:a", json!(null));
+    assert_eq!(t.status(), "failed");
+    assert_eq!(decide::retry(&t.kept().flow, &t.kept().run), vec![]);
+}
+
+#[test]
+fn a_retried_code_run_keeps_its_completed_entries() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "pay", done(json!("paid")));
+    let error = Failure::new("Boom", "for good");
+    t.say(driver.0, &driver.1, Op::Fail { error, retryable: false, retry_after_ms: None });
+    assert_eq!(t.status(), "failed");
+    let start = again(&t, decide::retry(&t.kept().flow, &t.kept().run));
+    t.run = t.model.start("job", start);
+    assert_eq!((t.step("pay"), t.output_of("pay")), ("completed", json!("paid")));
+    let driver = t.claim("@run");
+    assert!(matches!(code(&mut t, &driver, "pay", done(json!("twice"))), Answer::Duplicate(_)));
+}
