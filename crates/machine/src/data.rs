@@ -24,11 +24,12 @@ pub enum Data {
     Map(Arc<Vec<(Arc<str>, Data)>>),
 }
 
-/// The key of a stored value, with its size as JSON.
+/// The key of a stored value, with its size as JSON and how deep it is nested, which bound what can be made of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ValueRef {
     pub id: ValueId,
     pub bytes: u32,
+    pub depth: u16,
 }
 
 impl Data {
@@ -47,6 +48,16 @@ impl Data {
             Data::Ref(value) => value.bytes as usize,
             Data::List(items) => sum(limit, items.iter().map(|item| (1, item))),
             Data::Map(fields) => sum(limit, fields.iter().map(|(key, item)| (key.len() + 4, item))),
+        }
+    }
+
+    /// How deep it is nested, what it refers to included; a scalar is 0 deep.
+    pub fn depth(&self) -> u16 {
+        match self {
+            Data::Json(json) => json_depth(json),
+            Data::Ref(value) => value.depth,
+            Data::List(items) => deeper(items.iter().map(Data::depth)),
+            Data::Map(fields) => deeper(fields.iter().map(|(_, item)| item.depth())),
         }
     }
 
@@ -106,6 +117,18 @@ fn bounded(limit: usize, sizes: impl Iterator<Item = usize>) -> usize {
     total
 }
 
+fn json_depth(json: &Value) -> u16 {
+    match json {
+        Value::Array(items) => deeper(items.iter().map(json_depth)),
+        Value::Object(fields) => deeper(fields.values().map(json_depth)),
+        _ => 0,
+    }
+}
+
+fn deeper(depths: impl Iterator<Item = u16>) -> u16 {
+    depths.max().unwrap_or(0).saturating_add(1)
+}
+
 fn json_bytes(json: &Value, limit: usize) -> usize {
     match json {
         Value::Null | Value::Bool(true) => 4,
@@ -129,13 +152,20 @@ mod tests {
 
     #[test]
     fn an_aggregate_names_every_missing_value_at_once() {
-        let at = |id| Data::Ref(ValueRef { id: ValueId(id), bytes: 9 });
+        let at = |id| Data::Ref(ValueRef { id: ValueId(id), bytes: 9, depth: 1 });
         let list = Data::List(Arc::new(vec![at(1), Data::from(json!(2)), at(3)]));
         assert_eq!(list.materialise(&|_| None), Err(vec![ValueId(1), ValueId(3)]));
         let one = Data::from(json!("one"));
         let three = Data::from(json!({"n": 3}));
         let load = |id| if id == ValueId(1) { Some(&one) } else { Some(&three) };
         assert_eq!(list.materialise(&load), Ok(json!(["one", 2, {"n": 3}])));
+    }
+
+    #[test]
+    fn depth_counts_what_is_referred_to() {
+        let stored = Data::Ref(ValueRef { id: ValueId(1), bytes: 9, depth: 7 });
+        assert_eq!(Data::List(Arc::new(vec![Data::from(json!([[]])), stored])).depth(), 8);
+        assert_eq!((Data::from(json!(1)).depth(), Data::from(json!({"a": [1]})).depth()), (0, 2));
     }
 
     #[test]

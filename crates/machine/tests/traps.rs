@@ -418,7 +418,11 @@ fn what_is_only_passed_on_is_never_loaded() {
     let report = Report {
         task: TaskRef { activation: task.activation, fence: task.fence },
         seq: None,
-        op: Op::Complete { output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002 }), emits: vec![], logs: vec![] },
+        op: Op::Complete {
+            output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002, depth: 0 }),
+            emits: vec![],
+            logs: vec![],
+        },
         claim: Claim::default(),
     };
     let env = Env { now: 0, seed: [0; 32], hooks: "" };
@@ -426,6 +430,16 @@ fn what_is_only_passed_on_is_never_loaded() {
     assert_eq!(transition.tasks.len(), 3);
     t.complete_claimed(run, &task, long.clone());
     assert_eq!((t.input_of("b"), t.input_of("c")), (json!({"all": long}), json!({"a": long})));
+}
+
+#[test]
+fn a_state_that_holds_the_state_before_it_cannot_nest_without_end() {
+    let filler = "x".repeat(300);
+    let flow = format!(
+        "{{name: f, steps: {{l: {{repeat: {{while: 'true', max: 100000, state: {{x: '{filler}'}}, next: {{prev: '${{state}}', x: '{filler}'}}}}, steps: {{a: {{set: 1}}}}}}}}}}"
+    );
+    let t = Trial::new(&flow, json!(null));
+    assert_eq!(t.error_of("l").message, "`state` failed at column 1: the result is nested more than 100 deep");
 }
 
 #[test]

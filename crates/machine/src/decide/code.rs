@@ -129,9 +129,9 @@ impl Decider<'_> {
             CodeWait::Webhook => (GateReason::Webhook, None),
             CodeWait::Manual => (GateReason::Manual, None),
             CodeWait::Event { name, key } => {
-                let key = match key {
-                    Some(key) => Some(self.canonical_data(key)?),
-                    None => None,
+                let key = match key.as_ref().map(|key| self.canonical_data(key)).transpose()?.transpose() {
+                    Ok(key) => key,
+                    Err(failure) => return self.fail(id, failure),
                 };
                 (GateReason::Event, Some((name.clone(), key, Since::Run)))
             }

@@ -408,9 +408,9 @@ impl<'a> Decider<'a> {
         }
         let id = ValueId(self.header.next_value);
         self.header.next_value += 1;
-        let bytes = data.bytes(COUNTED_BYTES) as u32;
+        let stored = ValueRef { id, bytes: data.bytes(COUNTED_BYTES) as u32, depth: data.depth() };
         self.values.insert(id, data);
-        Data::Ref(ValueRef { id, bytes })
+        Data::Ref(stored)
     }
 
     fn set_timer(&mut self, activation: ActId, kind: TimerKind, due: crate::transition::Due) {

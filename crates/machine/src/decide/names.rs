@@ -13,6 +13,9 @@ use crate::flow::Graph;
 use crate::ids::{ActId, Millis, ScopeId, ValueId};
 use crate::run::{Activation, Activations, End, GateState, Inside, Outcome, Phase, Place, What};
 
+/// How large the key of an event, a limit or a queue may be.
+pub const MAX_KEY_BYTES: usize = 1024;
+
 /// A result, or the failure of the activation that asked for it.
 type Evaluated<T> = Done<Result<T, Failure>>;
 
@@ -50,21 +53,25 @@ impl Decider<'_> {
     /// A key, as canonical JSON.
     pub(super) fn canonical(&self, at: ActId, expr: &Expr) -> Evaluated<String> {
         match evaluated(expr.data(&self.view(at, false), &mut Fuel::default()))? {
-            Ok(data) => Ok(Ok(self.canonical_data(&data)?)),
+            Ok(data) => self.canonical_data(&data),
             Err(failure) => Ok(Err(failure)),
         }
     }
 
     pub(super) fn canonical_template(&self, at: ActId, template: &Template) -> Evaluated<String> {
         match self.fill_in(at, template)? {
-            Ok(data) => Ok(Ok(self.canonical_data(&data)?)),
+            Ok(data) => self.canonical_data(&data),
             Err(failure) => Ok(Err(failure)),
         }
     }
 
-    pub(super) fn canonical_data(&self, data: &Data) -> Done<String> {
+    pub(super) fn canonical_data(&self, data: &Data) -> Evaluated<String> {
+        if data.bytes(MAX_KEY_BYTES) > MAX_KEY_BYTES {
+            let message = format!("a key has at most {MAX_KEY_BYTES} bytes as JSON");
+            return Ok(Err(Failure::new(kind::EXPRESSION, message)));
+        }
         let value = data.materialise(&|id| self.loaded(id)).map_err(Halt::Need)?;
-        Ok(canonical_json(value))
+        Ok(Ok(canonical_json(value)))
     }
 
     pub(super) fn value(&self, id: ValueId) -> Done<&Data> {

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::draft::{Draft, DraftArm, DraftScope, Wants};
-use super::problem::{Problem, did_you_mean};
+use super::problem::Problem;
 use super::source::shorten;
 use super::{MAX_EDGES, MAX_EVENTS, reads, warnings};
 use crate::flow::{Arm, Event, Finally, Graph, Join, Scope, Source, Step, Watcher, When};
 use crate::ids::{ScopeId, StepId};
+use crate::nearest::did_you_mean;
 
 /// The graph of a draft. It is one only if there are no problems; what is wrong is added to the draft's.
 pub(super) fn graph(draft: &mut Draft<'_>, finally: Option<Finally>, fail_fast: bool) -> Graph {

@@ -5,10 +5,11 @@ use serde_json::{Map, Value};
 use super::MAX_NAME_CHARS;
 use super::draft::{Draft, Site, View};
 use super::duration::{MAX_DURATION_MS, TOO_LONG, duration as parse_duration};
-use super::problem::{Place, Problem, did_you_mean};
+use super::problem::{Place, Problem};
 use super::source::{Key, Node, NodeValue, join, shorten};
 use crate::expr::{Expr, ExprError, Template};
 use crate::ids::Millis;
+use crate::nearest::did_you_mean;
 
 /// What was read and its canonical form; none if there was a problem, which is told then.
 pub(super) type Out<T> = Option<(T, Value)>;

@@ -7,11 +7,12 @@ use serde_json::{Map, Value};
 use super::draft::{Draft, DraftScope, View};
 use super::fields::{Fields, Out, boolean, check_name, choice, duration, list, name, schema, template, text};
 use super::policy::retry;
-use super::problem::{Place, Problem, Problems, did_you_mean};
+use super::problem::{Place, Problem, Problems};
 use super::source::{Key, Node, NodeValue, join};
 use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, analyse, canonical, step};
 use crate::flow::{Body, Builds, CodeFlow, Finally, Flow, Graph};
 use crate::ids::{ScopeId, StepId};
+use crate::nearest::did_you_mean;
 
 /// With the name it was asked for under, if any.
 pub(super) fn flow(asked: Option<&str>, source: &str, root: &Node) -> Result<Parsed, Problems> {

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::analyse::{needs_all, says_it_ran, steps_of};
 use super::draft::{Draft, DraftStep, GateKind, View};
-use super::problem::{Problem, did_you_mean};
+use super::problem::Problem;
 use super::source::shorten;
 use crate::expr::Read;
 use crate::flow::{Graph, Join, Source, When};
 use crate::ids::StepId;
+use crate::nearest::did_you_mean;
 
 pub(super) fn check(draft: &mut Draft<'_>) {
     let sites = std::mem::take(&mut draft.sites);

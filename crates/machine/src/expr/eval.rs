@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::ast::{Each, Kind, Macro, Node};
 use super::halt::{Halt, Needs, Res, by_name_only, gather, overflow, shorten};
-use super::nearest::hint;
 use super::value::{Fields, Shape, Table, Val};
 use super::{Fuel, MAX_PAYLOAD_BYTES, Names};
 use crate::data::Data;
+use crate::nearest::did_you_mean;
 
 /// How deep values are followed, through references too.
 const MAX_WALK_DEPTH: usize = 256;
@@ -402,6 +402,7 @@ fn no_entry(table: Table, key: &str) -> Halt {
 
 fn no_field(operand: &Node, fields: Fields<'_, '_>, key: &str) -> Halt {
     let keys = fields.keys();
-    let hint = hint(key, keys.iter().take(MAX_HINTS).map(|key| key.as_ref()));
+    let hint = did_you_mean(key, keys.iter().take(MAX_HINTS).map(|key| key.as_ref()));
+    let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
     Halt::absent(format!("{} has no field `{}`{hint}", name(operand, "the map"), shorten(key)))
 }

@@ -7,7 +7,6 @@ mod ast;
 mod eval;
 mod functions;
 mod halt;
-mod nearest;
 mod operators;
 mod parse;
 mod result;

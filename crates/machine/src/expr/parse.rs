@@ -7,10 +7,10 @@ use cel::parser::ParseErrors;
 
 use super::ast::{Each, Kind, Macro, Node, Op};
 use super::functions::{self, Func};
-use super::nearest::nearest;
 use super::scan::{self, error};
 use super::value::Table;
 use super::{ExprError, Read};
+use crate::nearest::nearest;
 
 pub(super) fn parse(text: &str) -> Result<(Node, Vec<Read>), ExprError> {
     scan::check(text)?;

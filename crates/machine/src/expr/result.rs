@@ -90,7 +90,11 @@ impl<'a> Eval<'a, '_> {
     fn admit(&mut self, data: &Data, depth: usize) -> Res<()> {
         match data {
             Data::Json(json) => return self.admit_json(json, depth),
-            Data::Ref(_) => return self.take_room(24),
+            Data::Ref(stored) => {
+                // Else a loop whose state holds the state before could nest without end, a reference a round.
+                check_depth(depth + usize::from(stored.depth))?;
+                return self.take_room(24);
+            }
             Data::List(_) | Data::Map(_) => self.spend(1)?,
         }
         check_depth(depth)?;

@@ -67,7 +67,7 @@ impl<'a> Names<'a> for View<'a> {
 }
 
 fn at(id: u32) -> Data {
-    Data::Ref(ValueRef { id: ValueId(id), bytes: 900 })
+    Data::Ref(ValueRef { id: ValueId(id), bytes: 900, depth: 2 })
 }
 
 fn list(items: Vec<Data>) -> Data {
