@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::flow::{Action, Flow, Graph, Source, Waits};
 use crate::ids::{ActId, Fence, RunId};
-use crate::run::{Activation, Activations, Driver, End, GateState, Inside, Place, Run, State, Token, What};
+use crate::run::{Activation, Activations, Driver, GateState, Inside, Place, Run, State, Token, What};
 
 /// What one activation waits for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -59,7 +59,8 @@ pub enum WaitsFor {
 pub struct ArmView {
     /// As it is written.
     pub arm: String,
-    pub token: Token,
+    /// `open`, `live` or `dead`.
+    pub token: &'static str,
     /// The activations that could still send it.
     pub from: Vec<String>,
 }
@@ -120,7 +121,12 @@ fn arms(graph: &Graph, run: &Run, activation: &Activation) -> Vec<ArmView> {
             _ => Vec::new(),
         };
         let from = from.into_iter().map(|id| run.name(Some(graph), id)).collect();
-        ArmView { arm: arm.written.clone(), token: *token, from }
+        let token = match token {
+            Token::Open => "open",
+            Token::Live | Token::LateLive => "live",
+            Token::Dead | Token::LateDead => "dead",
+        };
+        ArmView { arm: arm.written.clone(), token, from }
     };
     step.arms.iter().zip(&activation.arms).map(view).collect()
 }
@@ -158,44 +164,4 @@ fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> Wait
         },
     };
     WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence }
-}
-
-/// An entry of a code run's memo, as its function gets it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MemoEntry<'a> {
-    pub name: &'a str,
-    pub kind: crate::run::MemoKind,
-    pub n: u64,
-    pub attempt: u32,
-    pub state: MemoState<'a>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum MemoState<'a> {
-    Ended(&'a End),
-    Pending,
-    /// To be tried again by the function; `due` says that its back-off is over.
-    Retry {
-        due: bool,
-    },
-}
-
-impl Run {
-    /// What the function of a code run remembers, as far as it changed after `n`; failures of earlier attempts of the
-    /// function are forgotten.
-    pub fn memo(&self, after: u64) -> impl Iterator<Item = MemoEntry<'_>> {
-        let attempt = self.activations.first().map_or(0, |root| root.attempt);
-        self.index.memo.iter().filter_map(move |(name, id)| {
-            let activation = self.at(*id);
-            let Place::Memo(memo) = &activation.place else { return None };
-            let forgotten = matches!(activation.end(), Some(End::Failed(_) | End::Cancelled)) && memo.made_by < attempt;
-            let state = match &activation.state {
-                State::Ended(end) => MemoState::Ended(end),
-                State::Retrying { due, .. } => MemoState::Retry { due: *due },
-                _ => MemoState::Pending,
-            };
-            let entry = MemoEntry { name, kind: memo.kind, n: memo.n, attempt: activation.attempt, state };
-            (memo.n > after && !forgotten).then_some(entry)
-        })
-    }
 }

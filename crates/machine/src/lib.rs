@@ -11,6 +11,7 @@ pub mod expr;
 pub mod failure;
 pub mod flow;
 pub mod ids;
+pub mod memo;
 mod nearest;
 pub mod project;
 pub mod record;

@@ -12,6 +12,11 @@ pub fn iso(at: Millis) -> String {
     Time::at(at).to_string()
 }
 
+/// A span as people write it, in the largest unit that is enough: `90s`, `250ms`.
+pub fn span(ms: Millis) -> String {
+    if ms % 1000 == 0 { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
+}
+
 /// A moment: RFC 3339 in JSON, and the same again when it is read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(Timestamp);

@@ -916,6 +916,17 @@ fn news_that_came_before_the_suspend_wakes_at_once() {
 }
 
 #[test]
+fn a_suspend_that_claims_to_have_seen_what_has_not_happened_does_not_sleep_through_it() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(10) });
+    t.say(driver.0, &driver.1, Op::Suspend { seen: Some(99) });
+    assert_eq!(t.status(), "waiting");
+    t.tick();
+    assert_eq!(t.offered(), ["@run"]);
+}
+
+#[test]
 fn a_known_name_of_the_same_kind_is_the_same_entry_and_pay_2_is_another() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");

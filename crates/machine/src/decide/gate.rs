@@ -7,6 +7,7 @@ use crate::flow::{Gate, OnTimeout, Since, Waits};
 use crate::ids::{ActId, Millis};
 use crate::record::{ActName, Entry, GateReason, Skipped, TriggeredBy};
 use crate::run::{Activations, End, GateState, Place, State};
+use crate::time::span;
 use crate::transition::{Answer, Due, EventWait, GateArrival, GateChange, OpenedBy, Said, TimerKind};
 
 /// What an activation waits for at its gate, with everything evaluated.
@@ -200,7 +201,7 @@ fn taken_key(name: &str, key: Option<&str>) -> String {
 
 fn timed_out(after: Option<Millis>) -> Failure {
     let message = match after {
-        Some(ms) => format!("nothing opened its gate within {ms} ms"),
+        Some(ms) => format!("nothing opened its gate within {}", span(ms)),
         None => "nothing opened its gate in time".to_owned(),
     };
     Failure::new(kind::GATE_TIMEOUT, message)

@@ -53,7 +53,10 @@ impl Decider<'_> {
     /// A key, as canonical JSON.
     pub(super) fn canonical(&self, at: ActId, expr: &Expr) -> Evaluated<String> {
         match evaluated(expr.data(&self.view(at, false), &mut Fuel::default()))? {
-            Ok(data) => self.canonical_data(&data),
+            Ok(data) => Ok(self.canonical_data(&data)?.map_err(|failure| Failure {
+                message: format!("`{}`: {}", expr.source(), failure.message),
+                ..failure
+            })),
             Err(failure) => Ok(Err(failure)),
         }
     }

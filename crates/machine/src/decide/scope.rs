@@ -154,7 +154,7 @@ impl Decider<'_> {
         let Some(template) = output else { return Ok(End::Completed(Data::null())) };
         Ok(match self.fill_in_inside(id, template)? {
             Ok(output) => End::Completed(self.keep(output)),
-            Err(failure) => End::Failed(failure),
+            Err(failure) => End::Failed(Failure { message: format!("in `output`: {}", failure.message), ..failure }),
         })
     }
 
