@@ -6,7 +6,7 @@ use eddyline_machine::wire::{WireContext, to_wire};
 use eddyline_machine::*;
 use serde_json::{Value, json};
 
-const FLOW: &str = r#"
+pub const FLOW: &str = r#"
 name: order
 steps:
   reserve: {retry: {attempts: 3}}
@@ -18,24 +18,26 @@ output: {total: "${steps.sum.output}", label: "${steps.ship.output}"}
 "#;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    print!("{}", tell()?);
+    Ok(())
+}
+
+/// The timeline of the run, a line a record.
+pub fn tell() -> Result<String, Box<dyn std::error::Error>> {
     let flow = definition::parse(FLOW)?.flow;
     let mut host = Host::new(&flow);
     host.submit(Input::Start(Box::new(Start { input: Some(json!({"order": 7}).into()), ..Start::default() })))?;
     while let Some(next) = host.next() {
         host.submit(next)?;
     }
+    let mut told = String::new();
     for record in &host.records {
         let wire = to_wire(&host.context(), record, &|data| host.json(data));
-        println!(
-            "{:>3}  {:<24} {:<9} {}",
-            record.n,
-            wire["kind"].as_str().unwrap_or("?"),
-            step(&wire),
-            brief(&wire["data"])
-        );
+        let (kind, data) = (wire["kind"].as_str().unwrap_or("?"), brief(&wire["data"]));
+        told += &format!("{:>3}  {kind:<24} {:<9} {data}\n", record.n, step(&wire));
     }
-    println!("\n{} after {} commits", host.run.header.status().as_str(), host.run.header.version);
-    Ok(())
+    told += &format!("\n{} after {} commits\n", host.run.header.status().as_str(), host.run.header.version);
+    Ok(told)
 }
 
 /// The least that can host a run: it commits at once, and its workers answer by themselves.

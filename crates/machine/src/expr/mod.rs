@@ -32,6 +32,11 @@ use halt::{Halt, Res};
 /// What an expression or a template may write into its result itself; what it refers to is not counted.
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
 
+/// The names of all functions, those that do not evaluate all their arguments included.
+pub fn functions() -> impl Iterator<Item = &'static str> {
+    functions::names()
+}
+
 /// A parsed expression. Equal if written the same.
 #[derive(Clone)]
 pub struct Expr(Arc<Parsed>);
