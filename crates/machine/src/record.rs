@@ -238,6 +238,8 @@ pub enum TriggeredBy {
 #[serde(rename_all = "lowercase")]
 pub enum ActName {
     Cancel,
+    #[serde(rename = "cancel_gate")]
+    CancelGate,
     Pause,
     Resume,
     Complete,

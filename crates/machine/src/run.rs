@@ -10,7 +10,7 @@ use crate::decide::Work;
 use crate::failure::Failure;
 use crate::flow::{Body, Flow, Graph, Retry};
 use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
-use crate::record::{Skipped, TriggeredBy};
+use crate::record::{Reason, Skipped, TriggeredBy};
 use crate::transition::Transition;
 
 /// How many tasks of one activation are remembered, for reports that come twice.
@@ -260,8 +260,11 @@ pub enum State {
     Queued(Fence),
     /// Cancelled, but its task may be with a worker, whose report is still taken.
     Draining(Fence),
-    /// Until the next attempt; the fence is the last attempt's.
-    BackOff(Fence),
+    /// Until the next attempt, after the one with this fence.
+    BackOff {
+        after: Fence,
+        reason: Reason,
+    },
     /// Something goes on inside it.
     Open(Inside),
     /// A child run.
@@ -307,7 +310,10 @@ pub enum What {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Driver {
     Queued(Fence),
-    BackOff(Fence),
+    BackOff {
+        after: Fence,
+        reason: Reason,
+    },
     /// It goes on at the first news beyond `seen`.
     Suspended {
         seen: u64,

@@ -12,9 +12,17 @@ pub fn iso(at: Millis) -> String {
     Time::at(at).to_string()
 }
 
-/// A span as people write it, in the largest unit that is enough: `90s`, `250ms`.
+/// A span as people write it: `1h30m`, `90ms`.
 pub fn span(ms: Millis) -> String {
-    if ms % 1000 == 0 { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
+    let mut rest = ms;
+    let mut text = String::new();
+    for (unit, size) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)] {
+        if rest / size > 0 {
+            text.push_str(&format!("{}{unit}", rest / size));
+            rest %= size;
+        }
+    }
+    if text.is_empty() { format!("{ms}ms") } else { text }
 }
 
 /// A moment: RFC 3339 in JSON, and the same again when it is read back.

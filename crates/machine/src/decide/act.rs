@@ -20,7 +20,7 @@ impl Decider<'_> {
             return Ok(Answer::Conflict(format!("{name} has ended: {}", end.status())));
         }
         let retry_now = match (act, &self.at(id).state) {
-            (StepAct::Retry, State::BackOff(fence)) => Some(*fence),
+            (StepAct::Retry, State::BackOff { after, .. }) => Some(*after),
             (StepAct::Retry, _) => {
                 return Ok(Answer::Conflict(format!("{name} is not waiting for its next attempt")));
             }

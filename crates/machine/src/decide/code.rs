@@ -222,9 +222,9 @@ impl Decider<'_> {
                 let fence = *fence;
                 self.remove_task(fence);
             }
-            Driver::BackOff(fence) => {
-                let fence = *fence;
-                self.clear_timer(root, TimerKind::BackOff(fence));
+            Driver::BackOff { after, .. } => {
+                let after = *after;
+                self.clear_timer(root, TimerKind::BackOff(after));
             }
             Driver::Suspended { .. } => {}
         }
@@ -359,7 +359,8 @@ impl Decider<'_> {
 }
 
 fn bad_name(name: &str) -> Option<String> {
-    let reserved = name.rsplit_once('~').is_some_and(|(_, tail)| tail.chars().all(|c| c.is_ascii_digit()));
+    let reserved =
+        name.rsplit_once('~').is_some_and(|(_, tail)| !tail.is_empty() && tail.chars().all(|c| c.is_ascii_digit()));
     let problem = match name {
         "" => "a step needs a name".to_owned(),
         _ if name.len() > MAX_NAME_BYTES => format!("the name of a step has at most {MAX_NAME_BYTES} bytes"),

@@ -58,14 +58,12 @@ impl Decider<'_> {
             TimerKind::Deadline => self.deadline(id),
             TimerKind::Gate => self.gate_due(id),
             TimerKind::BackOff(fence) => match &self.at(id).state {
-                State::BackOff(waiting) if *waiting == fence => {
-                    self.enqueue(id, Some(Reason::Retry))?;
-                    applied()
-                }
-                State::Open(Inside { closing: None, what: What::Code(Driver::BackOff(waiting)), .. })
-                    if *waiting == fence =>
+                State::BackOff { after, reason }
+                | State::Open(Inside { closing: None, what: What::Code(Driver::BackOff { after, reason }), .. })
+                    if *after == fence =>
                 {
-                    self.enqueue(id, Some(Reason::Retry))?;
+                    let reason = *reason;
+                    self.enqueue(id, Some(reason))?;
                     applied()
                 }
                 State::Retrying { due: false, .. } => self.retry_due(id),

@@ -163,8 +163,8 @@ impl Decider<'_> {
         if !matches!(self.at(id).gate, GateState::Waiting { .. }) {
             return Ok(Answer::Conflict(format!("the gate of {name} is not waiting")));
         }
-        let (act, reason) = (ActName::Cancel, Some("the gate".to_owned()));
-        self.record(Entry::Act { act, by: by.to_owned(), step_key: Some(name.clone()), reason });
+        let (act, step_key) = (ActName::CancelGate, Some(name.clone()));
+        self.record(Entry::Act { act, by: by.to_owned(), step_key, reason: None });
         self.leave_gate(id, GateState::Cancelled);
         let token = self.gate_id(id);
         self.record(Entry::AwaitCancelled { step_key: name, token });

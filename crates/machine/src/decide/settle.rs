@@ -138,9 +138,9 @@ impl Decider<'_> {
                 let fence = *fence;
                 self.remove_task(fence);
             }
-            State::BackOff(fence) => {
-                let fence = *fence;
-                self.clear_timer(id, TimerKind::BackOff(fence));
+            State::BackOff { after, .. } => {
+                let after = *after;
+                self.clear_timer(id, TimerKind::BackOff(after));
             }
             State::Retrying { due: false, .. } => {
                 let fence = self.at(id).tasks.last().map_or(Fence(0), |task| task.fence);

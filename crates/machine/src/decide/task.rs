@@ -97,12 +97,14 @@ impl Decider<'_> {
         if delay <= 0 {
             return self.enqueue(id, Some(reason));
         }
-        let fence = activation.tasks.last().map_or(Fence(0), |task| task.fence);
+        let after = activation.tasks.last().map_or(Fence(0), |task| task.fence);
         activation.state = match std::mem::replace(&mut activation.state, State::Ready) {
-            State::Open(inside) => State::Open(Inside { what: What::Code(Driver::BackOff(fence)), ..inside }),
-            _ => State::BackOff(fence),
+            State::Open(inside) => {
+                State::Open(Inside { what: What::Code(Driver::BackOff { after, reason }), ..inside })
+            }
+            _ => State::BackOff { after, reason },
         };
-        self.set_timer(id, TimerKind::BackOff(fence), Due::After(delay));
+        self.set_timer(id, TimerKind::BackOff(after), Due::After(delay));
         Ok(())
     }
 

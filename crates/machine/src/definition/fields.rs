@@ -203,6 +203,15 @@ pub(super) fn real(min: f64, max: f64) -> impl Fn(&mut Draft<'_>, &str, &Node) -
     }
 }
 
+/// A duration that leaves time for something.
+pub(super) fn timeout(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Millis> {
+    let (ms, canonical) = duration(draft, path, node)?;
+    if ms == 0 {
+        draft.problem(path, node.at, "a timeout of 0 leaves no time at all; leave it out for none".to_owned());
+    }
+    Some((ms, canonical))
+}
+
 pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Millis> {
     const EXPECTED: &str = "a duration such as \"30s\" or a number of milliseconds";
     let read = match &node.value {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::draft::{Draft, DraftScope, View};
-use super::fields::{Fields, Out, boolean, check_name, choice, duration, list, name, schema, template, text};
+use super::fields::{Fields, Out, boolean, check_name, choice, list, name, schema, template, text, timeout};
 use super::policy::retry;
 use super::problem::{Place, Problem, Problems};
 use super::source::{Key, Node, NodeValue, join};
@@ -97,7 +97,7 @@ fn code(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> CodeFlow {
         queue: fields.take(draft, "queue", name).unwrap_or_else(|| step::DEFAULT_QUEUE.into()),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         step_retry: fields.take(draft, "step_retry", retry).unwrap_or_default(),
-        timeout_ms: fields.take(draft, "timeout", duration),
+        timeout_ms: fields.take(draft, "timeout", timeout),
         builds: fields
             .take(draft, "builds", choice(&[("latest", Builds::Latest), ("pinned", Builds::Pinned)]))
             .unwrap_or(Builds::Latest),
@@ -119,7 +119,7 @@ fn graph(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> Option<Graph> {
 fn finally(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Finally> {
     let mut fields = Fields::open(draft, path, node, "a map with `steps`", &["steps", "timeout"])?;
     fields.require(draft, "steps", "they run before the run ends");
-    let timeout_ms = fields.take(draft, "timeout", duration);
+    let timeout_ms = fields.take(draft, "timeout", timeout);
     let scope = fields.take(draft, "steps", |draft, path, node| scope(draft, path, node, None, Some(Graph::ROOT)))?;
     Some((Finally { scope, timeout_ms }, fields.canonical()))
 }

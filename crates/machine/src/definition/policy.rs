@@ -1,23 +1,32 @@
 //! The parts of a step that are maps of their own: `retry`, `join`, `await`, `spread`, `repeat`, `undo`.
 
 use super::draft::{Draft, DraftArm, GateKind, View, Wants};
-use super::fields::{Fields, Out, choice, duration, expr, list, name, real, template, whole, word};
+use super::fields::{Fields, Out, choice, duration, expr, list, name, real, template, timeout, whole, word};
 use super::problem::Problem;
 use super::source::{Node, NodeValue, shorten};
 use super::{DEFAULT_PARALLEL, MAX_PARALLEL, MAX_ROUNDS};
 use crate::flow::{Gate, Join, OnTimeout, Repeat, Retry, Since, Spread, Test, Waits};
 use crate::ids::{ScopeId, StepId};
+use crate::time::span;
 
 pub(super) fn retry(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Retry> {
     let known = ["attempts", "initial", "factor", "max", "jitter", "non_retryable"];
     let mut fields = Fields::open(draft, path, node, "a retry policy such as {attempts: 3}", &known)?;
     let usual = Retry::default();
     let attempts = fields.take(draft, "attempts", attempts).unwrap_or(usual.attempts);
+    let initial_ms = fields.take(draft, "initial", duration).unwrap_or(usual.initial_ms);
+    let max_ms = fields.take(draft, "max", duration);
+    if let (Some(max), Some(key)) = (max_ms, fields.key("max"))
+        && max < initial_ms
+    {
+        let message = format!("the longest back-off, {}, is shorter than the first, {}", span(max), span(initial_ms));
+        draft.problem(&fields.path_of("max"), key.at, message);
+    }
     let retry = Retry {
         attempts,
-        initial_ms: fields.take(draft, "initial", duration).unwrap_or(usual.initial_ms),
+        initial_ms,
         factor: fields.take(draft, "factor", real(1.0, 1_000.0)).unwrap_or(usual.factor),
-        max_ms: fields.take(draft, "max", duration).unwrap_or(usual.max_ms),
+        max_ms: max_ms.unwrap_or(usual.max_ms.max(initial_ms)),
         jitter: fields.take(draft, "jitter", jitter).unwrap_or(usual.jitter),
         non_retryable: fields
             .take(draft, "non_retryable", list("a list of kinds of error such as [BadInput]", word))
@@ -121,8 +130,14 @@ pub(super) fn gate(draft: &mut Draft<'_>, path: &str, node: &Node, id: StepId) -
             fields.refuse(draft, name, &format!("`{name}` goes with `event` only"), "leave it out");
         }
     }
+    if fields.has("time") || fields.has("until") {
+        for name in ["timeout", "on_timeout"] {
+            let why = format!("`{name}` does not go with a gate on time, which opens by itself");
+            fields.refuse(draft, name, &why, "leave it out");
+        }
+    }
     let waits = waits(draft, &mut fields, id);
-    let timeout_ms = fields.take(draft, "timeout", duration);
+    let timeout_ms = fields.take(draft, "timeout", timeout);
     let choices = [("fail", OnTimeout::Fail), ("continue", OnTimeout::Continue), ("skip", OnTimeout::Skip)];
     let on_timeout = fields.take(draft, "on_timeout", choice(&choices)).unwrap_or(OnTimeout::Fail);
     if let (Some(key), false) = (fields.key("on_timeout"), fields.has("timeout")) {

@@ -3,9 +3,7 @@
 use serde_json::Value;
 
 use super::draft::{Draft, DraftArm, DraftEmit, View, Wants};
-use super::fields::{
-    Fields, Out, boolean, check_name, duration, expr, list, name, schema, template, text, whole, word,
-};
+use super::fields::{Fields, Out, boolean, check_name, expr, list, name, schema, template, text, timeout, whole, word};
 use super::policy::{self, retry};
 use super::source::{Node, NodeValue, join, shorten};
 use super::{MAX_ARMS, parse};
@@ -70,6 +68,10 @@ pub(super) fn read(draft: &mut Draft<'_>, id: StepId, node: &Node) -> Option<Val
     let spread = policy::spread(draft, &mut fields, id);
     let input = fields.take(draft, "input", template(View::doing(id)));
     let action = action(draft, &mut fields, id, kind);
+    if path.starts_with("finally.") {
+        let why = "`undo` does nothing in `finally`, which runs after everything is undone";
+        fields.refuse(draft, "undo", why, "leave it out, or add a step that cleans up");
+    }
     let undo = fields.take(draft, "undo", policy::undo);
     let step = &mut draft.steps[id.0 as usize].step;
     step.condition = condition;
@@ -191,8 +193,8 @@ fn worker(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Worker 
         queue: fields.take(draft, "queue", name).unwrap_or_else(|| DEFAULT_QUEUE.into()),
         limits: fields.take(draft, "limits", limits).unwrap_or_default(),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
-        timeout_ms: fields.take(draft, "timeout", duration),
-        start_timeout_ms: fields.take(draft, "start_timeout", duration),
+        timeout_ms: fields.take(draft, "timeout", timeout),
+        start_timeout_ms: fields.take(draft, "start_timeout", timeout),
         priority: fields
             .take(draft, "priority", whole(i32::MIN.into(), i32::MAX.into()))
             .and_then(|priority| i32::try_from(priority).ok())

@@ -8,8 +8,7 @@ use serde_json::Value;
 
 use super::eval::Eval;
 use super::halt::{Halt, Res, by_name_only, overflow, shorten};
-use super::value::{Items, Shape, Val, moment, parse_span, parse_time, time_text};
-use crate::time::span;
+use super::value::{Items, Shape, Val, moment, parse_span, parse_time, span_text, time_text};
 
 const MAX_RANGE: i64 = 100_000;
 const MAX_PATTERN_BYTES: usize = 256;
@@ -241,7 +240,7 @@ impl Func {
             (Func::String, Val::Double(number), []) => Val::from(Value::from(*number).to_string()),
             (Func::String, Val::Bool(truth), []) => Val::from(truth.to_string()),
             (Func::String, Val::Time(ms), []) => Val::from(time_text(*ms)?),
-            (Func::String, Val::Span(ms), []) => Val::from(span(*ms)),
+            (Func::String, Val::Span(ms), []) => Val::from(span_text(*ms)),
             (Func::String, Val::Null, []) => {
                 return Err(Halt::absent("`string` of null; use default(x, \"\") if there may be none"));
             }

@@ -9,9 +9,8 @@ use serde_json::{Map, Number, Value};
 use super::MAX_PAYLOAD_BYTES;
 use super::eval::Eval;
 use super::halt::{Halt, Res, by_name_only, gather};
-use super::value::{Val, time_text};
+use super::value::{Val, span_text, time_text};
 use crate::data::{Data, INLINE_BYTES};
-use crate::time::span;
 
 /// How deep a result may be nested: JSON readers stop at 128, and records put it inside of something.
 const MAX_RESULT_DEPTH: usize = 100;
@@ -44,7 +43,7 @@ impl<'a> Eval<'a, '_> {
             }
             Val::Str(text) => Value::String(text.into_owned()),
             Val::Time(ms) => Value::String(time_text(ms)?),
-            Val::Span(ms) => Value::String(span(ms)),
+            Val::Span(ms) => Value::String(span_text(ms)),
             Val::Table(table) => return Err(by_name_only(table)),
             Val::Json(json) => return self.copy(json, depth),
             Val::Data(data) => return self.share(data, depth),
@@ -154,7 +153,7 @@ impl<'a> Eval<'a, '_> {
             Val::Null => Ok(Cow::Borrowed("")),
             Val::Str(text) => Ok(text),
             Val::Time(ms) => time_text(ms).map(Cow::Owned),
-            Val::Span(ms) => Ok(Cow::Owned(span(ms))),
+            Val::Span(ms) => Ok(Cow::Owned(span_text(ms))),
             value => Ok(Cow::Owned(self.json(value)?.to_string())),
         }
     }

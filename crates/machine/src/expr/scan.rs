@@ -201,6 +201,10 @@ impl<'t> Tokens<'t> {
             '=' | '!' | '<' | '>' if second == Some('=') => (Token::Sign('='), 2),
             '&' | '|' if second == Some(first) => (Token::Logic, 2),
             '+' | '-' | '*' | '/' | '%' | '<' | '>' | '!' | '?' | ':' | '.' | ',' => (Token::Sign(first), 1),
+            '=' if matches!(second, Some('<' | '>')) => {
+                let meant = second.unwrap_or_default();
+                return Err(error(self.at, format!("found `={meant}`; did you mean `{meant}=`?")));
+            }
             '=' | '&' | '|' => return Err(error(self.at, format!("found `{first}`; did you mean `{first}{first}`?"))),
             _ => return Err(error(self.at, format!("unexpected character `{first}`"))),
         };

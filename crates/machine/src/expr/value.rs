@@ -320,6 +320,11 @@ pub(super) fn time_text(ms: Millis) -> Res<String> {
     Ok(Timestamp::from_millisecond(ms).map(|time| format!("{time:.3}")).unwrap_or_default())
 }
 
+/// As CEL writes it: in seconds, or in milliseconds where those are not whole.
+pub(super) fn span_text(ms: Millis) -> String {
+    if ms % 1000 == 0 { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
+}
+
 /// `1h30m`, `250ms`, `-1.5s`, `2d`: milliseconds are the smallest there is.
 pub(super) fn parse_span(text: &str) -> Option<Millis> {
     let (sign, mut rest) = match text.strip_prefix('-') {

@@ -550,7 +550,7 @@ pub fn state_word(state: &State) -> &'static str {
         State::Ready => "ready",
         State::Queued(_) => "queued",
         State::Draining(_) => "draining",
-        State::BackOff(_) => "backing-off",
+        State::BackOff { .. } => "backing-off",
         State::Open(_) => "open",
         State::Child(_) => "child",
         State::Retrying { .. } => "retrying",

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::tape::Tape;
 
-/// As deep as it gets, in a kid.
+/// As deep as it gets, in `finally` and in a kid.
+const FINALLY: usize = 8;
 const KID: usize = 9;
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "g"];
 
@@ -25,7 +26,7 @@ pub fn flow(tape: &mut Tape<'_>) -> Value {
         flow.insert("fail_fast".into(), json!(true));
     }
     if tape.one_in(4) {
-        let mut finally = json!({"steps": steps(tape, 2)});
+        let mut finally = json!({"steps": steps(tape, FINALLY)});
         if tape.one_in(2) {
             finally["timeout"] = json!("5s");
         }
@@ -195,7 +196,9 @@ fn kind(
         14 => return true,
         _ => {
             worker(tape, step);
-            step.insert("undo".into(), json!({"run": "undo"}));
+            if depth != FINALLY {
+                step.insert("undo".into(), json!({"run": "undo"}));
+            }
             spread(tape, step);
         }
     }
