@@ -1132,6 +1132,31 @@ fn what_was_undone_runs_again() {
 }
 
 #[test]
+fn what_was_undone_inside_a_group_or_a_spread_runs_again() {
+    let flow = "
+name: f
+steps:
+  g: {steps: {a: {undo: {run: u}}, k: {}}}
+  e: {after: [g], spread: '[1, 2]', run: h, undo: {run: u}}
+  z: {after: [e]}
+";
+    let mut t = Trial::new(flow, json!(null));
+    for step in ["g.a", "g.k", "e[0]", "e[1]"] {
+        t.complete(step, json!(step));
+    }
+    t.fail("z", "no");
+    for undo in ["undo:e[1]", "undo:e[0]", "undo:g.a"] {
+        t.complete(undo, json!(null));
+    }
+    assert_eq!(t.status(), "failed");
+    let reused = decide::retry(&t.kept().flow, &t.kept().run);
+    assert_eq!(reused.iter().map(|reused| reused.activation.as_str()).collect::<Vec<_>>(), ["g.k"]);
+    let start = again(&t, reused);
+    t.run = t.model.start("f", start);
+    assert_eq!((t.step("g.a"), t.step("g.k")), ("queued", "completed"));
+}
+
+#[test]
 fn a_retried_code_run_keeps_its_completed_entries() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");

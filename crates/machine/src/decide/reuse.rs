@@ -11,7 +11,7 @@ use crate::run::{Activation, Activations, End, Place, Reused, Run};
 /// something that runs again.
 pub fn retry(flow: &Flow, run: &Run) -> Vec<Reused> {
     match flow.graph() {
-        Some(graph) => Old { flow, graph, run }.reusable(None),
+        Some(graph) => Old::new(flow, graph, run).reusable(None),
         None => memo(flow, run, None),
     }
 }
@@ -20,7 +20,7 @@ pub fn retry(flow: &Flow, run: &Run) -> Vec<Reused> {
 pub fn rerun(flow: &Flow, run: &Run, from: &str) -> Result<Vec<Reused>, String> {
     match flow.graph() {
         Some(graph) => match graph.find(Graph::ROOT, from) {
-            Some(step) => Ok(Old { flow, graph, run }.reusable(Some(step))),
+            Some(step) => Ok(Old::new(flow, graph, run).reusable(Some(step))),
             None => Err(format!("there is no step `{from}` at the top level of {}", flow.name)),
         },
         None => match run.index.memo.get(from) {
@@ -56,9 +56,20 @@ struct Old<'a> {
     flow: &'a Flow,
     graph: &'a Graph,
     run: &'a Run,
+    /// What has something undone inside it, and so did not stay what it completed with.
+    spoiled: BTreeSet<ActId>,
 }
 
-impl Old<'_> {
+impl<'a> Old<'a> {
+    fn new(flow: &'a Flow, graph: &'a Graph, run: &'a Run) -> Old<'a> {
+        let mut spoiled = BTreeSet::new();
+        for activation in run.activations.iter().filter(|activation| activation.undone) {
+            let around = std::iter::successors(activation.parent(), |id| run.at(*id).parent());
+            spoiled.extend(around);
+        }
+        Old { flow, graph, run, spoiled }
+    }
+
     fn reusable(&self, from: Option<StepId>) -> Vec<Reused> {
         let mut reused = Vec::new();
         self.collect(ActId(0), Graph::ROOT, from, &mut reused);
@@ -71,7 +82,7 @@ impl Old<'_> {
         let emits = self.emits(at, scope);
         let steps = &self.graph.scope(scope).steps;
         let activation = |step: StepId| self.run.at(ActId(body.first.0 + self.graph.step(step).slot));
-        let unfinished = |step: &StepId| Some(*step) == from || !is_done(activation(*step));
+        let unfinished = |step: &StepId| Some(*step) == from || !self.is_done(activation(*step));
         let unfinished: BTreeSet<StepId> = steps.iter().copied().filter(unfinished).collect();
         let after = self.after(&unfinished, scope);
         for step in steps {
@@ -99,7 +110,7 @@ impl Old<'_> {
             (Some(_), _) => {
                 let items = self.run.index.parts.range((activation.id, 0)..=(activation.id, u32::MAX));
                 for item in items.map(|(_, id)| self.run.at(*id)) {
-                    if is_done(item) {
+                    if self.is_done(item) {
                         reused.extend(taken(self.flow, self.run, item));
                     } else if let Some(body) = item.body {
                         self.collect(item.id, body.scope, None, reused);
@@ -137,14 +148,14 @@ impl Old<'_> {
         }
         emits
     }
-}
 
-/// It need not happen again: it completed and stands, or its branch was not taken.
-fn is_done(activation: &Activation) -> bool {
-    match activation.end() {
-        Some(End::Completed(_)) => !activation.undone,
-        Some(End::Skipped(_)) => true,
-        _ => false,
+    /// It need not happen again: it completed and stands, or its branch was not taken.
+    fn is_done(&self, activation: &Activation) -> bool {
+        match activation.end() {
+            Some(End::Completed(_)) => !activation.undone && !self.spoiled.contains(&activation.id),
+            Some(End::Skipped(_)) => true,
+            _ => false,
+        }
     }
 }
 
