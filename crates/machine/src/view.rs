@@ -326,7 +326,7 @@ impl RunView {
     }
 
     fn is_code(&self) -> bool {
-        self.declared_steps == 0 && self.driver.is_some()
+        self.declared_steps == 0 && (self.queue.is_some() || self.driver.is_some())
     }
 
     fn get(&self, key: &str) -> Option<&StepView> {

@@ -1170,3 +1170,25 @@ fn a_retried_code_run_keeps_its_completed_entries() {
     let driver = t.claim("@run");
     assert!(matches!(code(&mut t, &driver, "pay", done(json!("twice"))), Answer::Duplicate(_)));
 }
+
+#[test]
+fn a_retried_code_run_can_be_cancelled_while_it_remembers() {
+    let reuse = |n| run::Reused {
+        activation: format!("s{n:04}"),
+        end: run::End::Completed(json!(n).into()),
+        input: None,
+        emits: Vec::new(),
+        memo: Some(run::MemoKind::Step),
+    };
+    for (entries, delivered) in [(1_500, 0), (2_500, 0), (3_500, 1), (3_500, 9)] {
+        let mut model = model::Model::new();
+        model.register(CODE);
+        let run = model.start("job", Start { reuse: (0..entries).map(reuse).collect(), ..Start::default() });
+        for _ in 0..delivered {
+            model.deliver();
+        }
+        model.submit(run, vec![Input::Cancel { by: "ann".into(), reason: None }]);
+        model.deliver_all();
+        assert_eq!(model.header(run).status().as_str(), "cancelled", "{entries} entries, {delivered} messages");
+    }
+}

@@ -21,6 +21,10 @@ const ROOT: ActId = ActId(0);
 impl Decider<'_> {
     /// Takes over the memo of another run, as far as there is room, then sets the function going.
     pub(super) fn remember(&mut self) -> Done {
+        if self.is_closing(ROOT) {
+            // It was cancelled before it had remembered everything: its function is not wanted.
+            return Ok(());
+        }
         for name in self.still_to_reuse() {
             if !self.room(2) {
                 self.agenda.push_back(Work::Remember);
@@ -28,6 +32,7 @@ impl Decider<'_> {
             }
             let Some(reused) = self.reusable(&name).cloned() else { continue };
             self.reuse_done.insert(name.clone());
+            self.header.begun = true;
             let id = self.new_entry(&name, reused.memo.unwrap_or(MemoKind::Step))?;
             self.edit(id).input = reused.input;
             let from = self.header.retry_of;
