@@ -1052,6 +1052,24 @@ fn a_pinned_code_run_is_offered_to_its_build_only() {
     assert_eq!(t.claim("@run").1.build.as_deref(), Some("build-1"));
 }
 
+#[test]
+fn an_input_between_two_parts_of_a_sweep_keeps_to_the_limit() {
+    let flow = "
+name: f
+steps:
+  e: {spread: 'range(3000)', max_parallel: 3000, run: h}
+  w: {await: {webhook: true}, return: 1}
+";
+    let mut t = Trial::new(flow, json!(null));
+    let run = t.run;
+    t.model.submit(run, vec![Input::Act { activation: "e".into(), by: "ann".into(), act: StepAct::Skip }]);
+    // The rest of the sweep is still a message when the gate opens.
+    let gate = *t.kept().gates.keys().next().expect("a gate");
+    t.model.submit(run, vec![Input::OpenGate { activation: gate, by: OpenedBy::Webhook, payload: json!(1).into() }]);
+    t.model.deliver_all();
+    assert_eq!((t.status(), t.output()), ("completed", json!(1)));
+}
+
 // Retry and rerun.
 
 fn again(t: &Trial, reuse: Vec<run::Reused>) -> Start {

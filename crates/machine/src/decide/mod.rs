@@ -255,9 +255,11 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Whether the transition may touch `more` activations.
+    /// Whether the transition may touch `more` activations. What was left over leaves room for the first input, which is
+    /// taken in any case.
     fn room(&self, more: usize) -> bool {
-        self.changed.len() + more <= MAX_TOUCHED
+        let kept_free = if self.answers.is_empty() { TOUCHED_BY_AN_INPUT } else { 0 };
+        self.changed.len() + more + kept_free <= MAX_TOUCHED
     }
 
     fn into_transition(mut self) -> Transition {
