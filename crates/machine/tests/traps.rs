@@ -854,6 +854,20 @@ fn events_in_a_group_stay_in_the_group() {
 }
 
 #[test]
+fn an_event_of_a_group_hides_the_one_outside_even_when_it_was_not_emitted() {
+    let flow = "
+name: f
+steps:
+  p: {emits: [e]}
+  g: {subscribes: [e], steps: {x: {emits: [e]}, y: {subscribes: [e], after: [x], join: some, set: '${events.e}'}}}
+";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete_emitting("p", json!(null), &[("e", json!("outside"))]);
+    t.complete("g.x", json!(null));
+    assert_eq!(t.step("g.y"), "failed");
+}
+
+#[test]
 fn ten_thousand_items_are_cancelled_in_several_transitions_with_the_terminal_record_in_the_last() {
     let items: Vec<u32> = (0..10_000).collect();
     let mut t = Trial::new("{name: f, steps: {e: {spread: input, run: h, max_parallel: 10000}}}", json!(items));

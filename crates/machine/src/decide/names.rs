@@ -149,10 +149,14 @@ impl<'a> Names<'a> for View<'a> {
     fn entry(&self, table: Table, key: &str) -> Option<Val<'a>> {
         match table {
             Table::Steps => self.step_named(key).and_then(step_entry),
-            Table::Events => self.in_scopes(|at, graph, scope| {
-                let event = graph.scope(scope).events.iter().position(|event| event.name == key)?;
-                self.run.emitted_at(at, event as u32).map(|emitted| Val::Data(&emitted.payload))
-            }),
+            Table::Events => {
+                // The innermost scope that declares it: one that was not emitted hides one that was, further out.
+                let emitted = self.in_scopes(|at, graph, scope| {
+                    let event = graph.scope(scope).events.iter().position(|event| event.name == key)?;
+                    Some(self.run.emitted_at(at, event as u32))
+                });
+                emitted.flatten().map(|emitted| Val::Data(&emitted.payload))
+            }
             Table::Gates => {
                 let token = self.step_named(key)?.gate_token.as_ref()?;
                 let url = format!("{}{token}", self.run.env.hooks);
