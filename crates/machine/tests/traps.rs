@@ -832,6 +832,26 @@ fn completing_a_group_by_hand_cancels_what_is_in_it() {
 }
 
 #[test]
+fn an_act_on_a_group_that_is_ending_is_refused() {
+    let flow = "{name: f, steps: {g: {steps: {a: {undo: {run: u}}, b: {}, r: {after: [b], return: 1}}}}}";
+    let mut t = Trial::new(flow, json!(null));
+    let (run, task) = t.claim("g.a");
+    t.complete("g.b", json!(1));
+    assert_eq!(t.step("g.a"), "draining");
+    let answer = t.act("g", StepAct::Fail { error: Failure::new("", "by hand") });
+    assert_eq!(answer, Answer::Conflict("g is ending already".into()));
+    t.complete_claimed(run, &task, json!(2));
+    assert_eq!((t.output_of("g"), t.status()), (json!(1), "completed"));
+}
+
+#[test]
+fn an_act_is_recorded_under_the_name_of_its_activation() {
+    let mut t = Trial::new("{name: f, steps: {e: {spread: 'range(5)', run: h}}}", json!(null));
+    t.act("e[+03]", StepAct::Skip);
+    assert!(t.kinds().contains(&"act e[3]".to_owned()), "{:?}", t.kinds());
+}
+
+#[test]
 fn at_least_with_rest_cancel_cancels_the_rest() {
     let mut t = Trial::new(
         "{name: f, steps: {a: {}, b: {}, c: {}, z: {after: [a, b, c], join: {at_least: 2, rest: cancel}}}}",

@@ -16,8 +16,13 @@ impl Decider<'_> {
         let Some(id) = self.find(name) else {
             return Ok(Answer::Invalid(format!("there is no activation `{name}` in this run")));
         };
+        // As it is written, not as somebody wrote it: `each[3]`, not `each[+3]`.
+        let name = &self.name_of(id);
         if let Some(end) = self.at(id).end() {
             return Ok(Answer::Conflict(format!("{name} has ended: {}", end.status())));
+        }
+        if self.at(id).inside().is_some_and(|inside| inside.closing.is_some()) {
+            return Ok(Answer::Conflict(format!("{name} is ending already")));
         }
         let retry_now = match (act, &self.at(id).state) {
             (StepAct::Retry, State::BackOff { after, .. }) => Some(*after),
@@ -55,7 +60,6 @@ impl Decider<'_> {
             StepAct::Skip | StepAct::Retry => End::Skipped(Skipped::Act),
         };
         match self.at(id).inside() {
-            // One that is already on its way to its end keeps to it.
             Some(_) => self.close_early(id, end)?,
             None => self.end(id, end)?,
         }
