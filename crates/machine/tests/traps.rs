@@ -787,6 +787,15 @@ fn a_report_with_a_known_seq_gets_its_first_answer_even_after_the_end() {
 }
 
 #[test]
+fn a_report_numbered_zero_is_invalid_not_a_repeat() {
+    let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let op = Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] };
+    assert_eq!(t.model.report(run, &task, Some(0), op), Answer::Invalid("`seq` counts from 1".into()));
+    assert_eq!(t.step("a"), "queued");
+}
+
+#[test]
 fn a_paused_run_still_decides_but_offers_nothing() {
     let mut t = Trial::new("{name: f, steps: {a: {}, b: {after: [a]}}}", json!(null));
     let (run, task) = t.claim("a");

@@ -13,6 +13,9 @@ impl Decider<'_> {
         if !self.exists(id) {
             return Ok(Answer::Invalid("there is no such task".to_owned()));
         }
+        if report.seq == Some(0) {
+            return Ok(Answer::Invalid("`seq` counts from 1".to_owned()));
+        }
         if let Some(seq) = report.seq
             && self.was_applied(id, fence, seq)
         {
