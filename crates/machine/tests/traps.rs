@@ -720,6 +720,15 @@ fn retries_follow_the_policy() {
 }
 
 #[test]
+fn retries_without_a_delay_stay_so_however_many_there_are() {
+    let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: -1, initial: 0}}}}", json!(null));
+    for _ in 0..1_100 {
+        t.fail_attempt("a", "x");
+    }
+    assert_eq!(t.step("a"), "queued");
+}
+
+#[test]
 fn a_worker_may_ask_for_another_delay_or_to_be_deferred_at_no_cost() {
     let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: 2}}}}", json!(null));
     let before = t.model.now;

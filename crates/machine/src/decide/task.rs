@@ -123,7 +123,9 @@ impl Decider<'_> {
         }
         Some(after.unwrap_or_else(|| {
             let exponent = i32::try_from(attempt.saturating_sub(1)).unwrap_or(i32::MAX);
-            let full = (retry.initial_ms as f64 * retry.factor.powi(exponent)).min(retry.max_ms as f64);
+            // Finite, or 0 ms times a growth without bound would be no number, and so the longest delay there is.
+            let growth = retry.factor.powi(exponent).min(f64::MAX);
+            let full = (retry.initial_ms as f64 * growth).min(retry.max_ms as f64);
             let kept = if retry.jitter > 0.0 { 1.0 - retry.jitter * self.chance.fraction() } else { 1.0 };
             (full * kept).max(0.0) as Millis
         }))
