@@ -1,5 +1,7 @@
 //! Cancel: what is open ends cancelled, then the run ends.
 
+use std::collections::BTreeSet;
+
 use super::report::applied;
 use super::{Decider, Done};
 use crate::ids::{ActId, Fence};
@@ -39,6 +41,7 @@ impl Decider<'_> {
 
     /// Which of the tasks that were closed a worker has; the others can end.
     pub(super) fn drained(&mut self, claimed: &[Fence]) -> Done<Answer> {
+        let claimed: BTreeSet<Fence> = claimed.iter().copied().collect();
         let mut any = false;
         for id in (0..self.next_activation).map(ActId) {
             let State::Draining(fence) = self.at(id).state else { continue };
