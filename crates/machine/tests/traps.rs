@@ -192,6 +192,17 @@ fn fail_fast_waits_for_a_handler_that_may_still_run_and_for_nothing_else() {
 }
 
 #[test]
+fn fail_fast_waits_for_a_handler_that_looks_at_the_end() {
+    let mut t =
+        Trial::new("{name: f, fail_fast: true, steps: {a: {}, b: {}, h: {after: ['ended:a', b]}}}", json!(null));
+    t.fail("a", "no");
+    assert_eq!((t.step("h"), t.status()), ("waiting", "running"));
+    t.complete("b", json!(1));
+    t.complete("h", json!(1));
+    assert_eq!(t.status(), "completed");
+}
+
+#[test]
 fn two_failing_siblings_with_one_handler_are_both_handled_or_not() {
     let mut t = Trial::new("{name: f, steps: {a: {}, b: {}, h: {after: ['failed:a', 'failed:b']}}}", json!(null));
     t.fail("a", "x");
@@ -344,6 +355,37 @@ steps:
     assert_eq!(t.input_of("l[1].c"), json!({"n": 1, "got": "x"}));
     t.complete("l[1].c", json!("y"));
     assert_eq!((t.status(), t.output()), ("completed", json!("1:y")));
+}
+
+#[test]
+fn the_steps_of_a_round_read_the_input_of_the_loop() {
+    let flow = "
+name: f
+output: '${steps.l.output}'
+steps:
+  l: {input: {x: 7}, repeat: {until: 'true', max: 1}, steps: {s: {set: '${input.x}'}}, output: '${steps.s.output}'}
+";
+    assert_eq!(Trial::new(flow, json!({"x": 1})).output(), json!(7));
+}
+
+#[test]
+fn a_loop_in_a_spread_in_a_loop_reads_its_own_names() {
+    let flow = "
+name: f
+output: '${steps.l.output}'
+steps:
+  l:
+    repeat: {while: 'round < 2', max: 5, state: {n: 10}, next: {n: '${state.n + 1}'}}
+    output: '${steps.e.output}'
+    steps:
+      e:
+        spread: '[state.n, round]'
+        as: it
+        repeat: {until: 'round == 1', max: 3, state: '${it + state.n}', next: '${state + 100}'}
+        output: '${steps.s.output}'
+        steps: {s: {set: ['${it}', '${index}', '${state}', '${round}']}}
+";
+    assert_eq!(Trial::new(flow, json!(null)).output(), json!([[11, 0, 122, 1], [1, 1, 112, 1]]));
 }
 
 #[test]
@@ -523,6 +565,23 @@ fn the_url_of_a_gate_can_be_read_before_it_is_reached() {
 }
 
 #[test]
+fn a_later_gate_takes_a_later_event_and_keys_compare_as_numbers() {
+    let flow = "
+name: f
+steps:
+  first: {await: {event: ping, key: 'input.k'}}
+  second: {after: [first], await: {event: ping, key: '1'}}
+";
+    let mut t = Trial::new(flow, json!({"k": 1.0}));
+    let waits =
+        |t: &Trial| t.kept().gates.values().find_map(|gate| gate.arrival.clone()?.event).expect("an event gate");
+    assert_eq!((waits(&t).key.as_deref(), waits(&t).after), (Some("1"), None));
+    let activation = *t.kept().gates.keys().next().expect("a gate");
+    t.send(Input::OpenGate { activation, by: OpenedBy::Event { position: 7 }, payload: json!(1).into() });
+    assert_eq!((waits(&t).key.as_deref(), waits(&t).after), (Some("1"), Some(7)));
+}
+
+#[test]
 fn a_cancelled_gate_fails_its_step() {
     let mut t = Trial::new("{name: f, steps: {g: {await: {manual: true}}}}", json!(null));
     t.send(Input::CancelGate { activation: ActId(1), by: "ann".into() });
@@ -636,6 +695,24 @@ fn cancel_in_a_flow_with_undo_lets_attempts_in_flight_report() {
     t.cancel();
     let task = TaskRef { activation: held.activation, fence: held.fence };
     t.send(Input::Expired { task, why: Expiry::LeaseLost, claim: Claim::default() });
+    assert_eq!((t.step("a"), t.status()), ("cancelled", "cancelled"));
+}
+
+#[test]
+fn an_undo_has_no_start_timeout_and_a_released_attempt_in_flight_ends() {
+    let flow = "{name: f, steps: {a: {start_timeout: 10s, undo: {run: u}}, b: {after: [a]}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("a", json!(1));
+    t.fail("b", "no");
+    let undo = &t.kept().tasks.values().next().expect("a task").task;
+    assert_eq!((undo.name.as_str(), undo.start_timeout_ms), ("undo:a", None));
+
+    let mut t = Trial::new(flow, json!(null));
+    let (_, task) = t.claim("a");
+    t.cancel();
+    assert_eq!(t.step("a"), "draining");
+    let task = TaskRef { activation: task.activation, fence: task.fence };
+    t.send(Input::Expired { task, why: Expiry::Released, claim: Claim::default() });
     assert_eq!((t.step("a"), t.status()), ("cancelled", "cancelled"));
 }
 
