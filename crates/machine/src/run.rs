@@ -29,6 +29,8 @@ pub struct Run {
     pub values: BTreeMap<ValueId, Data>,
     /// What a retry took over from another run and has not reached yet, by activation.
     pub reuse: BTreeMap<String, Reused>,
+    /// The position of the last event taken, by name and key, so that a later gate takes a later one.
+    pub cursors: BTreeMap<String, u64>,
     pub(crate) index: Index,
 }
 
@@ -80,8 +82,6 @@ pub struct Header {
     /// Where undo has got to: what completed before this is still to be undone.
     pub undo_below: Option<u32>,
     pub code: Option<CodeHeader>,
-    /// The last event taken by name and key, so that a later gate takes a later one.
-    pub taken: BTreeMap<String, u64>,
 }
 
 /// What only a code run has.
@@ -340,7 +340,7 @@ pub enum GateState {
         early: Option<(Data, TriggeredBy)>,
     },
     Waiting {
-        /// Of an event gate: what it waits for, as a key of [`Header::taken`].
+        /// Of an event gate: what it waits for, as a key of [`Run::cursors`].
         event: Option<String>,
         /// A timer is set for it.
         timed: bool,
@@ -370,13 +370,37 @@ pub struct Emitted {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reused {
     pub activation: String,
-    /// `Completed` or `Skipped`.
-    pub end: End,
+    pub how: Taken,
     pub input: Option<Data>,
     /// Events it emitted, by name.
     pub emits: Vec<(String, Data)>,
     /// Of a memo entry.
     pub memo: Option<MemoKind>,
+}
+
+/// How much of an activation is taken over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Taken {
+    /// All of it: `Completed` or `Skipped`.
+    Whole(End),
+    /// What is inside it, since that may have to be undone; it passes its gate with what opened it before.
+    Inside { gate: Option<Data> },
+}
+
+impl Reused {
+    /// The same with its payloads as `carry` gives them: those of another run, as JSON.
+    pub fn carried(self, mut carry: impl FnMut(&Data) -> Data) -> Reused {
+        Reused {
+            how: match self.how {
+                Taken::Whole(End::Completed(output)) => Taken::Whole(End::Completed(carry(&output))),
+                Taken::Inside { gate } => Taken::Inside { gate: gate.as_ref().map(&mut carry) },
+                other => other,
+            },
+            input: self.input.as_ref().map(&mut carry),
+            emits: self.emits.into_iter().map(|(event, payload)| (event, carry(&payload))).collect(),
+            ..self
+        }
+    }
 }
 
 impl Header {
@@ -535,19 +559,13 @@ impl Run {
         Run { header: Header { run, ..Header::default() }, ..Run::default() }
     }
 
-    /// A run as a store has it.
-    pub fn load(
-        header: Header,
-        activations: Vec<Activation>,
-        emitted: BTreeMap<(ActId, u32), Emitted>,
-        reuse: BTreeMap<String, Reused>,
-        flow: &Flow,
-    ) -> Run {
-        let mut run = Run { header, emitted, reuse, ..Run::default() };
-        for activation in activations {
-            run.put(activation, flow);
+    /// A run as a store has it: `rows`, with what can be derived from its activations.
+    pub fn load(mut rows: Run, flow: &Flow) -> Run {
+        rows.index = Index::default();
+        for activation in std::mem::take(&mut rows.activations) {
+            rows.put(activation, flow);
         }
-        run
+        rows
     }
 
     /// The run after a transition that was committed.
@@ -562,6 +580,7 @@ impl Run {
         for (id, value) in &transition.values {
             self.values.insert(*id, value.clone());
         }
+        self.cursors.extend(transition.cursors.iter().cloned());
         for name in &transition.reuse_done {
             self.reuse.remove(name);
         }

@@ -79,7 +79,7 @@ pub struct Start {
     /// What a retry or a rerun takes over from `retry_of`.
     pub reuse: Vec<Reused>,
     /// Of a continued run: the events its forerunner took.
-    pub taken: BTreeMap<String, u64>,
+    pub cursors: BTreeMap<String, u64>,
 }
 
 /// A task, as a worker names it. The engine checks the token that binds these.
@@ -269,6 +269,8 @@ pub struct Transition {
     pub values: Vec<(ValueId, Data)>,
     pub reuse: Vec<Reused>,
     pub reuse_done: Vec<String>,
+    /// See [`crate::Run::cursors`].
+    pub cursors: Vec<(String, u64)>,
     pub tasks: Vec<TaskChange>,
     pub gates: Vec<GateChange>,
     pub timers: Vec<TimerChange>,

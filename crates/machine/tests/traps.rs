@@ -467,7 +467,7 @@ fn what_is_only_passed_on_is_never_loaded() {
         },
         claim: Claim::default(),
     };
-    let env = Env { now: 0, seed: [0; 32], hooks: "" };
+    let env = Env { now: 0, seed: [0; 32], hooks: "", max_touched: decide::MAX_TOUCHED };
     let transition = decide(&kept.flow, &kept.run, &env, &[Input::Report(report)]).expect("no payload is needed");
     assert_eq!(transition.tasks.len(), 3);
     t.complete_claimed(run, &task, long.clone());
@@ -1202,17 +1202,7 @@ steps:
 // Retry and rerun.
 
 fn again(t: &Trial, reuse: Vec<run::Reused>) -> Start {
-    let plain = |data: &Data| Data::from(t.model.json(t.run, data));
-    let reuse = reuse.into_iter().map(|mut reused| {
-        if let run::End::Completed(output) = &reused.end {
-            reused.end = run::End::Completed(plain(output));
-        }
-        reused.input = reused.input.as_ref().map(plain);
-        reused.emits = reused.emits.iter().map(|(event, payload)| (event.clone(), plain(payload))).collect();
-        reused
-    });
-    let input = t.model.header(t.run).input.as_ref().map(plain);
-    Start { input, retry_of: Some(t.run), reuse: reuse.collect(), ..Start::default() }
+    t.model.again(t.run, reuse)
 }
 
 #[test]
@@ -1322,7 +1312,7 @@ fn a_retried_code_run_keeps_its_completed_entries() {
 fn a_retried_code_run_can_be_cancelled_while_it_remembers() {
     let reuse = |n| run::Reused {
         activation: format!("s{n:04}"),
-        end: run::End::Completed(json!(n).into()),
+        how: run::Taken::Whole(run::End::Completed(json!(n).into())),
         input: None,
         emits: Vec::new(),
         memo: Some(run::MemoKind::Step),
@@ -1338,4 +1328,98 @@ fn a_retried_code_run_can_be_cancelled_while_it_remembers() {
         model.deliver_all();
         assert_eq!(model.header(run).status().as_str(), "cancelled", "{entries} entries, {delivered} messages");
     }
+}
+
+#[test]
+fn what_a_rerun_took_over_from_a_spread_is_undone() {
+    let mut t = Trial::new(
+        "{name: f, steps: {e: {spread: '[1, 2]', run: h, undo: {run: u}}, p: {undo: {run: u}}, b: {after: [e, p], retry: {attempts: 1}}}}",
+        json!(null),
+    );
+    t.complete("e[0]", json!("A"));
+    t.complete("e[1]", json!("B"));
+    t.complete("p", json!("P"));
+    t.complete("b", json!("ok"));
+    assert_eq!(t.status(), "completed");
+    let start = again(&t, decide::rerun(&t.kept().flow, &t.kept().run, "b").unwrap());
+    t.run = t.model.start("f", start);
+    t.model.deliver_all();
+    t.fail("b", "no");
+    let mut undone = vec![];
+    while let Some(name) = t.offered().first().cloned() {
+        undone.push(name.clone());
+        t.complete(&name, json!(null));
+    }
+    undone.sort();
+    assert_eq!(undone, ["undo:e[0]", "undo:e[1]", "undo:p"]);
+}
+
+#[test]
+fn a_group_that_is_taken_apart_passes_its_gate_and_a_loop_its_rounds() {
+    let mut t = Trial::new(
+        "
+name: f
+steps:
+  g: {await: {manual: true}, steps: {p: {undo: {run: u}, input: '${gate}'}}}
+  l: {repeat: {until: 'round == 1', max: 3}, steps: {q: {undo: {run: u}}}}
+  z: {after: [g, l], retry: {attempts: 1}}
+",
+        json!(null),
+    );
+    t.open_gate("g", json!("approved"));
+    for step in ["g.p", "l[0].q", "l[1].q"] {
+        t.complete(step, json!(step));
+    }
+    t.complete("z", json!(1));
+    let start = again(&t, decide::rerun(&t.kept().flow, &t.kept().run, "z").unwrap());
+    t.run = t.model.start("f", start);
+    t.model.deliver_all();
+    assert_eq!((t.offered(), t.step("g"), t.step("l")), (vec!["z".to_owned()], "completed", "completed"));
+    t.fail("z", "no");
+    let mut undone = Vec::new();
+    while let Some(name) = t.offered().first().cloned() {
+        undone.push(name.clone());
+        t.complete(&name, json!(null));
+    }
+    undone.sort();
+    assert_eq!(undone, ["undo:g.p", "undo:l[0].q", "undo:l[1].q"]);
+}
+
+#[test]
+fn a_loop_that_failed_in_a_round_goes_on_in_it_and_one_that_ran_out_of_rounds_begins_again() {
+    let flow = "{name: f, steps: {l: {repeat: {until: 'steps.q.output', max: 2}, steps: {q: {retry: {attempts: 1}}}}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("l[0].q", json!(false));
+    t.fail("l[1].q", "no");
+    let start = again(&t, decide::retry(&t.kept().flow, &t.kept().run));
+    t.run = t.model.start("f", start);
+    assert_eq!((t.step("l[0].q"), t.offered()), ("completed", vec!["l[1].q".to_owned()]));
+
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("l[0].q", json!(false));
+    t.complete("l[1].q", json!(false));
+    assert_eq!(t.error().kind, "MaxRounds");
+    let start = again(&t, decide::retry(&t.kept().flow, &t.kept().run));
+    t.run = t.model.start("f", start);
+    assert_eq!(t.offered(), ["l[0].q"]);
+}
+
+#[test]
+fn of_several_failures_the_first_in_time_is_the_error() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {}}}", json!(null));
+    t.fail("b", "first");
+    t.fail("a", "second");
+    assert_eq!((t.error().message.as_str(), t.error().also[0].message.as_str()), ("first", "second"));
+}
+
+#[test]
+fn a_timer_of_one_attempt_that_fires_again_does_not_cut_the_next_wait_short() {
+    let mut t = Trial::new(CODE.replace("attempts: 2", "attempts: 5").as_str(), json!(null));
+    let driver = t.claim("@run");
+    let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
+    code(&mut t, &driver, "pay", broken.clone());
+    let first = *t.kept().timers.keys().next().expect("the timer");
+    t.tick();
+    code(&mut t, &driver, "pay", broken);
+    assert_eq!(t.send(Input::Due(first)), Answer::Nothing);
 }

@@ -10,7 +10,7 @@ use crate::failure::{Failure, kind};
 use crate::flow::{Body, CodeFlow, Since};
 use crate::ids::{ActId, Fence};
 use crate::record::{Entry, GateReason, Reason};
-use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, TaskLog, What};
+use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, Taken, TaskLog, What};
 use crate::transition::{Answer, CodeOp, CodeWait, Decision, Due, GateChange, MessageBody, Op, Said, Start, TimerKind};
 
 /// How long the name of a step of a code run may be.
@@ -31,12 +31,13 @@ impl Decider<'_> {
                 return Ok(());
             }
             let Some(reused) = self.reusable(&name).cloned() else { continue };
+            let Taken::Whole(end) = reused.how else { continue };
             self.reuse_done.insert(name.clone());
             self.header.begun = true;
             let id = self.new_entry(&name, reused.memo.unwrap_or(MemoKind::Step))?;
             self.edit(id).input = reused.input;
             let from = self.header.retry_of;
-            self.end_as(id, reused.end, from)?;
+            self.end_as(id, end, from)?;
         }
         self.enqueue(ROOT, None)
     }
@@ -110,7 +111,7 @@ impl Decider<'_> {
         };
         self.record_own(id, Entry::RetryScheduled { step_key, reason: Reason::Retry, backoff_ms: after_ms });
         self.edit(id).state = State::Retrying { due: false, after_ms };
-        let fence = self.at(id).tasks.last().map_or(Fence(0), |task| task.fence);
+        let fence = self.last_fence(id);
         self.set_timer(id, TimerKind::BackOff(fence), Due::After(after_ms));
         self.set_pending(id, true);
         Ok(())
@@ -118,7 +119,9 @@ impl Decider<'_> {
 
     /// The function tries a step itself: the attempt is one of its own task.
     fn begin_own_attempt(&mut self, id: ActId) {
-        let fence = self.at(ROOT).fence().unwrap_or_default();
+        // A fence of its own, so that the timer of one attempt is never taken for that of another.
+        self.header.next_fence += 1;
+        let fence = Fence(self.header.next_fence);
         let activation = self.edit(id);
         activation.attempt += 1;
         activation.tasks = vec![TaskLog { fence, attempt: activation.attempt, seq: 0, gaps: Vec::new() }];
@@ -197,7 +200,7 @@ impl Decider<'_> {
             parent: header.parent,
             depth: header.depth,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
-            taken: header.taken.clone(),
+            cursors: self.run.cursors.iter().chain(&self.cursors).map(|(key, at)| (key.clone(), *at)).collect(),
             ..Start::default()
         };
         let flow = header.flow.clone();
@@ -328,7 +331,7 @@ impl Decider<'_> {
     /// The function reports on a step that waits to be tried again: the wait is over.
     fn stop_waiting_to_retry(&mut self, id: ActId) {
         if let State::Retrying { due: false, .. } = self.at(id).state {
-            let fence = self.at(id).tasks.last().map_or(Fence(0), |task| task.fence);
+            let fence = self.last_fence(id);
             self.clear_timer(id, TimerKind::BackOff(fence));
         }
         self.set_pending(id, false);

@@ -66,12 +66,15 @@ impl Decider<'_> {
                     self.enqueue(id, Some(reason))?;
                     applied()
                 }
-                State::Retrying { due: false, .. } => self.retry_due(id),
+                State::Retrying { due: false, .. } if self.last_fence(id) == fence => self.retry_due(id),
                 _ => Ok(Answer::Nothing),
             },
-            TimerKind::Finally if self.at(id).inside().is_some() => {
-                let failure = Failure::new(kind::TIMEOUT, "`finally` took longer than its `timeout`");
-                self.close_early(id, End::Failed(failure))?;
+            TimerKind::Finally if self.at(id).is_open() => {
+                let end = End::Failed(Failure::new(kind::TIMEOUT, "`finally` took longer than its `timeout`"));
+                match self.at(id).inside() {
+                    Some(_) => self.close_early(id, end)?,
+                    None => self.end(id, end)?,
+                }
                 applied()
             }
             TimerKind::Delay | TimerKind::Finally => Ok(Answer::Nothing),

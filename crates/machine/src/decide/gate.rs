@@ -80,7 +80,7 @@ impl Decider<'_> {
         }
         let timeout_ms = if reason == GateReason::Time { None } else { for_ms };
         let event = event.map(|(name, key, since)| {
-            let after = taken.and_then(|taken| self.header.taken.get(&taken)).copied();
+            let after = taken.and_then(|taken| self.cursor(&taken));
             EventWait { name, key, since, after }
         });
         self.gates.push(GateChange::Arrive(Box::new(GateArrival {
@@ -107,8 +107,8 @@ impl Decider<'_> {
             }
             GateState::Waiting { event, .. } => {
                 if let (Some(event), OpenedBy::Event { position }) = (event.clone(), by) {
-                    let taken = self.header.taken.entry(event).or_default();
-                    *taken = (*taken).max(*position);
+                    let last = self.cursor(&event).unwrap_or(0).max(*position);
+                    self.cursors.insert(event, last);
                 }
                 let payload = self.keep(payload.clone());
                 self.pass_gate(id, payload, by.recorded())?;
@@ -172,6 +172,11 @@ impl Decider<'_> {
         Ok(Answer::Applied(Said::default()))
     }
 
+    /// The position of the last event taken under that name and key.
+    fn cursor(&self, taken: &str) -> Option<u64> {
+        self.cursors.get(taken).or_else(|| self.run.cursors.get(taken)).copied()
+    }
+
     fn pass_gate(&mut self, id: ActId, payload: Data, by: TriggeredBy) -> Done {
         self.leave_gate(id, GateState::Opened(payload.clone()));
         let (token, step_key) = (self.gate_id(id), self.name_of(id));
@@ -182,7 +187,7 @@ impl Decider<'_> {
         }
     }
 
-    fn leave_gate(&mut self, id: ActId, gate: GateState) {
+    pub(super) fn leave_gate(&mut self, id: ActId, gate: GateState) {
         if matches!(self.at(id).gate, GateState::Waiting { timed: true, .. }) {
             self.clear_timer(id, TimerKind::Gate);
         }

@@ -57,6 +57,9 @@ pub struct Env<'a> {
     pub seed: [u8; 32],
     /// Where webhooks come in: `https://example.org/hooks/`.
     pub hooks: &'a str,
+    /// How many activations one transition touches at most: [`MAX_TOUCHED`], unless a test wants to see what happens
+    /// when there are more.
+    pub max_touched: usize,
 }
 
 /// Why there is no decision.
@@ -136,6 +139,7 @@ struct Decider<'a> {
     values: BTreeMap<ValueId, Data>,
     reuse: BTreeMap<String, Reused>,
     reuse_done: BTreeSet<String>,
+    cursors: BTreeMap<String, u64>,
     tasks: Vec<TaskChange>,
     gates: Vec<GateChange>,
     timers: Vec<TimerChange>,
@@ -173,6 +177,7 @@ impl<'a> Decider<'a> {
             values: BTreeMap::new(),
             reuse: BTreeMap::new(),
             reuse_done: BTreeSet::new(),
+            cursors: BTreeMap::new(),
             tasks: Vec::new(),
             gates: Vec::new(),
             timers: Vec::new(),
@@ -259,7 +264,7 @@ impl<'a> Decider<'a> {
     /// taken in any case.
     fn room(&self, more: usize) -> bool {
         let kept_free = if self.answers.is_empty() { TOUCHED_BY_AN_INPUT } else { 0 };
-        self.changed.len() + more + kept_free <= MAX_TOUCHED
+        self.changed.is_empty() || self.changed.len() + more + kept_free <= self.env.max_touched
     }
 
     fn into_transition(mut self) -> Transition {
@@ -293,6 +298,7 @@ impl<'a> Decider<'a> {
             values: self.values.into_iter().collect(),
             reuse: self.reuse.into_values().filter(|reused| !self.reuse_done.contains(&reused.activation)).collect(),
             reuse_done: self.reuse_done.into_iter().filter(|name| self.run.reuse.contains_key(name)).collect(),
+            cursors: self.cursors.into_iter().collect(),
             tasks: self.tasks,
             gates: self.gates,
             timers: self.timers,
@@ -395,11 +401,14 @@ impl<'a> Decider<'a> {
         self.records.push(Record { entry, attempt: None });
     }
 
+    /// The fence of its newest attempt.
+    fn last_fence(&self, id: ActId) -> Fence {
+        self.at(id).tasks.last().map_or(Fence(0), |task| task.fence)
+    }
+
     /// A record of the attempt that an activation is at.
     fn record_attempt(&mut self, id: ActId, queue: String, entry: Entry) {
-        let activation = self.at(id);
-        let fence = activation.tasks.last().map_or(Fence(0), |task| task.fence);
-        let attempt = Some(Attempt { number: activation.attempt, fence, queue });
+        let attempt = Some(Attempt { number: self.at(id).attempt, fence: self.last_fence(id), queue });
         self.records.push(Record { entry, attempt });
     }
 

@@ -4,7 +4,7 @@ use super::{Decider, Done, Halt, Work};
 use crate::flow::{Join, Source};
 use crate::ids::ActId;
 use crate::record::Skipped;
-use crate::run::{Activations, Place, State, Token};
+use crate::run::{Activations, GateState, Place, State, Token};
 
 impl Decider<'_> {
     /// Gives an arm its token.
@@ -69,9 +69,13 @@ impl Decider<'_> {
                 Err(failure) => return self.fail(id, failure),
             }
         }
-        match &step.gate {
-            Some(gate) => self.arrive(id, gate),
-            None => self.begin(id),
+        let Some(gate) = &step.gate else { return self.begin(id) };
+        match self.take_over_gate(id) {
+            Some(payload) => {
+                self.leave_gate(id, GateState::Opened(payload));
+                self.begin(id)
+            }
+            None => self.arrive(id, gate),
         }
     }
 

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Decider, Done};
-use crate::flow::{Flow, Graph, Step};
+use crate::data::Data;
+use crate::flow::{Flow, Graph};
 use crate::ids::{ActId, ScopeId, StepId};
-use crate::run::{Activation, Activations, End, Place, Reused, Run};
+use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, Taken};
 
 /// What a retry of an ended run takes over: what completed (and was not undone) or was skipped, and does not come after
 /// something that runs again.
@@ -49,7 +50,7 @@ fn memo(flow: &Flow, run: &Run, before: Option<u32>) -> Vec<Reused> {
 fn taken(flow: &Flow, run: &Run, activation: &Activation) -> Option<Reused> {
     let end = activation.end()?.clone();
     let (input, name) = (activation.input.clone(), run.name(flow.graph(), activation.id));
-    Some(Reused { activation: name, end, input, emits: Vec::new(), memo: None })
+    Some(Reused { activation: name, how: Taken::Whole(end), input, emits: Vec::new(), memo: None })
 }
 
 struct Old<'a> {
@@ -58,16 +59,17 @@ struct Old<'a> {
     run: &'a Run,
     /// What has something undone inside it, and so did not stay what it completed with.
     spoiled: BTreeSet<ActId>,
+    /// What holds something that may have to be undone.
+    holds: BTreeSet<ActId>,
 }
 
 impl<'a> Old<'a> {
     fn new(flow: &'a Flow, graph: &'a Graph, run: &'a Run) -> Old<'a> {
-        let mut spoiled = BTreeSet::new();
-        for activation in run.activations.iter().filter(|activation| activation.undone) {
-            let around = std::iter::successors(activation.parent(), |id| run.at(*id).parent());
-            spoiled.extend(around);
-        }
-        Old { flow, graph, run, spoiled }
+        let around = |id: ActId| std::iter::successors(run.at(id).parent(), |id| run.at(*id).parent());
+        let undone = run.activations.iter().filter(|activation| activation.undone);
+        let spoiled = undone.flat_map(|activation| around(activation.id)).collect();
+        let holds = run.index.undoable.values().flat_map(|id| around(*id)).collect();
+        Old { flow, graph, run, spoiled, holds }
     }
 
     fn reusable(&self, from: Option<StepId>) -> Vec<Reused> {
@@ -90,35 +92,45 @@ impl<'a> Old<'a> {
                 continue;
             }
             let activation = activation(*step);
-            if !unfinished.contains(step) {
+            if unfinished.contains(step) {
+                self.collect_inside(activation, reused);
+            } else if self.holds.contains(&activation.id) {
+                let gate = match &activation.gate {
+                    GateState::Opened(payload) => Some(payload.clone()),
+                    _ => None,
+                };
+                let name = self.run.name(Some(self.graph), activation.id);
+                let how = Taken::Inside { gate };
+                reused.push(Reused { activation: name, how, input: None, emits: Vec::new(), memo: None });
+                self.collect_inside(activation, reused);
+            } else {
                 if let Some(mut taken) = taken(self.flow, self.run, activation) {
                     taken.emits = emits.get(&activation.id).cloned().unwrap_or_default();
                     reused.push(taken);
                 }
-            } else {
-                self.collect_inside(activation, self.graph.step(*step), reused);
             }
         }
     }
 
-    fn collect_inside(&self, activation: &Activation, step: &Step, reused: &mut Vec<Reused>) {
-        // The rounds of a loop depend on each other: a loop that did not complete begins again.
-        if step.repeat.is_some() {
+    /// What inside a group, a spread or a loop is taken over.
+    fn collect_inside(&self, activation: &Activation, reused: &mut Vec<Reused>) {
+        if let Some(body) = activation.body {
+            return self.collect(activation.id, body.scope, None, reused);
+        }
+        let parts = self.run.index.parts.range((activation.id, 0)..=(activation.id, u32::MAX));
+        let parts: Vec<&Activation> = parts.map(|(_, id)| self.run.at(*id)).collect();
+        let in_a_loop = matches!(parts.last(), Some(Activation { place: Place::Round { .. }, .. }));
+        if in_a_loop && !self.is_done(activation) && parts.last().is_some_and(|last| self.is_done(last)) {
+            // No round failed, the loop did: taken over, it would come to the same at once.
             return;
         }
-        match (&step.spread, activation.body) {
-            (Some(_), _) => {
-                let items = self.run.index.parts.range((activation.id, 0)..=(activation.id, u32::MAX));
-                for item in items.map(|(_, id)| self.run.at(*id)) {
-                    if self.is_done(item) {
-                        reused.extend(taken(self.flow, self.run, item));
-                    } else if let Some(body) = item.body {
-                        self.collect(item.id, body.scope, None, reused);
-                    }
-                }
+        for part in parts {
+            // A round is read from by its loop, so it has to have something inside.
+            if self.is_done(part) && !in_a_loop && !self.holds.contains(&part.id) {
+                reused.extend(taken(self.flow, self.run, part));
+            } else {
+                self.collect_inside(part, reused);
             }
-            (None, Some(body)) => self.collect(activation.id, body.scope, None, reused),
-            (None, None) => {}
         }
     }
 
@@ -140,7 +152,7 @@ impl<'a> Old<'a> {
     }
 
     /// What each activation of a scope emitted first.
-    fn emits(&self, at: ActId, scope: ScopeId) -> BTreeMap<ActId, Vec<(String, crate::data::Data)>> {
+    fn emits(&self, at: ActId, scope: ScopeId) -> BTreeMap<ActId, Vec<(String, Data)>> {
         let mut emits: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for ((_, event), emitted) in self.run.emitted.range((at, 0)..=(at, u32::MAX)) {
             let name = self.graph.scope(scope).events[*event as usize].name.clone();
@@ -166,15 +178,29 @@ impl Decider<'_> {
             return Ok(false);
         }
         let name = self.name_of(id);
-        let Some(reused) = self.reusable(&name).cloned() else { return Ok(false) };
+        let Some(Reused { how: Taken::Whole(end), input, emits, .. }) = self.reusable(&name).cloned() else {
+            return Ok(false);
+        };
         self.reuse_done.insert(name);
-        self.edit(id).input = reused.input;
-        for (event, payload) in reused.emits {
+        self.edit(id).input = input;
+        for (event, payload) in emits {
             self.emit(id, &event, payload)?;
         }
         let from = self.header.retry_of;
-        self.end_as(id, reused.end, from)?;
+        self.end_as(id, end, from)?;
         Ok(true)
+    }
+
+    /// What opened the gate of an activation in the run that this one retries, if what is inside it is taken over.
+    pub(super) fn take_over_gate(&mut self, id: ActId) -> Option<Data> {
+        if self.run.reuse.is_empty() && self.reuse.is_empty() {
+            return None;
+        }
+        let name = self.name_of(id);
+        match self.reusable(&name).map(|reused| &reused.how) {
+            Some(Taken::Inside { gate: Some(gate) }) => Some(gate.clone()),
+            _ => None,
+        }
     }
 
     pub(super) fn reusable(&self, name: &str) -> Option<&Reused> {
@@ -190,13 +216,14 @@ impl Decider<'_> {
 
     /// What is taken over, with its payloads as values of this run.
     pub(super) fn kept(&mut self, reused: &Reused) -> Reused {
-        let end = match &reused.end {
-            End::Completed(output) => End::Completed(self.keep(output.clone())),
-            other => other.clone(),
+        let how = match &reused.how {
+            Taken::Whole(End::Completed(output)) => Taken::Whole(End::Completed(self.keep(output.clone()))),
+            Taken::Whole(other) => Taken::Whole(other.clone()),
+            Taken::Inside { gate } => Taken::Inside { gate: gate.clone().map(|gate| self.keep(gate)) },
         };
         Reused {
             activation: reused.activation.clone(),
-            end,
+            how,
             input: reused.input.clone().map(|input| self.keep(input)),
             emits: reused.emits.iter().map(|(event, payload)| (event.clone(), self.keep(payload.clone()))).collect(),
             memo: reused.memo,

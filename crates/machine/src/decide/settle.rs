@@ -143,7 +143,7 @@ impl Decider<'_> {
                 self.clear_timer(id, TimerKind::BackOff(after));
             }
             State::Retrying { due: false, .. } => {
-                let fence = self.at(id).tasks.last().map_or(Fence(0), |task| task.fence);
+                let fence = self.last_fence(id);
                 self.clear_timer(id, TimerKind::BackOff(fence));
             }
             State::Child(child) => {

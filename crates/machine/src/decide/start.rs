@@ -22,7 +22,6 @@ impl Decider<'_> {
         header.parent = start.parent;
         header.depth = start.depth;
         header.retry_of = start.retry_of;
-        header.taken = start.taken.clone();
         header.step_count = self.graph.map_or(0, |graph| graph.scope(Graph::ROOT).steps.len() as u32);
         let queue = match &self.flow.body {
             Body::Graph(_) => None,
@@ -31,6 +30,7 @@ impl Decider<'_> {
                 Some(code.queue.clone())
             }
         };
+        self.cursors.extend(start.cursors.clone());
         for reused in &start.reuse {
             let reused = self.kept(reused);
             self.reuse.insert(reused.activation.clone(), reused);

@@ -26,6 +26,7 @@ pub struct Model {
     pub inbox: VecDeque<Message>,
     pub now: Millis,
     pub published: Vec<Publish>,
+    pub max_touched: usize,
     next_run: u128,
     drawn: u64,
 }
@@ -71,6 +72,7 @@ impl Model {
             inbox: VecDeque::new(),
             now: 1_767_323_045_678,
             published: Vec::new(),
+            max_touched: decide::MAX_TOUCHED,
             next_run: 1,
             drawn: 0,
         }
@@ -105,6 +107,14 @@ impl Model {
         self.submit(run, vec![Input::Start(Box::new(start))])
     }
 
+    /// What a retry or a rerun of a run starts with.
+    pub fn again(&self, run: RunId, reuse: Vec<run::Reused>) -> Start {
+        let plain = |data: &Data| Data::from(self.json(run, data));
+        let reuse = reuse.into_iter().map(|reused| reused.carried(plain)).collect();
+        let input = self.header(run).input.as_ref().map(plain);
+        Start { input, retry_of: Some(run), reuse, ..Start::default() }
+    }
+
     /// Decides on the inputs and commits what comes of it; again until all are taken.
     pub fn submit(&mut self, run: RunId, inputs: Vec<Input>) -> Vec<Answer> {
         let mut answers = Vec::new();
@@ -122,7 +132,7 @@ impl Model {
         self.drawn += 1;
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&self.drawn.to_le_bytes());
-        let env = Env { now: self.now, seed, hooks: "https://eddy.test/hooks/" };
+        let env = Env { now: self.now, seed, hooks: "https://eddy.test/hooks/", max_touched: self.max_touched };
         let kept = self.runs.get_mut(&run).expect("the run");
         let mut at_hand = kept.run.clone();
         at_hand.values.clear();
@@ -330,7 +340,13 @@ fn reload(kept: &Kept) -> Run {
     let run = &kept.run;
     let rows: Vec<_> = run.activations.iter().map(|row| serde_json::from_value(json!(row)).unwrap()).collect();
     let header = serde_json::from_value(json!(run.header)).unwrap();
-    Run::load(header, rows, run.emitted.clone(), run.reuse.clone(), &kept.flow)
+    let mut loaded = Run::new(run.header.run);
+    loaded.header = header;
+    loaded.activations = rows;
+    loaded.emitted = run.emitted.clone();
+    loaded.reuse = run.reuse.clone();
+    loaded.cursors = run.cursors.clone();
+    Run::load(loaded, &kept.flow)
 }
 
 /// What a message carries to another run: payloads instead of references to values of the sender.

@@ -11,8 +11,10 @@ pub const README: Page = Page { name: "README.md", text: include_str!("../../../
 pub const FLOWS: Page = Page { name: "docs/flows.md", text: include_str!("../../../../docs/flows.md") };
 pub const EXPRESSIONS: Page =
     Page { name: "docs/expressions.md", text: include_str!("../../../../docs/expressions.md") };
+pub const PERFORMANCE: Page =
+    Page { name: "docs/performance.md", text: include_str!("../../../../docs/performance.md") };
 pub const TIMELINE: Page = Page { name: "docs/timeline.md", text: include_str!("../../../../docs/timeline.md") };
-pub const PAGES: [Page; 4] = [README, FLOWS, EXPRESSIONS, TIMELINE];
+pub const PAGES: [Page; 5] = [README, FLOWS, EXPRESSIONS, TIMELINE, PERFORMANCE];
 
 /// A fenced block.
 #[derive(Debug, Clone)]
