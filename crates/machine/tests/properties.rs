@@ -12,13 +12,14 @@ use eddyline_machine::*;
 use model::tape::Tape;
 use model::{Model, random};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use serde_json::json;
 
 /// How many random things happen to a run before it is helped to its end.
 const HAPPENINGS: usize = 60;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 5_000, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn graphs_hold_and_end_1(tape in prop::collection::vec(any::<u8>(), 0..400)) {
@@ -103,10 +104,17 @@ fn the_cases_reach_everything() {
     assert!(missing.is_empty(), "never reached: {missing:?}");
 }
 
-/// Four times this many; more for a longer hunt.
+/// Four times 5,000 cases; more for a longer hunt. A seed that failed is kept in `properties.regressions`.
 #[allow(clippy::disallowed_methods)]
-fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(5_000)
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(5_000);
+    let kept = FileFailurePersistence::WithSource("regressions");
+    ProptestConfig {
+        cases,
+        max_shrink_iters: 5_000,
+        failure_persistence: Some(Box::new(kept)),
+        ..ProptestConfig::default()
+    }
 }
 
 fn graph(bytes: &[u8]) {
