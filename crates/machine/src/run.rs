@@ -67,6 +67,8 @@ pub struct Header {
     pub cancel_reason: Option<String>,
     /// Its first step has been decided.
     pub begun: bool,
+    /// Since when events count for its gates: its start, or that of the run it goes on from.
+    pub events_since: Millis,
     /// It has a deadline that still binds it.
     pub deadline: bool,
     /// Tasks queued or claimed.
@@ -342,6 +344,8 @@ pub enum GateState {
     Waiting {
         /// Of an event gate: what it waits for, as a key of [`Run::cursors`].
         event: Option<String>,
+        /// The position of the last event taken under that name and key before it got here.
+        after: Option<u64>,
         /// A timer is set for it.
         timed: bool,
     },

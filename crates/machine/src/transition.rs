@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::Data;
 use crate::failure::Failure;
-use crate::flow::{Retry, Since};
+use crate::flow::Retry;
 use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, GateReason, Record, TriggeredBy};
 use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Reused};
@@ -80,6 +80,8 @@ pub struct Start {
     pub reuse: Vec<Reused>,
     /// Of a continued run: the events its forerunner took.
     pub cursors: BTreeMap<String, u64>,
+    /// Of a continued run: since when events count.
+    pub events_since: Option<Millis>,
 }
 
 /// A task, as a worker names it. The engine checks the token that binds these.
@@ -367,13 +369,14 @@ pub struct GateArrival {
     pub timeout_ms: Option<Millis>,
 }
 
-/// What an event gate waits for. It looks back over events since `since`, later than `after`, oldest first.
+/// What an event gate waits for. It looks back over events since `since` (a moment, or so long before the commit), later
+/// than `after`, oldest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventWait {
     pub name: String,
     /// As canonical JSON.
     pub key: Option<String>,
-    pub since: Since,
+    pub since: Due,
     pub after: Option<u64>,
 }
 

@@ -453,7 +453,9 @@ impl World {
         for activation in self.model.runs[&run].gates.keys().copied().collect::<Vec<_>>() {
             let arrived = self.model.runs[&run].gates.get(&activation).is_some_and(|gate| gate.arrival.is_some());
             if arrived {
-                let by = OpenedBy::Event { position: 1_000 };
+                // Every event later than all before it, or a gate that has seen one would let it pass.
+                self.events += 1;
+                let by = OpenedBy::Event { position: self.events };
                 self.model.submit(run, vec![Input::OpenGate { activation, by, payload: json!({"n": 1}).into() }]);
                 moved = true;
             }

@@ -1423,3 +1423,43 @@ fn a_timer_of_one_attempt_that_fires_again_does_not_cut_the_next_wait_short() {
     code(&mut t, &driver, "pay", broken);
     assert_eq!(t.send(Input::Due(first)), Answer::Nothing);
 }
+
+#[test]
+fn a_retry_does_not_run_a_join_again_that_was_decided_without_what_was_cancelled() {
+    let flow = "
+name: f
+steps:
+  a: {}
+  b: {}
+  z: {after: [a, b], join: {at_least: 1, rest: cancel}}
+  first: {after: [a, b], join: any}
+  y: {after: [z, first], retry: {attempts: 1}}
+";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("a", json!(1));
+    assert_eq!(t.step("b"), "cancelled");
+    t.complete("z", json!("charged"));
+    t.complete("first", json!("charged too"));
+    t.fail("y", "no");
+    let start = again(&t, decide::retry(&t.kept().flow, &t.kept().run));
+    t.run = t.model.start("f", start);
+    assert_eq!(t.steps(), "a completed, b cancelled, first completed, y queued, z completed");
+}
+
+#[test]
+fn a_gate_takes_no_event_that_an_earlier_gate_of_the_run_took() {
+    let mut t = Trial::new(
+        "{name: f, steps: {g: {await: {event: paid}}, h: {await: {event: paid}}, i: {after: [g, h], await: {event: paid}}}}",
+        json!(null),
+    );
+    let open = |t: &mut Trial, activation: u32, position: u64| {
+        let (activation, by) = (ActId(activation), OpenedBy::Event { position });
+        t.send(Input::OpenGate { activation, by, payload: json!(position).into() })
+    };
+    assert!(matches!(open(&mut t, 1, 5), Answer::Applied(_)));
+    assert!(matches!(open(&mut t, 2, 5), Answer::Applied(_)), "one event opens all open gates");
+    assert_eq!(open(&mut t, 3, 5), Answer::Nothing);
+    assert_eq!(t.step("i"), "gated");
+    assert!(matches!(open(&mut t, 3, 6), Answer::Applied(_)));
+    assert_eq!((t.status(), t.output_of("i")), ("completed", json!(6)));
+}

@@ -199,6 +199,7 @@ impl Decider<'_> {
             priority: header.priority,
             parent: header.parent,
             depth: header.depth,
+            events_since: Some(header.events_since),
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
             cursors: self.run.cursors.iter().chain(&self.cursors).map(|(key, at)| (key.clone(), *at)).collect(),
             ..Start::default()

@@ -72,15 +72,19 @@ impl Decider<'_> {
         let token = self.at(id).gate_token.clone();
         let taken = event.as_ref().map(|(name, key, _)| taken_key(name, key.as_deref()));
         let timed = due.is_some();
+        let after = taken.as_ref().and_then(|taken| self.cursor(taken));
         let activation = self.edit(id);
         activation.state = State::Gated;
-        activation.gate = GateState::Waiting { event: taken.clone(), timed };
+        activation.gate = GateState::Waiting { event: taken, after, timed };
         if let Some(due) = due {
             self.set_timer(id, TimerKind::Gate, due);
         }
         let timeout_ms = if reason == GateReason::Time { None } else { for_ms };
         let event = event.map(|(name, key, since)| {
-            let after = taken.and_then(|taken| self.cursor(&taken));
+            let since = match since {
+                Since::Run => Due::At(self.header.events_since),
+                Since::Ago { ms } => Due::After(-ms),
+            };
             EventWait { name, key, since, after }
         });
         self.gates.push(GateChange::Arrive(Box::new(GateArrival {
@@ -104,6 +108,11 @@ impl Decider<'_> {
                 let payload = self.keep(payload.clone());
                 self.edit(id).gate = GateState::Ahead { early: Some((payload, by.recorded())) };
                 Ok(Answer::Applied(Said::default()))
+            }
+            GateState::Waiting { after: Some(after), .. } if matches!(by, OpenedBy::Event { position } if position <= after) =>
+            {
+                // An earlier gate of the run took this one, or a later one.
+                Ok(Answer::Nothing)
             }
             GateState::Waiting { event, .. } => {
                 if let (Some(event), OpenedBy::Event { position }) = (event.clone(), by) {

@@ -55,12 +55,12 @@ impl Decider<'_> {
         if !ready {
             return self.skip(id, Skipped::Arms);
         }
-        if self.take_over(id)? {
-            return Ok(());
-        }
         let step = self.step(id)?;
         if let Join::AtLeast { cancel_rest: true, .. } = step.join {
             self.cancel_rest(id)?;
+        }
+        if self.take_over(id)? {
+            return Ok(());
         }
         if let Some(condition) = &step.condition {
             match self.test(id, condition)? {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Decider, Done};
 use crate::data::Data;
-use crate::flow::{Flow, Graph};
+use crate::flow::{Flow, Graph, Watcher};
 use crate::ids::{ActId, ScopeId, StepId};
-use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, Taken};
+use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, Taken, Token};
 
 /// What a retry of an ended run takes over: what completed (and was not undone) or was skipped, and does not come after
 /// something that runs again.
@@ -86,7 +86,7 @@ impl<'a> Old<'a> {
         let activation = |step: StepId| self.run.at(ActId(body.first.0 + self.graph.step(step).slot));
         let unfinished = |step: &StepId| Some(*step) == from || !self.is_done(activation(*step));
         let unfinished: BTreeSet<StepId> = steps.iter().copied().filter(unfinished).collect();
-        let after = self.after(&unfinished, scope);
+        let after = self.after(&unfinished, at, scope);
         for step in steps {
             if after.contains(step) || Some(*step) == from {
                 continue;
@@ -134,8 +134,8 @@ impl<'a> Old<'a> {
         }
     }
 
-    /// The steps of a scope that come after one of those.
-    fn after(&self, of: &BTreeSet<StepId>, scope: ScopeId) -> BTreeSet<StepId> {
+    /// The steps of a scope that come after one of those: not those that were decided without waiting for it.
+    fn after(&self, of: &BTreeSet<StepId>, at: ActId, scope: ScopeId) -> BTreeSet<StepId> {
         let definition = self.graph.scope(scope);
         let mut after = BTreeSet::new();
         let mut open: Vec<StepId> = of.iter().copied().collect();
@@ -143,12 +143,19 @@ impl<'a> Old<'a> {
             let step = self.graph.step(step);
             let events = step.emits.iter().flat_map(|event| &definition.events[*event].subscribers);
             for watcher in step.watchers.iter().chain(events) {
-                if after.insert(watcher.step) {
+                if !self.decided_without(at, watcher) && after.insert(watcher.step) {
                     open.push(watcher.step);
                 }
             }
         }
         after
+    }
+
+    /// The token came after the decision, as of an arm of an `any` join that was not the first.
+    fn decided_without(&self, at: ActId, watcher: &Watcher) -> bool {
+        let Some(body) = self.run.at(at).body else { return false };
+        let target = self.run.at(ActId(body.first.0 + self.graph.step(watcher.step).slot));
+        self.is_done(target) && matches!(target.arms[watcher.arm], Token::LateLive | Token::LateDead)
     }
 
     /// What each activation of a scope emitted first.

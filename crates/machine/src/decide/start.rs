@@ -22,6 +22,7 @@ impl Decider<'_> {
         header.parent = start.parent;
         header.depth = start.depth;
         header.retry_of = start.retry_of;
+        header.events_since = start.events_since.unwrap_or(self.env.now);
         header.step_count = self.graph.map_or(0, |graph| graph.scope(Graph::ROOT).steps.len() as u32);
         let queue = match &self.flow.body {
             Body::Graph(_) => None,
