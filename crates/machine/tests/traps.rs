@@ -1463,3 +1463,27 @@ fn a_gate_takes_no_event_that_an_earlier_gate_of_the_run_took() {
     assert!(matches!(open(&mut t, 3, 6), Answer::Applied(_)));
     assert_eq!((t.status(), t.output_of("i")), ("completed", json!(6)));
 }
+
+#[test]
+fn a_publish_goes_out_once_with_an_id_of_its_own_even_if_the_attempt_fails() {
+    let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let publish = Op::Publish { name: "paid".into(), key: Some(json!(7).into()), payload: json!("x").into() };
+    assert!(matches!(t.model.report(run, &task, Some(1), publish.clone()), Answer::Applied(_)));
+    assert!(matches!(t.model.report(run, &task, Some(1), publish.clone()), Answer::Duplicate(_)));
+    assert!(matches!(t.model.report(run, &task, Some(2), publish), Answer::Applied(_)));
+    t.fail_attempt_of(run, &task);
+    let ids: Vec<&str> = t.model.published.iter().map(|publish| publish.id.as_str()).collect();
+    assert_eq!(ids, [format!("{run}.1"), format!("{run}.2")]);
+}
+
+#[test]
+fn a_task_carries_what_its_queue_needs_to_know() {
+    let flow = "{name: f, steps: {a: {run: h, queue: q, priority: 2, requires: [gpu], timeout: 5s, key: input.t, limits: [stripe, {tenant: '${input.t}'}]}}}";
+    let start = Start { input: Some(json!({"t": 1.0}).into()), priority: 3, ..Start::default() };
+    let mut t = Trial::starting(&[flow], start);
+    let (_, task) = t.claim("a");
+    assert_eq!((task.queue.as_str(), task.priority, task.timeout_ms), ("q", 5, Some(5_000)));
+    assert_eq!((task.requires, task.key.as_deref()), (vec!["gpu".to_owned()], Some("1")));
+    assert_eq!(task.limits, [("stripe".to_owned(), None), ("tenant".to_owned(), Some("1".to_owned()))]);
+}
