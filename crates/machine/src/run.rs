@@ -598,6 +598,11 @@ impl Run {
         self.name(flow.graph(), id)
     }
 
+    /// The step that it is an activation of; none for the run itself and for what a code run remembers.
+    pub fn step(&self, id: ActId) -> Option<StepId> {
+        self.activations.get(id.0 as usize).and_then(|activation| self.step_of(activation.id))
+    }
+
     fn put(&mut self, activation: Activation, flow: &Flow) {
         let id = activation.id;
         match &activation.place {

@@ -38,6 +38,7 @@ use crate::transition::{
     Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
 };
 
+pub use names::canonical_json;
 pub use reuse::{rerun, retry};
 
 /// How many activations one transition touches at most; the rest follows by a message of the run to itself.

@@ -99,7 +99,7 @@ fn evaluated<T>(result: Result<T, Stop>) -> Evaluated<T> {
 }
 
 /// Keys compare as canonical JSON: sorted fields, and a number is the same number however it was written.
-fn canonical_json(value: Value) -> String {
+pub fn canonical_json(value: Value) -> String {
     fn normal(value: Value) -> Value {
         match value {
             Value::Number(number) => match number.as_f64() {

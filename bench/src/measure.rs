@@ -1,0 +1,130 @@
+//! What a run of something took.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// One line of the table.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Row {
+    pub what: String,
+    pub store: String,
+    /// Steps, or transitions.
+    pub steps: u64,
+    pub seconds: f64,
+    pub per_second: f64,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    /// Durable commits, as the store counts them.
+    pub commits: u64,
+    pub bytes_per_step: f64,
+    pub cpu_us_per_step: f64,
+    pub peak_mb: f64,
+    /// Beside a ceiling that was measured in the same run.
+    pub ratio: Option<f64>,
+    pub note: String,
+}
+
+/// What is running.
+#[derive(Debug)]
+pub struct Measure {
+    started: Instant,
+    cpu: Duration,
+}
+
+impl Measure {
+    pub fn start() -> Measure {
+        Measure { started: Instant::now(), cpu: cpu_time() }
+    }
+
+    pub fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    pub fn cpu(&self) -> Duration {
+        cpu_time().saturating_sub(self.cpu)
+    }
+
+    pub fn row(self, what: impl Into<String>, store: &'static str, steps: u64, mut latencies: Vec<Duration>) -> Row {
+        let seconds = self.seconds();
+        latencies.sort_unstable();
+        let at = |part: f64| {
+            let place = ((latencies.len() as f64 * part) as usize).min(latencies.len().saturating_sub(1));
+            latencies.get(place).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
+        };
+        Row {
+            what: what.into(),
+            store: store.to_owned(),
+            steps,
+            seconds,
+            per_second: steps as f64 / seconds,
+            p50_ms: at(0.5),
+            p99_ms: at(0.99),
+            commits: 0,
+            bytes_per_step: 0.0,
+            cpu_us_per_step: self.cpu().as_secs_f64() * 1e6 / steps.max(1) as f64,
+            peak_mb: peak_mb(),
+            ratio: None,
+            note: String::new(),
+        }
+    }
+}
+
+/// CPU time of this process so far, all threads.
+pub fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = stat.rsplit(") ").next().unwrap_or_default();
+    let ticks: u64 = after_name.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+/// Bytes that this process has had written to disk, log and database.
+pub fn written_bytes() -> u64 {
+    let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = io.lines().find(|line| line.starts_with("write_bytes:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
+/// The most memory that this process had at once.
+pub fn peak_mb() -> f64 {
+    status("VmHWM:")
+}
+
+pub fn resident_mb() -> f64 {
+    status("VmRSS:")
+}
+
+fn status(field: &str) -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kb| kb.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+}
+
+/// Forgets the peak so far, so that the next row has its own.
+pub fn reset_peak() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+pub fn print(rows: &[Row]) {
+    println!(
+        "{:<34} {:<9} {:>9} {:>10} {:>8} {:>8} {:>9} {:>8} {:>8} {:>7} {:>7}  note",
+        "what", "store", "steps", "steps/s", "p50 ms", "p99 ms", "commits", "B/step", "CPU µs", "MB", "ratio"
+    );
+    for row in rows {
+        println!(
+            "{:<34} {:<9} {:>9} {:>10.0} {:>8.2} {:>8.2} {:>9} {:>8.0} {:>8.1} {:>7.0} {:>7}  {}",
+            row.what,
+            row.store,
+            row.steps,
+            row.per_second,
+            row.p50_ms,
+            row.p99_ms,
+            row.commits,
+            row.bytes_per_step,
+            row.cpu_us_per_step,
+            row.peak_mb,
+            row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+            row.note
+        );
+    }
+}

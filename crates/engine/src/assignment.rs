@@ -1,0 +1,193 @@
+//! A claimed task as a worker gets it.
+
+use std::sync::Arc;
+
+use eddyline_machine::memo::MemoState;
+use eddyline_machine::run::{End, MemoKind};
+use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, ValueId};
+use eddyline_store::{Claimed, Found, Store};
+use serde_json::{Map, Value, json};
+
+use crate::config::MAX_INPUT_BYTES;
+use crate::error::{EngineError, Result};
+use crate::flows::Flows;
+use crate::hot::Hot;
+use crate::token::TaskToken;
+
+/// A task on its way from the committer to a worker, with what was at hand there.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub claimed: Claimed,
+    /// The run's input and the version of its flow.
+    about: Option<(Data, String)>,
+    values: Vec<(ValueId, Data)>,
+}
+
+/// A task with everything that a handler needs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Assignment {
+    pub token: TaskToken,
+    pub run: RunId,
+    pub flow: String,
+    pub version: String,
+    pub step: String,
+    pub activation: String,
+    pub handler: String,
+    pub attempt: u32,
+    pub kind: TaskKind,
+    pub input: Arc<Value>,
+    pub run_input: Arc<Value>,
+    pub gate: Option<Arc<Value>>,
+    /// The same for every attempt: what a handler makes its effects idempotent by.
+    pub key: String,
+    pub lease_ms: Millis,
+    pub deadline: Option<Millis>,
+    /// Of a code run: what it remembers, by name.
+    pub memo: Option<Map<String, Value>>,
+}
+
+impl Handed {
+    pub fn new(hot: Option<&Hot>, claimed: Claimed) -> Handed {
+        let Some(hot) = hot else { return Handed { claimed, about: None, values: Vec::new() } };
+        let header = &hot.run.header;
+        let input = header.input.clone().unwrap_or_else(Data::null);
+        let mut values = Vec::new();
+        for data in [Some(&claimed.task.input), claimed.task.gate.as_ref(), Some(&input)].into_iter().flatten() {
+            gather(data, &hot.run, &mut values);
+        }
+        Handed { claimed, about: Some((input, header.flow_version.clone())), values }
+    }
+
+    /// Puts everything together, reading what is not at hand.
+    pub async fn assemble(mut self, store: &dyn Store, flows: &Flows) -> Result<Assignment> {
+        let run = self.claimed.run;
+        let (run_input, version) = match self.about.take() {
+            Some(about) => about,
+            None => match store.summary(run).await? {
+                Some(summary) => (summary.header.input.unwrap_or_else(Data::null), summary.header.flow_version),
+                None => return Err(EngineError::no_run(run)),
+            },
+        };
+        let claimed = &self.claimed;
+        let task = claimed.task.clone();
+        let memo = match task.kind {
+            TaskKind::Step => None,
+            TaskKind::Run => Some(memo(store, flows, run, 0).await?),
+        };
+        Ok(Assignment {
+            token: TaskToken { run, activation: task.activation, attempt: task.attempt, fence: task.fence },
+            run,
+            flow: claimed.flow.clone(),
+            version,
+            step: task.step.clone(),
+            activation: task.name.clone(),
+            handler: task.handler.clone(),
+            attempt: task.attempt,
+            kind: task.kind,
+            key: format!("{run}/{}", task.name),
+            lease_ms: claimed.held.lease_ms,
+            deadline: claimed.held.deadline,
+            input: self.json(store, &task.input).await?,
+            run_input: self.json(store, &run_input).await?,
+            gate: match &task.gate {
+                Some(gate) => Some(self.json(store, gate).await?),
+                None => None,
+            },
+            memo,
+        })
+    }
+
+    /// A payload without a copy, where it is stored in one piece: the input of a run goes with each of its tasks.
+    async fn json(&mut self, store: &dyn Store, data: &Data) -> Result<Arc<Value>> {
+        let whole = match data {
+            Data::Ref(value) => self.values.iter().find(|(id, _)| *id == value.id).map(|(_, whole)| whole),
+            other => Some(other),
+        };
+        if let Some(Data::Json(json)) = whole {
+            return Ok(json.clone());
+        }
+        materialise(store, self.claimed.run, data, &mut self.values).await.map(Arc::new)
+    }
+}
+
+/// What a code run remembers beyond the change numbered `after`, by name.
+pub(crate) async fn memo(store: &dyn Store, flows: &Flows, run: RunId, after: u64) -> Result<Map<String, Value>> {
+    let Found::Run(loaded) = store.load(run, None).await? else { return Err(EngineError::no_run(run)) };
+    let header = &loaded.rows.header;
+    let flow = flows.find(store, &loaded.summary.ns, &header.flow, Some(&header.flow_version)).await?;
+    let flow = flow.ok_or_else(|| EngineError::no_flow(&header.flow))?;
+    let rows = Run::load(loaded.rows, &flow.flow);
+    let (mut entries, mut values) = (Map::new(), Vec::new());
+    for entry in rows.memo(after) {
+        let mut body = json!({"kind": kind_name(entry.kind), "n": entry.n, "attempt": entry.attempt});
+        match entry.state {
+            MemoState::Pending => body["status"] = json!("pending"),
+            MemoState::Retry { due } => {
+                body["status"] = json!("retry");
+                body["due"] = json!(due);
+            }
+            MemoState::Ended(end) => {
+                body["status"] = json!(end.status());
+                match end {
+                    End::Completed(output) => {
+                        body["output"] = materialise(store, run, output, &mut values).await?;
+                    }
+                    End::Failed(failure) => body["error"] = json!(failure),
+                    End::Skipped(_) | End::Cancelled => {}
+                }
+            }
+        }
+        entries.insert(entry.name.to_owned(), body);
+    }
+    Ok(entries)
+}
+
+fn kind_name(kind: MemoKind) -> Value {
+    json!(kind)
+}
+
+/// A payload of a run as JSON. What is read on the way is kept in `values`.
+pub(crate) async fn materialise(
+    store: &dyn Store,
+    run: RunId,
+    data: &Data,
+    values: &mut Vec<(ValueId, Data)>,
+) -> Result<Value> {
+    let bytes = data.bytes(MAX_INPUT_BYTES + 1);
+    if bytes > MAX_INPUT_BYTES {
+        return Err(EngineError::TooLarge { what: "the payload", bytes, limit: MAX_INPUT_BYTES });
+    }
+    loop {
+        let find = |id: ValueId| values.iter().find(|(have, _)| *have == id).map(|(_, value)| value);
+        let missing = match data.materialise(&find) {
+            Ok(json) => return Ok(json),
+            Err(missing) => missing,
+        };
+        let found = store.values(run, &missing).await?;
+        if found.len() < missing.len() {
+            return Err(EngineError::Trimmed(run));
+        }
+        values.extend(found);
+    }
+}
+
+fn gather(data: &Data, run: &Run, values: &mut Vec<(ValueId, Data)>) {
+    match data {
+        Data::Json(_) => {}
+        Data::Ref(value) => {
+            if let Some(found) = run.values.get(&value.id) {
+                values.push((value.id, found.clone()));
+                gather(found, run, values);
+            }
+        }
+        Data::List(items) => items.iter().for_each(|item| gather(item, run, values)),
+        Data::Map(fields) => fields.iter().for_each(|(_, item)| gather(item, run, values)),
+    }
+}
+
+impl Assignment {
+    /// Its id: new with each attempt.
+    pub fn task_id(&self) -> String {
+        self.token.task_id()
+    }
+}

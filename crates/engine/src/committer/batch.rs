@@ -1,0 +1,217 @@
+//! From commits to answers.
+
+use std::time::Instant;
+
+use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef};
+use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
+
+use super::prepare::{Decided, Prepared};
+use super::{Committer, Order, Outcome, Submission};
+use crate::assignment::Handed;
+use crate::dispatcher::{Added, ParkId, Parked};
+use crate::error::EngineError;
+
+/// How often the same commands are submitted while their outcome is unknown.
+const UNKNOWN_TRIES: usize = 100;
+
+/// A batch that came back from the store.
+pub(super) struct Sent {
+    prepared: Vec<Prepared>,
+    claims: Vec<(ParkId, Parked)>,
+    result: Result<Written, StoreError>,
+    since: Instant,
+}
+
+impl Committer {
+    /// Sends batches for as long as there is something to send and room on the way.
+    pub(super) async fn send_batches(&mut self) {
+        while self.sent.len() < self.config.in_flight && (!self.ready.is_empty() || self.dispatcher.wants()) {
+            if let Ok(now) = self.store.now().await {
+                self.now = now;
+            }
+            let mut prepared = Vec::new();
+            while prepared.len() < self.config.batch
+                && let Some(run) = self.ready.pop_front()
+            {
+                prepared.extend(self.prepare(run));
+            }
+            let claims = self.claims_for(&prepared);
+            if prepared.is_empty() && claims.is_empty() {
+                continue;
+            }
+            metrics::histogram!("eddyline_batch_size").record(prepared.len() as f64);
+            let commands: Vec<Command> =
+                prepared.iter().map(|prepared| Command::Run(prepared.commit.clone())).collect();
+            let requests = claims.iter().map(|(_, parked)| parked.request.clone()).collect::<Vec<_>>();
+            let (store, since) = (self.store.clone(), Instant::now());
+            self.sent.push(Box::pin(async move {
+                let mut result = Err(StoreError::Unknown);
+                for _ in 0..UNKNOWN_TRIES {
+                    result = store.commit(commands.clone(), requests.clone()).await;
+                    if !matches!(result, Err(StoreError::Unknown)) {
+                        break;
+                    }
+                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                }
+                Sent { prepared, claims, result, since }
+            }));
+        }
+    }
+
+    fn claims_for(&mut self, prepared: &[Prepared]) -> Vec<(ParkId, Parked)> {
+        let mut added = Vec::new();
+        for prepared in prepared {
+            let ns = &prepared.commit.ns;
+            for change in &prepared.commit.transition.tasks {
+                if let TaskChange::Add(task) = change {
+                    added.push(Added { ns, task });
+                }
+            }
+        }
+        let picked = self.dispatcher.pick(&added);
+        picked.into_iter().filter(|(_, parked)| !parked.reply.is_closed()).collect()
+    }
+
+    pub(super) fn finished(&mut self, sent: Sent) {
+        metrics::histogram!("eddyline_commit_seconds").record(sent.since.elapsed().as_secs_f64());
+        let written = match sent.result {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::error!(
+                    instance = self.config.instance,
+                    "{} transitions not committed: {error}",
+                    sent.prepared.len()
+                );
+                for prepared in sent.prepared {
+                    self.failed(prepared, &error);
+                }
+                for (_, parked) in sent.claims {
+                    let _ = parked.reply.send(Err(EngineError::Store(error.clone())));
+                }
+                return;
+            }
+        };
+        for (prepared, result) in sent.prepared.into_iter().zip(written.commands) {
+            match result {
+                Ok(committed) => self.committed(prepared, committed),
+                Err(refused) => self.refused(prepared, refused),
+            }
+        }
+        for ((id, parked), claims) in sent.claims.into_iter().zip(written.claims) {
+            self.claimed(id, parked, claims);
+        }
+    }
+
+    fn committed(&mut self, prepared: Prepared, committed: Committed) {
+        let Prepared { run, commit, decided } = prepared;
+        if let Some(mut hot) = self.hot.take(run) {
+            hot.apply(&commit.transition);
+            if !commit.transition.header.status().is_end() {
+                self.hot.put(hot);
+            }
+        }
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.conflicts = 0;
+        }
+        self.give_back(run, decided, committed.at);
+        self.release(run);
+    }
+
+    fn refused(&mut self, prepared: Prepared, refused: Refused) {
+        let Prepared { run, decided, .. } = prepared;
+        metrics::counter!("eddyline_conflicts_total").increment(1);
+        tracing::debug!(instance = self.config.instance, %run, "refused: {refused}");
+        self.hot.take(run);
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.conflicts += 1;
+        }
+        match refused {
+            Refused::KeyTaken { run: other, fingerprint } => self.undo(run, decided, |pending_key, _| {
+                pending_key.then_some(Outcome::KeyTaken { run: other, fingerprint })
+            }),
+            Refused::Gone(gone) => {
+                self.undo(run, decided, |_, taken| taken.filter(|taken| gone.contains(taken)).map(|_| Outcome::Gone))
+            }
+            Refused::Conflict { .. } | Refused::Revision { .. } => self.undo(run, decided, |_, _| None),
+        }
+        self.release(run);
+    }
+
+    /// Puts inputs back as they were, but for those that are answered now.
+    fn undo(&mut self, run: RunId, decided: Vec<Decided>, answer: impl Fn(bool, Option<&Taken>) -> Option<Outcome>) {
+        for mut decided in decided.into_iter().rev() {
+            for input in decided.taken.drain(..).rev() {
+                decided.pending.inputs.push_front(input);
+            }
+            let has_key = decided.pending.start.as_ref().is_some_and(|start| start.key.is_some());
+            match answer(has_key, decided.pending.taken.as_ref()) {
+                Some(outcome) => {
+                    let mut pending = decided.pending;
+                    pending.outcomes.push(outcome);
+                    pending.answer();
+                }
+                None => {
+                    if let Some(lane) = self.lanes.get_mut(&run) {
+                        lane.waiting.push_front(decided.pending);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers what is decided; what is left of a submission goes back to the head of its run's line.
+    pub(super) fn give_back(&mut self, run: RunId, decided: Vec<Decided>, at: Millis) {
+        for decided in decided.into_iter().rev() {
+            if let Some(rest) = self.settle(decided, at)
+                && let Some(lane) = self.lanes.get_mut(&run)
+            {
+                lane.waiting.push_front(rest);
+            }
+        }
+    }
+
+    /// The store did not take the batch: nothing of it was written, and everybody is told.
+    fn failed(&mut self, prepared: Prepared, error: &StoreError) {
+        self.hot.take(prepared.run);
+        for decided in prepared.decided {
+            decided.pending.fail(EngineError::Store(error.clone()));
+        }
+        self.release(prepared.run);
+    }
+
+    fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {
+        let called_off = self.called_off.remove(&parked.request.request);
+        if claims.tasks.is_empty() && !parked.once && !called_off {
+            return self.dispatcher.put_back(id, parked, &claims);
+        }
+        metrics::counter!("eddyline_tasks_claimed_total").increment(claims.tasks.len() as u64);
+        // There may be more of what it just got.
+        if claims.tasks.len() == parked.request.max {
+            for queue in &parked.request.queues {
+                self.dispatcher.hint(parked.request.ns.clone(), queue.clone());
+            }
+        }
+        let handed = claims.tasks.into_iter().map(|claimed| Handed::new(self.hot.get(claimed.run), claimed)).collect();
+        if let Err(Ok(undelivered)) = parked.reply.send(Ok(handed)) {
+            for handed in undelivered {
+                self.release_task(handed.claimed);
+            }
+        }
+    }
+
+    /// A task that was claimed and could not be delivered comes back without costing an attempt.
+    pub(super) fn release_task(&mut self, claimed: Claimed) {
+        let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
+        let input = Input::Expired { task, why: Expiry::Released, claim: claimed.held.claim };
+        let (reply, _) = tokio::sync::oneshot::channel();
+        let taken = Some(Taken::Expiry(task.fence, Expiry::Released));
+        self.take(Order::Submit(Submission {
+            run: claimed.run,
+            ns: None,
+            inputs: vec![input],
+            taken,
+            start: None,
+            reply,
+        }));
+    }
+}

@@ -1,0 +1,105 @@
+//! What can be set, with the values that suit most. Everything has a named limit.
+
+use std::fmt;
+use std::sync::Arc;
+
+use eddyline_machine::Millis;
+
+/// A payload takes at most this many bytes as JSON.
+pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
+/// What is put together from many payloads, such as the input of a step after a spread, takes at most this many.
+pub const MAX_INPUT_BYTES: usize = 12 << 20;
+/// A payload nests at most this deep, so that aggregates of payloads stay readable.
+pub const MAX_PAYLOAD_DEPTH: u16 = 64;
+/// How many runs one call starts.
+pub const MAX_STARTS: usize = 10_000;
+/// How many tasks one claim gets.
+pub const MAX_CLAIM: usize = 1_000;
+
+const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
+
+#[derive(Clone)]
+pub struct Config {
+    /// The name of this instance, in logs and metrics.
+    pub instance: String,
+    /// Where webhooks come in.
+    pub hooks: String,
+    /// How long a worker has a task without a sign of life.
+    pub lease_ms: Millis,
+    /// Transitions in one commit.
+    pub batch: usize,
+    /// Commits on their way to the store: one is being written while the next gathers.
+    pub in_flight: usize,
+    /// Inputs that wait for the committer before callers have to.
+    pub queue: usize,
+    /// Runs kept in memory, and activations of them in all.
+    pub hot_runs: usize,
+    pub hot_activations: usize,
+    /// Due items taken at a time.
+    pub due_batch: usize,
+    /// A loop looks again after this long, even without a hint.
+    pub poll_ms: Millis,
+    pub reconcile_ms: Millis,
+    /// Runs that the reconciler looks at in one go.
+    pub reconcile_batch: usize,
+    pub retention: Retention,
+    /// Where randomness comes from: 32 fresh bytes a call.
+    pub chance: Chance,
+}
+
+pub type Chance = Arc<dyn Fn() -> [u8; 32] + Send + Sync>;
+
+/// How long things are kept after a run's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    pub every_ms: Millis,
+    pub timelines_ms: Millis,
+    pub headers_ms: Millis,
+    pub events_ms: Millis,
+}
+
+impl Default for Retention {
+    fn default() -> Retention {
+        Retention { every_ms: 60_000, timelines_ms: 7 * DAY_MS, headers_ms: 30 * DAY_MS, events_ms: 7 * DAY_MS }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            instance: "eddy".to_owned(),
+            hooks: "http://127.0.0.1:7070/hooks/".to_owned(),
+            lease_ms: 30_000,
+            batch: 256,
+            in_flight: 2,
+            queue: 8_192,
+            hot_runs: 10_000,
+            hot_activations: 200_000,
+            due_batch: 500,
+            poll_ms: 2_000,
+            reconcile_ms: 30_000,
+            reconcile_batch: 200,
+            retention: Retention::default(),
+            chance: Arc::new(system_chance),
+        }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("instance", &self.instance)
+            .field("lease_ms", &self.lease_ms)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The operating system's randomness. Without it no secret could be made, so there is no going on.
+fn system_chance() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    if let Err(error) = getrandom::fill(&mut bytes) {
+        tracing::error!("the system has no randomness: {error}");
+        std::process::abort();
+    }
+    bytes
+}

@@ -1,0 +1,159 @@
+//! Workers that wait for tasks. A claim goes with the next commit; if there is nothing for it, it is parked, and goes
+//! again with the commit that adds a task it suits: the task is handed over by the very commit that made it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use eddyline_machine::{Millis, Task};
+use eddyline_store::{ClaimRequest, Claims, Namespace, RequestId};
+use tokio::sync::oneshot;
+
+use crate::assignment::Handed;
+use crate::error::Result;
+
+pub(crate) type ParkId = u64;
+
+/// A claim that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    pub request: ClaimRequest,
+    pub reply: oneshot::Sender<Result<Vec<Handed>>>,
+    /// It is answered at the first try, whatever comes of it.
+    pub once: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Dispatcher {
+    parked: HashMap<ParkId, Parked>,
+    by_queue: HashMap<(Namespace, String), BTreeSet<ParkId>>,
+    by_request: HashMap<RequestId, ParkId>,
+    /// To be tried with the next commit.
+    fresh: BTreeSet<ParkId>,
+    /// Queues that may have something: one of those parked there is tried.
+    hinted: BTreeSet<(Namespace, String)>,
+    /// Queues that a rate holds back, by when to try again.
+    later: BTreeMap<Millis, BTreeSet<(Namespace, String)>>,
+    next: ParkId,
+}
+
+/// A task that was added, as far as it matters here.
+#[derive(Debug)]
+pub(crate) struct Added<'a> {
+    pub ns: &'a Namespace,
+    pub task: &'a Task,
+}
+
+impl Dispatcher {
+    pub fn park(&mut self, parked: Parked) {
+        self.next += 1;
+        let id = self.next;
+        self.fresh.insert(id);
+        self.put(id, parked);
+    }
+
+    /// The claim is not wanted any more; it is given back unless it is being tried right now.
+    pub fn unpark(&mut self, request: RequestId) -> Option<Parked> {
+        let id = *self.by_request.get(&request)?;
+        self.take(id)
+    }
+
+    pub fn hint(&mut self, ns: Namespace, queue: String) {
+        if self.by_queue.contains_key(&(ns.clone(), queue.clone())) {
+            self.hinted.insert((ns, queue));
+        }
+    }
+
+    /// There is something to try.
+    pub fn wants(&self) -> bool {
+        !self.fresh.is_empty() || !self.hinted.is_empty()
+    }
+
+    /// When a queue that a rate holds back is to be tried.
+    pub fn next_try(&self) -> Option<Millis> {
+        self.later.first_key_value().map(|(at, _)| *at)
+    }
+
+    pub fn wake_due(&mut self, now: Millis) {
+        while let Some(entry) = self.later.first_entry()
+            && *entry.key() <= now
+        {
+            for (ns, queue) in entry.remove() {
+                self.hint(ns, queue);
+            }
+        }
+    }
+
+    /// The claims that go with a commit that adds these tasks.
+    pub fn pick(&mut self, added: &[Added<'_>]) -> Vec<(ParkId, Parked)> {
+        let mut room: BTreeMap<ParkId, usize> = BTreeMap::new();
+        for id in std::mem::take(&mut self.fresh) {
+            if let Some(parked) = self.parked.get(&id) {
+                room.insert(id, parked.request.max);
+            }
+        }
+        for queue in std::mem::take(&mut self.hinted) {
+            if let Some(id) = self.by_queue.get(&queue).and_then(|ids| ids.first()) {
+                room.entry(*id).or_insert_with(|| self.parked[id].request.max);
+            }
+        }
+        // Where to begin among those of a queue: everybody before has all the tasks it asked for.
+        let mut begin: HashMap<(Namespace, String), ParkId> = HashMap::new();
+        for Added { ns, task } in added {
+            let queue = ((*ns).clone(), task.queue.clone());
+            let Some(ids) = self.by_queue.get(&queue) else { continue };
+            let from = begin.entry(queue).or_default();
+            while let Some(first) = ids.range(*from..).next()
+                && room.get(first) == Some(&0)
+            {
+                *from = first + 1;
+            }
+            let suits = |id: &&ParkId| {
+                let offer = &self.parked[*id].request.offer;
+                room.get(id).is_none_or(|room| *room > 0)
+                    && offer.takes(task.kind, &task.handler, &task.requires, task.build.as_deref())
+            };
+            if let Some(id) = ids.range(*from..).find(suits) {
+                let room = room.entry(*id).or_insert_with(|| self.parked[id].request.max);
+                *room -= 1;
+            }
+        }
+        room.into_keys().filter_map(|id| self.take(id).map(|parked| (id, parked))).collect()
+    }
+
+    /// A claim was tried and got nothing: it waits on, in its old place.
+    pub fn put_back(&mut self, id: ParkId, parked: Parked, claims: &Claims) {
+        if let Some(at) = claims.retry_at {
+            let queues = parked.request.queues.iter().map(|queue| (parked.request.ns.clone(), queue.clone()));
+            self.later.entry(at).or_default().extend(queues);
+        }
+        self.put(id, parked);
+    }
+
+    pub fn drain(&mut self) -> Vec<Parked> {
+        let ids: Vec<ParkId> = self.parked.keys().copied().collect();
+        ids.into_iter().filter_map(|id| self.take(id)).collect()
+    }
+
+    fn put(&mut self, id: ParkId, parked: Parked) {
+        for queue in &parked.request.queues {
+            self.by_queue.entry((parked.request.ns.clone(), queue.clone())).or_default().insert(id);
+        }
+        self.by_request.insert(parked.request.request, id);
+        self.parked.insert(id, parked);
+    }
+
+    fn take(&mut self, id: ParkId) -> Option<Parked> {
+        let parked = self.parked.remove(&id)?;
+        self.fresh.remove(&id);
+        self.by_request.remove(&parked.request.request);
+        for queue in &parked.request.queues {
+            let at = (parked.request.ns.clone(), queue.clone());
+            if let Some(ids) = self.by_queue.get_mut(&at) {
+                ids.remove(&id);
+                if ids.is_empty() {
+                    self.by_queue.remove(&at);
+                }
+            }
+        }
+        Some(parked)
+    }
+}

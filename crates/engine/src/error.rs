@@ -1,0 +1,48 @@
+//! What a caller is told when something cannot be done.
+
+use eddyline_machine::RunId;
+use eddyline_machine::definition::Problems;
+use eddyline_store::StoreError;
+
+pub type Result<T> = std::result::Result<T, EngineError>;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EngineError {
+    #[error("there is no {what} {id}")]
+    NotFound { what: &'static str, id: String },
+    /// It was there; its timeline is no longer kept.
+    #[error("the timeline of run {0} is no longer kept")]
+    Trimmed(RunId),
+    /// The definition has problems, all of them listed.
+    #[error("the definition has {} problem(s)", .0.0.len())]
+    Definition(Problems),
+    /// What was asked for is wrong in itself.
+    #[error("{message}")]
+    Invalid { message: String, details: Vec<String> },
+    /// It cannot be done in the state that things are in.
+    #[error("{0}")]
+    Conflict(String),
+    #[error("{what} is {bytes} bytes, and the limit is {limit}")]
+    TooLarge { what: &'static str, bytes: usize, limit: usize },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the engine is shutting down")]
+    Stopped,
+    /// An invariant does not hold. Nothing was changed.
+    #[error("{0}")]
+    Bug(String),
+}
+
+impl EngineError {
+    pub(crate) fn invalid(message: impl Into<String>) -> EngineError {
+        EngineError::Invalid { message: message.into(), details: Vec::new() }
+    }
+
+    pub(crate) fn no_run(run: RunId) -> EngineError {
+        EngineError::NotFound { what: "run", id: run.to_string() }
+    }
+
+    pub(crate) fn no_flow(name: &str) -> EngineError {
+        EngineError::NotFound { what: "flow", id: name.to_owned() }
+    }
+}

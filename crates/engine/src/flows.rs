@@ -1,0 +1,202 @@
+//! Definitions: registered as documents, parsed once, kept at hand.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use eddyline_machine::definition::{self, Problem};
+use eddyline_machine::{ActId, Flow, Run, StepId};
+use eddyline_store::{
+    Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Namespace, Store,
+};
+use jsonschema::Validator;
+use serde_json::{Value, json};
+
+use crate::error::{EngineError, Result};
+
+/// The current version of a flow, by name.
+pub const FLOW: &str = "flow";
+/// A definition, by name and version.
+pub const VERSION: &str = "version";
+/// Parsed definitions at hand.
+const AT_HAND: usize = 1_000;
+/// Problems of a payload that are told at once.
+const MAX_DETAILS: usize = 20;
+
+/// A flow with what is checked at its borders.
+#[derive(Debug)]
+pub struct Registered {
+    pub flow: Arc<Flow>,
+    input: Option<Validator>,
+    /// By the step that declares it, and its name.
+    emits: BTreeMap<(StepId, String), Validator>,
+}
+
+/// What came of a registration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Registration {
+    pub name: String,
+    pub version: String,
+    /// It was not the current version before.
+    pub changed: bool,
+    pub warnings: Vec<Problem>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    parsed: Mutex<HashMap<(Namespace, String), Arc<Registered>>>,
+}
+
+impl Flows {
+    pub async fn register(
+        &self,
+        store: &dyn Store,
+        command: CommandId,
+        ns: &Namespace,
+        name: Option<&str>,
+        text: &str,
+    ) -> Result<Registration> {
+        let parsed = definition::parse_named(name, text).map_err(EngineError::Definition)?;
+        let flow = parsed.flow;
+        let registered = Registered::new(flow)?;
+        let (name, version) = (registered.flow.name.clone(), registered.flow.version.clone());
+        let current = current_version(store, ns, &name).await?;
+        let changed = current.as_deref() != Some(version.as_str());
+        if changed {
+            let put = |kind, id, body| DocumentChange {
+                key: DocumentKey::new(kind, id),
+                expect: Expect::Any,
+                body: Some(body),
+                due: None,
+            };
+            let definition = json!({"name": name, "version": version, "definition": registered.flow.canonical});
+            let documents = vec![
+                put(VERSION, versioned(&name, &version), definition),
+                put(FLOW, name.clone(), json!({"version": version})),
+            ];
+            let ns = ns.clone();
+            let commit =
+                DocumentCommit { ns, command, documents, messages: Vec::new(), events: Vec::new(), drops: Vec::new() };
+            let written = store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+            if let Some(Err(refused)) = written.commands.into_iter().next() {
+                return Err(EngineError::Conflict(refused.to_string()));
+            }
+        }
+        self.keep(ns, Arc::new(registered));
+        Ok(Registration { name, version, changed, warnings: parsed.warnings })
+    }
+
+    /// The flow at that version, or at its current one.
+    pub async fn find(
+        &self,
+        store: &dyn Store,
+        ns: &Namespace,
+        name: &str,
+        version: Option<&str>,
+    ) -> Result<Option<Arc<Registered>>> {
+        let current;
+        let version = match version {
+            Some(version) => version,
+            None => match current_version(store, ns, name).await? {
+                Some(found) => {
+                    current = found;
+                    &current
+                }
+                None => return Ok(None),
+            },
+        };
+        let id = versioned(name, version);
+        if let Some(found) = self.parsed().get(&(ns.clone(), id.clone())) {
+            return Ok(Some(found.clone()));
+        }
+        let Some(document) = one(store, ns, VERSION, &id).await? else { return Ok(None) };
+        let text = document["definition"].to_string();
+        let parsed = definition::parse_named(Some(name), &text)
+            .map_err(|problems| EngineError::Bug(format!("the stored definition {id} has problems: {problems}")))?;
+        let registered = Arc::new(Registered::new(parsed.flow)?);
+        self.keep(ns, registered.clone());
+        Ok(Some(registered))
+    }
+
+    fn keep(&self, ns: &Namespace, registered: Arc<Registered>) {
+        let mut parsed = self.parsed();
+        if parsed.len() >= AT_HAND {
+            parsed.clear();
+        }
+        parsed.insert((ns.clone(), versioned(&registered.flow.name, &registered.flow.version)), registered);
+    }
+
+    fn parsed(&self) -> std::sync::MutexGuard<'_, HashMap<(Namespace, String), Arc<Registered>>> {
+        self.parsed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Registered {
+    fn new(flow: Flow) -> Result<Registered> {
+        let input = flow.input_schema.as_ref().map(|schema| compile("input_schema", schema)).transpose()?;
+        let mut emits = BTreeMap::new();
+        let events = flow.graph().into_iter().flat_map(|graph| &graph.scopes).flat_map(|scope| &scope.events);
+        for event in events {
+            for (step, schema) in &event.producers {
+                if let Some(schema) = schema {
+                    emits.insert((*step, event.name.clone()), compile(&format!("emits.{}", event.name), schema)?);
+                }
+            }
+        }
+        Ok(Registered { flow: Arc::new(flow), input, emits })
+    }
+
+    /// What is wrong with the input of a run.
+    pub fn check_input(&self, input: &Value) -> std::result::Result<(), Vec<String>> {
+        self.input.as_ref().map_or(Ok(()), |schema| check(schema, input))
+    }
+
+    pub(crate) fn checks_emits(&self) -> bool {
+        !self.emits.is_empty()
+    }
+
+    /// What is wrong with an event that an activation emits.
+    pub(crate) fn check_emit(
+        &self,
+        run: &Run,
+        by: ActId,
+        event: &str,
+        payload: &Value,
+    ) -> std::result::Result<(), String> {
+        let schema = run.step(by).and_then(|step| self.emits.get(&(step, event.to_owned())));
+        let Some(schema) = schema else { return Ok(()) };
+        check(schema, payload).map_err(|details| {
+            format!("the payload of {event} is not what its schema asks for: {}", details.join("; "))
+        })
+    }
+}
+
+fn check(schema: &Validator, value: &Value) -> std::result::Result<(), Vec<String>> {
+    let details: Vec<String> = schema
+        .iter_errors(value)
+        .take(MAX_DETAILS)
+        .map(|error| match error.instance_path().as_str() {
+            "" => error.to_string(),
+            path => format!("{path}: {error}"),
+        })
+        .collect();
+    if details.is_empty() { Ok(()) } else { Err(details) }
+}
+
+fn compile(what: &str, schema: &Value) -> Result<Validator> {
+    jsonschema::validator_for(schema)
+        .map_err(|error| EngineError::invalid(format!("{what} is not a JSON Schema: {error}")))
+}
+
+async fn current_version(store: &dyn Store, ns: &Namespace, name: &str) -> Result<Option<String>> {
+    let document = one(store, ns, FLOW, name).await?;
+    Ok(document.and_then(|body| body["version"].as_str().map(str::to_owned)))
+}
+
+async fn one(store: &dyn Store, ns: &Namespace, kind: &str, id: &str) -> Result<Option<Value>> {
+    let filter = DocumentFilter { kind: kind.to_owned(), id: Some(id.to_owned()), ..DocumentFilter::default() };
+    Ok(store.documents(Some(ns), &filter, 1).await?.pop().map(|document| document.body))
+}
+
+fn versioned(name: &str, version: &str) -> String {
+    format!("{name}@{version}")
+}

@@ -1,0 +1,292 @@
+//! What can be read of runs. Everything is read from the store.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use eddyline_machine::explain::{WaitsFor, explain};
+use eddyline_machine::run::{End, Outcome, Run};
+use eddyline_machine::view::{AttemptView, RunView, StepView};
+use eddyline_machine::{Data, Failure, Millis, Numbered, RunId, Status};
+use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary};
+use serde_json::Value;
+
+use crate::assignment::materialise;
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+use crate::flows::Registered;
+
+/// A reader looks again after this long even if no hint came.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// How many runs a chain of continued runs is followed along.
+const MAX_CHAIN: usize = 10_000;
+
+/// A run as its header tells it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunInfo {
+    pub summary: Summary,
+    pub status: Status,
+    /// None once its payloads are no longer kept.
+    pub input: Option<Value>,
+    pub output: Option<Value>,
+    pub error: Option<Failure>,
+    /// Names of the events that it emitted, each once.
+    pub emitted_events: Vec<String>,
+    /// The activations that have not ended, with what they wait for.
+    pub waiting_for: Vec<(String, WaitsFor)>,
+}
+
+/// A step of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepInfo {
+    pub activation: String,
+    /// As the definition names it.
+    pub step: String,
+    pub status: &'static str,
+    pub attempts: Vec<AttemptView>,
+    pub input: Option<Value>,
+    pub output: Option<Value>,
+    pub error: Option<Failure>,
+    pub started_at: Option<Millis>,
+    pub ended_at: Option<Millis>,
+    pub waits_for: Option<WaitsFor>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunResult {
+    /// The run that ended, where the one asked for was continued.
+    pub run: RunId,
+    pub status: Status,
+    pub output: Option<Value>,
+    pub error: Option<Failure>,
+}
+
+impl Engine {
+    pub async fn run(&self, ns: &Namespace, run: RunId) -> Result<RunInfo> {
+        let (flow, rows, summary) = match self.whole(ns, run).await {
+            Ok(whole) => whole,
+            Err(EngineError::Trimmed(_)) => return Ok(trimmed(self.summary(ns, run).await?)),
+            Err(error) => return Err(error),
+        };
+        let mut values = Vec::new();
+        let store = &*self.instance.store;
+        let input = rows.header.input.clone().unwrap_or_else(Data::null);
+        let input = Some(materialise(store, run, &input, &mut values).await?);
+        let (output, error) = match &rows.header.outcome {
+            Some(outcome) if rows.header.status().is_end() => self.outcome(run, outcome).await?,
+            _ => (None, None),
+        };
+        let waiting_for =
+            explain(&flow.flow, &rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
+        let emitted_events = emitted(&flow, &rows);
+        Ok(RunInfo { status: rows.header.status(), summary, input, output, error, emitted_events, waiting_for })
+    }
+
+    /// Runs, newest first; `next` of the page is the position of the last one.
+    pub async fn list(&self, ns: &Namespace, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
+        Ok(self.instance.store.runs(Some(ns), filter, page).await?)
+    }
+
+    /// Every step that has come into being, in the order in which that happened, with what it waits for.
+    pub async fn steps(&self, ns: &Namespace, run: RunId) -> Result<Vec<StepInfo>> {
+        let (flow, rows, _) = self.whole(ns, run).await?;
+        let view = self.view(run).await?;
+        let mut waits: BTreeMap<String, WaitsFor> =
+            explain(&flow.flow, &rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
+        let (mut steps, mut values) = (Vec::new(), Vec::new());
+        for activation in rows.activations.iter().skip(1) {
+            let name = rows.activation_name(&flow.flow, activation.id);
+            let seen = view.steps().get(&name);
+            let step = rows.step(activation.id).and_then(|step| flow.flow.graph().map(|graph| graph.step(step)));
+            let store = &*self.instance.store;
+            let input = match &activation.input {
+                Some(input) => Some(materialise(store, run, input, &mut values).await?),
+                None => None,
+            };
+            let output = match activation.end() {
+                Some(End::Completed(output)) => Some(materialise(store, run, output, &mut values).await?),
+                _ => None,
+            };
+            let error = match activation.end() {
+                Some(End::Failed(failure)) => Some(failure.clone()),
+                _ => None,
+            };
+            steps.push(StepInfo {
+                step: step.map_or_else(|| name.clone(), |step| step.name.clone()),
+                status: activation.end().map_or_else(|| seen.map_or("pending", StepView::status), End::status),
+                attempts: seen.map_or_else(Vec::new, |seen| seen.attempts.clone()),
+                started_at: seen.and_then(|seen| seen.started_at),
+                ended_at: seen.and_then(StepView::ended_at),
+                waits_for: waits.remove(&name),
+                activation: name,
+                input,
+                output,
+                error,
+            });
+        }
+        Ok(steps)
+    }
+
+    /// The end of a run, if it comes within `wait`. A run that was continued is followed to its last part.
+    pub async fn result(&self, ns: &Namespace, run: RunId, wait: Duration) -> Result<Option<RunResult>> {
+        let until = tokio::time::Instant::now() + wait;
+        let mut at = run;
+        for _ in 0..MAX_CHAIN {
+            let notify = self.bus.listen(at);
+            let notified = notify.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let summary = match self.summary(ns, at).await {
+                // What continues a run is started by a message, which may be on its way.
+                Err(EngineError::NotFound { .. }) if at != run => None,
+                other => Some(other?),
+            };
+            match summary {
+                Some(summary) if summary.ended_at.is_some() => {
+                    match (summary.header.continued_as, &summary.header.outcome) {
+                        (Some(next), _) => {
+                            at = next;
+                            continue;
+                        }
+                        (None, outcome) => {
+                            let (output, error) = match outcome {
+                                Some(outcome) => self.outcome(at, outcome).await?,
+                                None => (None, None),
+                            };
+                            let status = summary.header.status();
+                            return Ok(Some(RunResult { run: at, status, output, error }));
+                        }
+                    }
+                }
+                _ => {}
+            }
+            let now = tokio::time::Instant::now();
+            if now >= until || self.stopping.is_now() {
+                return Ok(None);
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN.min(until - now), notified).await;
+        }
+        Err(EngineError::invalid(format!("run {run} was continued more than {MAX_CHAIN} times")))
+    }
+
+    /// Records with numbers above `after`.
+    pub async fn records(&self, ns: &Namespace, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        let summary = self.summary(ns, run).await?;
+        if summary.trimmed {
+            return Err(EngineError::Trimmed(run));
+        }
+        Ok(self.instance.store.records(run, after, limit).await?)
+    }
+
+    /// Follows a timeline from a position on, to its end.
+    pub async fn follow(&self, ns: &Namespace, run: RunId, after: u64) -> Result<Follower> {
+        self.summary(ns, run).await?;
+        Ok(Follower { engine: self.clone(), run, after, ended: false })
+    }
+
+    /// A payload of a run as JSON.
+    pub async fn payload(&self, run: RunId, data: &Data) -> Result<Value> {
+        materialise(&*self.instance.store, run, data, &mut Vec::new()).await
+    }
+
+    pub(crate) async fn whole(&self, ns: &Namespace, run: RunId) -> Result<(Arc<Registered>, Run, Summary)> {
+        let loaded = match self.instance.store.load(run, None).await? {
+            Found::Run(loaded) if loaded.summary.ns == *ns => loaded,
+            Found::Trimmed(summary) if summary.ns == *ns => return Err(EngineError::Trimmed(run)),
+            _ => return Err(EngineError::no_run(run)),
+        };
+        let header = &loaded.rows.header;
+        let flow = self.flow(ns, &header.flow, Some(&header.flow_version)).await?;
+        let rows = Run::load(loaded.rows, &flow.flow);
+        Ok((flow, rows, loaded.summary))
+    }
+
+    pub(crate) async fn summary(&self, ns: &Namespace, run: RunId) -> Result<Summary> {
+        let summary = self.instance.store.summary(run).await?.filter(|summary| summary.ns == *ns);
+        summary.ok_or_else(|| EngineError::no_run(run))
+    }
+
+    /// The fold of a run's timeline.
+    async fn view(&self, run: RunId) -> Result<RunView> {
+        let (mut view, mut after) = (RunView::default(), 0);
+        loop {
+            let records = self.instance.store.records(run, after, MAX_PAGE).await?;
+            let Some(last) = records.last() else { return Ok(view) };
+            after = last.n;
+            records.iter().for_each(|record| view.apply(record));
+        }
+    }
+
+    async fn outcome(&self, run: RunId, outcome: &Outcome) -> Result<(Option<Value>, Option<Failure>)> {
+        Ok(match outcome {
+            Outcome::Completed(output) => (Some(self.payload(run, output).await?), None),
+            Outcome::Failed(failure) => (None, Some(failure.clone())),
+            Outcome::Cancelled(also) => (None, also.first().cloned()),
+        })
+    }
+}
+
+fn trimmed(summary: Summary) -> RunInfo {
+    let (status, error) = (
+        summary.header.status(),
+        match &summary.header.outcome {
+            Some(Outcome::Failed(failure)) => Some(failure.clone()),
+            _ => None,
+        },
+    );
+    let (emitted_events, waiting_for) = (Vec::new(), Vec::new());
+    RunInfo { summary, status, input: None, output: None, error, emitted_events, waiting_for }
+}
+
+fn emitted(flow: &Registered, run: &Run) -> Vec<String> {
+    let Some(graph) = flow.flow.graph() else { return Vec::new() };
+    let mut names = Vec::new();
+    for (scope, event) in run.emitted.keys() {
+        let body = run.activations.get(scope.0 as usize).and_then(|activation| activation.body);
+        let Some(event) = body.and_then(|body| graph.scope(body.scope).events.get(*event as usize)) else { continue };
+        if !names.contains(&event.name) {
+            names.push(event.name.clone());
+        }
+    }
+    names
+}
+
+/// Reads a timeline as it grows: in order, without gaps, each record once.
+#[derive(Debug)]
+pub struct Follower {
+    engine: Engine,
+    run: RunId,
+    after: u64,
+    ended: bool,
+}
+
+impl Follower {
+    /// The next records, at least one; nothing after the last one of the run.
+    pub async fn next(&mut self) -> Result<Option<Vec<Numbered>>> {
+        loop {
+            if self.ended || self.engine.stopping.is_now() {
+                return Ok(None);
+            }
+            let notify = self.engine.bus.listen(self.run);
+            let notified = notify.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let records = self.engine.instance.store.records(self.run, self.after, MAX_PAGE).await?;
+            if let Some(last) = records.last() {
+                self.after = last.n;
+                self.ended = last.record.entry.is_terminal();
+                return Ok(Some(records));
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN, notified).await;
+            if self.trimmed().await? {
+                return Err(EngineError::Trimmed(self.run));
+            }
+        }
+    }
+
+    async fn trimmed(&self) -> Result<bool> {
+        let summary = self.engine.instance.store.summary(self.run).await?;
+        Ok(summary.is_none_or(|summary| summary.trimmed))
+    }
+}

@@ -1,0 +1,142 @@
+//! Finds what should move and does not. Nothing should ever be found: each find is a bug somewhere else, so it is said
+//! loudly, and moved.
+
+use std::collections::BTreeSet;
+
+use eddyline_machine::run::{Driver, GateState, Inside, Outcome, State, What};
+use eddyline_machine::{ChildEnd, Expiry, Fence, Input, Millis, RunId, Status, TaskRef, TimerKey, TimerKind, run::Run};
+use eddyline_store::{Beside, Change, Found, Page, RunFilter};
+
+use crate::assignment::materialise;
+use crate::chore::Chore;
+use crate::error::Result;
+use crate::instance::Instance;
+
+/// Something is late only after this long: until then it may be on its way.
+const LATE_MS: Millis = 30_000;
+
+pub(crate) struct Reconciler {
+    pub instance: Instance,
+    /// Where it is among the runs that have not ended, newest first.
+    pub at: Option<(usize, Option<u64>)>,
+}
+
+/// The states of a run that goes on.
+const GOING: [Status; 4] = [Status::Running, Status::Waiting, Status::Pending, Status::Paused];
+
+impl Chore for Reconciler {
+    const NAME: &'static str = "reconciler";
+
+    async fn round(&mut self) -> Result<Option<Millis>> {
+        let (which, after) = self.at.unwrap_or((0, None));
+        let filter = RunFilter { status: Some(GOING[which]), ..RunFilter::default() };
+        let page = Page { after, limit: self.instance.config.reconcile_batch };
+        let runs = self.instance.store.runs(None, &filter, page).await?;
+        for summary in &runs {
+            self.look_at(summary.run).await?;
+        }
+        self.at = match (runs.len() == page.limit, runs.last()) {
+            (true, Some(last)) => Some((which, Some(last.position))),
+            _ if which + 1 < GOING.len() => Some((which + 1, None)),
+            _ => None,
+        };
+        // A full sweep in small parts, so that 100,000 waiting runs are not looked at in one go.
+        Ok(Some(self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 }))
+    }
+
+    fn wakes(&self, _: &Change) -> bool {
+        false
+    }
+
+    fn at_latest_ms(&self) -> Millis {
+        self.instance.config.reconcile_ms
+    }
+}
+
+impl Reconciler {
+    async fn look_at(&self, run: RunId) -> Result<()> {
+        let store = &self.instance.store;
+        // Read first what hangs on the run, then the run: what is missing beside it cannot have been added since.
+        let beside = store.beside(run).await?;
+        let Found::Run(loaded) = store.load(run, None).await? else { return Ok(()) };
+        let now = store.now().await?;
+        if !beside.messages.is_empty() || loaded.rows.header.status().is_end() {
+            return Ok(());
+        }
+        let mut inputs = stuck(&loaded.rows, &beside, now);
+        for activation in &loaded.rows.activations {
+            if let State::Child(child) = activation.state
+                && let Some(end) = self.ended(child, now).await?
+            {
+                inputs.push(Input::ChildEnded { activation: activation.id, child, end });
+            }
+        }
+        // Again, to be sure that it did not move meanwhile.
+        let still = matches!(store.load(run, Some(loaded.rows.header.version)).await?, Found::Same);
+        if still && !inputs.is_empty() && store.beside(run).await?.messages.is_empty() {
+            metrics::counter!("eddyline_reconciled_total").increment(inputs.len() as u64);
+            tracing::error!(instance = self.instance.config.instance, %run, ?inputs, "the run should move and does not");
+            for input in inputs {
+                self.instance.committing.submit(run, vec![input], None, None).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How a child ended, if that is long enough ago for its parent to have heard of it.
+    async fn ended(&self, child: RunId, now: Millis) -> Result<Option<ChildEnd>> {
+        let Some(summary) = self.instance.store.summary(child).await? else { return Ok(None) };
+        let header = summary.header;
+        if summary.ended_at.is_none_or(|at| now - at < LATE_MS) || header.continued_as.is_some() {
+            return Ok(None);
+        }
+        Ok(match header.outcome {
+            Some(Outcome::Completed(output)) => {
+                let json = materialise(&*self.instance.store, child, &output, &mut Vec::new()).await?;
+                Some(ChildEnd::Completed(json.into()))
+            }
+            Some(Outcome::Failed(failure)) => Some(ChildEnd::Failed(failure)),
+            Some(Outcome::Cancelled(_)) => Some(ChildEnd::Cancelled),
+            None => None,
+        })
+    }
+}
+
+/// What a run waits for and will never get, as the inputs that move it on.
+fn stuck(run: &Run, beside: &Beside, now: Millis) -> Vec<Input> {
+    let tasks: BTreeSet<Fence> = beside.tasks.iter().map(|row| row.task.fence).collect();
+    let timers: BTreeSet<TimerKey> = beside.timers.iter().map(|row| row.key).collect();
+    let mut inputs = Vec::new();
+    if !run.header.agenda.is_empty() {
+        inputs.push(Input::Continue);
+    }
+    for activation in &run.activations {
+        let id = activation.id;
+        if let Some(fence) = activation.fence()
+            && !tasks.contains(&fence)
+        {
+            let task = TaskRef { activation: id, fence };
+            inputs.push(Input::Expired { task, why: Expiry::Released, claim: Default::default() });
+        }
+        let waits_for = match (&activation.state, &activation.gate) {
+            (State::BackOff { after, .. }, _) => Some(TimerKind::BackOff(*after)),
+            (State::Open(Inside { what: What::Code(Driver::BackOff { after, .. }), .. }), _) => {
+                Some(TimerKind::BackOff(*after))
+            }
+            (State::Gated, GateState::Waiting { timed: true, .. }) => Some(TimerKind::Gate),
+            _ => None,
+        };
+        if let Some(kind) = waits_for {
+            let key = TimerKey { activation: id, kind };
+            if !timers.contains(&key) {
+                inputs.push(Input::Due(key));
+            }
+        }
+    }
+    let late = beside.timers.iter().filter(|timer| !timer.wall && now - timer.due > LATE_MS).count();
+    if late > 0 {
+        metrics::counter!("eddyline_timers_late_total").increment(late as u64);
+        tracing::error!(run = %run.header.run, late, "timers are late");
+    }
+    inputs
+}

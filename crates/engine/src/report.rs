@@ -1,0 +1,306 @@
+//! What workers ask and say: claims, reports, signs of life.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use eddyline_machine::{Answer, Claim, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef};
+use eddyline_store::{ClaimRequest, Claimed, Extended, Lease, Namespace, Offer, RequestId, Store, Taken};
+use serde_json::{Map, Value};
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::assignment::{Assignment, Handed, memo};
+use crate::committer::{Order, Outcome};
+use crate::config::{MAX_CLAIM, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH};
+use crate::dispatcher::Parked;
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+use crate::token::TaskToken;
+
+/// The kind of failure when a task's input cannot be handed over.
+const TOO_LARGE: &str = "PayloadTooLarge";
+/// Claims of code runs whose facts are kept at hand.
+const FACTS_AT_HAND: usize = 100_000;
+
+/// What a worker asks for.
+#[derive(Debug, Clone)]
+pub struct ClaimTasks {
+    pub worker: String,
+    pub queues: Vec<String>,
+    pub offer: Arc<Offer>,
+    pub max: usize,
+    /// The same id again gets the same tasks again.
+    pub request: Option<RequestId>,
+    pub lease_ms: Option<Millis>,
+}
+
+/// A claim that waits for its tasks.
+#[derive(Debug)]
+pub struct Waiting {
+    engine: Engine,
+    request: RequestId,
+    worker: String,
+    answer: oneshot::Receiver<Result<Vec<Handed>>>,
+    /// Claimed, and not yet in the caller's hands.
+    undelivered: Vec<Claimed>,
+}
+
+/// What a worker says of one of its tasks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskReport {
+    pub token: TaskToken,
+    /// Counts per task from 1; a repeat gets its first outcome.
+    pub seq: Option<u32>,
+    pub op: Op,
+}
+
+/// What came of a report.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reported {
+    Answer(Answer),
+    /// A report on the same task before it was not applied.
+    NotTried,
+}
+
+impl Engine {
+    /// Claims tasks, waiting up to `wait` for the first.
+    pub async fn claim(&self, ns: &Namespace, claim: ClaimTasks, wait: Duration) -> Result<Vec<Assignment>> {
+        self.ask(ns, claim, wait.is_zero()).await?.tasks(wait).await
+    }
+
+    /// Asks for tasks and returns at once, so that a claim can be on its way together with a report.
+    pub async fn ask(&self, ns: &Namespace, claim: ClaimTasks, once: bool) -> Result<Waiting> {
+        if self.stopping.is_now() {
+            return Err(EngineError::Stopped);
+        }
+        let (order, waiting) = self.park(ns, claim, once);
+        self.committing().send(order).await?;
+        Ok(waiting)
+    }
+
+    fn park(&self, ns: &Namespace, claim: ClaimTasks, once: bool) -> (Order, Waiting) {
+        let id = claim.request.unwrap_or_else(|| RequestId(Uuid::from_bytes(self.instance.command().0.into_bytes())));
+        let request = ClaimRequest {
+            ns: ns.clone(),
+            request: id,
+            worker: claim.worker.clone(),
+            queues: claim.queues,
+            offer: claim.offer,
+            max: claim.max.clamp(1, MAX_CLAIM),
+            lease_ms: claim.lease_ms.unwrap_or(self.instance.config.lease_ms),
+        };
+        let (reply, answer) = oneshot::channel();
+        let waiting =
+            Waiting { engine: self.clone(), request: id, worker: claim.worker, answer, undelivered: Vec::new() };
+        (Order::Park(Parked { request, reply, once }), waiting)
+    }
+
+    /// Takes reports, each for itself, in the order of each task. Answered when everything that was applied is durable.
+    pub async fn report(&self, ns: &Namespace, reports: Vec<TaskReport>) -> Result<Vec<Reported>> {
+        let (reported, _) = self.report_and_ask(ns, reports, None).await?;
+        Ok(reported)
+    }
+
+    /// The same, with a claim on its way beside it: what follows from the reports can be claimed by the commit that takes
+    /// them.
+    pub async fn report_and_ask(
+        &self,
+        ns: &Namespace,
+        reports: Vec<TaskReport>,
+        claim: Option<ClaimTasks>,
+    ) -> Result<(Vec<Reported>, Option<Waiting>)> {
+        let mut by_task: BTreeMap<TaskToken, Vec<(usize, TaskReport)>> = BTreeMap::new();
+        let count = reports.len();
+        for (at, report) in reports.into_iter().enumerate() {
+            by_task.entry(report.token).or_default().push((at, report));
+        }
+        let mut reported = vec![Reported::NotTried; count];
+        let mut on_their_way = Vec::with_capacity(by_task.len());
+        let mut orders = Vec::with_capacity(by_task.len() + 1);
+        for (token, reports) in by_task {
+            let claim = self.claim_of(token, &reports).await?;
+            let task = TaskRef { activation: token.activation, fence: token.fence };
+            let (mut places, mut inputs) = (Vec::new(), Vec::new());
+            for (at, report) in reports {
+                if let Some(problem) = problem(&report.op) {
+                    reported[at] = Reported::Answer(Answer::Invalid(problem));
+                    break;
+                }
+                places.push(at);
+                inputs.push(Input::Report(Report { task, seq: report.seq, op: report.op, claim: claim.clone() }));
+            }
+            if !inputs.is_empty() {
+                let (order, answer) = Order::submit(ns, token.run, inputs);
+                orders.push(order);
+                on_their_way.push((places, answer));
+            }
+        }
+        let waiting = claim.filter(|_| !self.stopping.is_now()).map(|claim| {
+            let (order, waiting) = self.park(ns, claim, false);
+            orders.push(order);
+            waiting
+        });
+        self.committing().send(Order::All(orders)).await?;
+        for (places, answer) in on_their_way {
+            let outcomes = match answer.await.map_err(|_| EngineError::Stopped)? {
+                Ok(outcomes) => outcomes,
+                Err(EngineError::NotFound { .. }) => {
+                    let unknown =
+                        Outcome::Answered { answer: Answer::Invalid("there is no such task".to_owned()), at: 0 };
+                    std::iter::once(unknown).chain(places.iter().skip(1).map(|_| Outcome::NotTried)).collect()
+                }
+                Err(EngineError::Trimmed(_)) => {
+                    vec![Outcome::Answered { answer: Answer::Closed, at: 0 }; places.len()]
+                }
+                Err(error) => return Err(error),
+            };
+            for (at, outcome) in places.into_iter().zip(outcomes) {
+                reported[at] = match outcome {
+                    Outcome::Answered { answer, .. } => Reported::Answer(answer),
+                    Outcome::NotTried => Reported::NotTried,
+                    Outcome::Gone | Outcome::KeyTaken { .. } => Reported::Answer(Answer::Stale),
+                };
+            }
+        }
+        Ok((reported, waiting))
+    }
+
+    /// A worker is alive and has these tasks: their leases run from now on. Those it has lost, in their order.
+    pub async fn heartbeat(
+        &self,
+        worker: &str,
+        tasks: &[TaskToken],
+        lease_ms: Option<Millis>,
+    ) -> Result<Vec<Extended>> {
+        let leases: Vec<Lease> = tasks.iter().map(|token| Lease { run: token.run, fence: token.fence }).collect();
+        let lease_ms = lease_ms.unwrap_or(self.instance.config.lease_ms);
+        Ok(self.instance.store.extend(worker, &leases, lease_ms).await?)
+    }
+
+    /// What a code run has come to remember beyond the change numbered `after`.
+    pub async fn news(&self, run: RunId, after: u64) -> Result<Map<String, Value>> {
+        memo(&*self.instance.store, &self.instance.flows, run, after).await
+    }
+
+    /// What is known of the claim of a code run's task.
+    async fn claim_of(&self, token: TaskToken, reports: &[(usize, TaskReport)]) -> Result<Claim> {
+        let matters = |op: &Op| matches!(op, Op::Code { .. } | Op::Suspend { .. } | Op::ContinueAs { .. });
+        if token.activation.0 != 0 || !reports.iter().any(|(_, report)| matters(&report.op)) {
+            return Ok(Claim::default());
+        }
+        self.facts.of(&*self.instance.store, token.run, token.fence).await
+    }
+}
+
+impl Waiting {
+    /// The tasks, as soon as there are any; none after `wait`.
+    pub async fn tasks(mut self, wait: Duration) -> Result<Vec<Assignment>> {
+        let handed = match tokio::time::timeout(wait, &mut self.answer).await {
+            Ok(handed) => handed,
+            Err(_) => {
+                // Called off rather than dropped: a task that is being claimed right now still gets here.
+                self.engine.committing().send(Order::Unpark(self.request)).await?;
+                (&mut self.answer).await
+            }
+        };
+        let handed = handed.map_err(|_| EngineError::Stopped)??;
+        self.undelivered = handed.iter().map(|handed| handed.claimed.clone()).collect();
+        let mut tasks = Vec::with_capacity(handed.len());
+        for handed in handed {
+            tasks.extend(self.engine.hand_over(&self.worker, handed).await?);
+        }
+        self.undelivered.clear();
+        Ok(tasks)
+    }
+}
+
+/// Whoever asked went away: what was claimed for it comes back at once, without costing an attempt.
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.answer.close();
+        if let Ok(Ok(handed)) = self.answer.try_recv() {
+            self.undelivered.extend(handed.into_iter().map(|handed| handed.claimed));
+        }
+        if !self.undelivered.is_empty() {
+            // If the committer has no room for it now, the leases end by themselves.
+            let _ = self.engine.committing().0.try_send(Order::Release(std::mem::take(&mut self.undelivered)));
+        }
+    }
+}
+
+impl Engine {
+    /// Completes a claimed task for its worker. One that cannot be completed ends here, with the reason.
+    async fn hand_over(&self, worker: &str, handed: Handed) -> Result<Option<Assignment>> {
+        let claimed = handed.claimed.clone();
+        if claimed.task.kind == TaskKind::Run {
+            self.facts.keep(claimed.run, claimed.task.fence, claimed.held.claim.clone());
+        }
+        let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
+        let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows).await {
+            Ok(assignment) => return Ok(Some(assignment)),
+            Err(EngineError::TooLarge { bytes, limit, .. }) => {
+                let message = format!("the input has {bytes} bytes or more, and the limit is {limit}");
+                let op = Op::Fail { error: Failure::new(TOO_LARGE, message), retryable: false, retry_after_ms: None };
+                (Input::Report(Report { task, seq: None, op, claim: claimed.held.claim }), None)
+            }
+            Err(error) => {
+                tracing::warn!(worker, run = %claimed.run, "released, because it could not be handed over: {error}");
+                let why = eddyline_machine::Expiry::Released;
+                let input = Input::Expired { task, why, claim: claimed.held.claim };
+                (input, Some(Taken::Expiry(task.fence, why)))
+            }
+        };
+        self.committing().submit(claimed.run, vec![input], taken, None).await?;
+        Ok(None)
+    }
+}
+
+/// What is wrong with a report before anything is looked up.
+fn problem(op: &Op) -> Option<String> {
+    let within = |what: &str, data: &eddyline_machine::Data| {
+        let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
+        if bytes > MAX_PAYLOAD_BYTES {
+            return Some(format!("{what} is larger than {MAX_PAYLOAD_BYTES} bytes"));
+        }
+        (data.depth() > MAX_PAYLOAD_DEPTH).then(|| format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep"))
+    };
+    match op {
+        Op::Complete { output, emits, .. } => within("the output", output)
+            .or_else(|| emits.iter().find_map(|(event, payload)| within(&format!("the payload of {event}"), payload))),
+        Op::Emit { payload, .. } | Op::Publish { payload, .. } => within("the payload", payload),
+        Op::ContinueAs { input } => within("the input", input),
+        Op::Code { op, .. } => match op {
+            eddyline_machine::CodeOp::Done { output } => within("the output", output),
+            eddyline_machine::CodeOp::Call { input, .. } | eddyline_machine::CodeOp::Child { input, .. } => {
+                within("the input", input)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What is known of claims of code runs, so that a report needs no read.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimFacts(Mutex<HashMap<(RunId, Fence), Claim>>);
+
+impl ClaimFacts {
+    fn keep(&self, run: RunId, fence: Fence, claim: Claim) {
+        let mut facts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if facts.len() >= FACTS_AT_HAND {
+            facts.clear();
+        }
+        facts.insert((run, fence), claim);
+    }
+
+    async fn of(&self, store: &dyn Store, run: RunId, fence: Fence) -> Result<Claim> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(run, fence)).cloned();
+        if let Some(claim) = known {
+            return Ok(claim);
+        }
+        let rows = store.beside(run).await?.tasks;
+        let row = rows.into_iter().find(|row| row.task.fence == fence);
+        Ok(row.and_then(|row| row.held).map_or_else(Claim::default, |held| held.claim))
+    }
+}

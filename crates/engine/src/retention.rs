@@ -1,0 +1,52 @@
+//! Deletes what is old enough: timelines first, headers and with them the run index later.
+
+use eddyline_machine::Millis;
+use eddyline_store::{Change, Page, RunFilter, Trim};
+
+use crate::chore::Chore;
+use crate::error::Result;
+use crate::instance::Instance;
+
+/// Runs that are trimmed in one round.
+const RUNS_A_ROUND: usize = 100;
+
+pub(crate) struct Retention(pub Instance);
+
+impl Chore for Retention {
+    const NAME: &'static str = "retention";
+
+    async fn round(&mut self) -> Result<Option<Millis>> {
+        let (store, keep) = (&self.0.store, self.0.config.retention);
+        let now = store.now().await?;
+        let page = Page { after: None, limit: RUNS_A_ROUND };
+        let old = |before: Millis, trimmed| RunFilter { ended_before: Some(before), trimmed, ..RunFilter::default() };
+        let timelines = store.runs(None, &old(now - keep.timelines_ms, Some(false)), page).await?;
+        for summary in &timelines {
+            while store.trim(&Trim::Timeline(summary.run)).await? {}
+        }
+        let headers = store.runs(None, &old(now - keep.headers_ms, Some(true)), page).await?;
+        for summary in &headers {
+            while store.trim(&Trim::Run(summary.run)).await? {}
+        }
+        let trimmed = timelines.len() + headers.len();
+        if trimmed > 0 {
+            metrics::counter!("eddyline_runs_trimmed_total").increment(trimmed as u64);
+            tracing::info!(
+                instance = self.0.config.instance,
+                timelines = timelines.len(),
+                headers = headers.len(),
+                "trimmed"
+            );
+        }
+        let more = timelines.len() == RUNS_A_ROUND || headers.len() == RUNS_A_ROUND;
+        Ok(Some(if more { 0 } else { keep.every_ms }))
+    }
+
+    fn wakes(&self, _: &Change) -> bool {
+        false
+    }
+
+    fn at_latest_ms(&self) -> Millis {
+        self.0.config.retention.every_ms
+    }
+}

@@ -1,0 +1,147 @@
+//! Runs are started.
+
+use eddyline_machine::{Answer, Data, Input, Millis, Retry, RunId, Start, canonical_json};
+use eddyline_store::{Namespace, StartKey};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::committer::{NewRun, Outcome};
+use crate::config::{MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS};
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+
+/// What a run is started with.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StartRequest {
+    pub flow: String,
+    pub version: Option<String>,
+    pub input: Value,
+    /// A label.
+    pub external_id: Option<String>,
+    /// The same key gives the same run back, as long as that is kept.
+    pub idempotency_key: Option<String>,
+    pub tags: Vec<String>,
+    pub delay_ms: Option<Millis>,
+    pub deadline_ms: Option<Millis>,
+    pub priority: i32,
+    /// Of a code flow: attempts of the whole function.
+    pub retry: Option<Retry>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Started {
+    pub run: RunId,
+    /// It was there already, under the same idempotency key.
+    pub existing: bool,
+}
+
+impl Engine {
+    /// Starts a run. When this returns, it will be seen through to its end.
+    pub async fn start_run(&self, ns: &Namespace, request: StartRequest) -> Result<Started> {
+        let answer = self.hand_in_start(ns, request).await?;
+        answer.started().await
+    }
+
+    /// Starts many runs at once, each for itself: one that cannot be started does not keep the others from it.
+    pub async fn start_batch(&self, ns: &Namespace, requests: Vec<StartRequest>) -> Result<Vec<Result<Started>>> {
+        if requests.len() > MAX_STARTS {
+            let (what, bytes) = ("the number of starts in one call", requests.len());
+            return Err(EngineError::TooLarge { what, bytes, limit: MAX_STARTS });
+        }
+        let mut handed_in = Vec::with_capacity(requests.len());
+        for request in requests {
+            handed_in.push(self.hand_in_start(ns, request).await);
+        }
+        let mut started = Vec::with_capacity(handed_in.len());
+        for answer in handed_in {
+            started.push(match answer {
+                Ok(answer) => answer.started().await,
+                Err(error) => Err(error),
+            });
+        }
+        Ok(started)
+    }
+
+    async fn hand_in_start(&self, ns: &Namespace, request: StartRequest) -> Result<Starting> {
+        let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
+        let input = payload("the input", request.input)?;
+        if let Data::Json(json) = &input {
+            flow.check_input(json).map_err(|details| EngineError::Invalid {
+                message: format!("the input is not what {} asks for", flow.flow.name),
+                details,
+            })?;
+        }
+        let now = self.instance.store.now().await?;
+        let run = self.instance.new_run(now);
+        let fingerprint = fingerprint(&input, request.version.as_deref());
+        let key = request.idempotency_key.map(|key| StartKey { flow: flow.flow.name.clone(), key, fingerprint });
+        let start = Start {
+            input: Some(input),
+            external_id: request.external_id,
+            tags: request.tags,
+            priority: request.priority,
+            delay_ms: request.delay_ms,
+            deadline_ms: request.deadline_ms,
+            retry: request.retry,
+            ..Start::default()
+        };
+        self.hand_in_new(run, start, NewRun { ns: ns.clone(), flow, key }).await
+    }
+
+    pub(crate) async fn hand_in_new(&self, run: RunId, start: Start, new: NewRun) -> Result<Starting> {
+        let fingerprint = new.key.as_ref().map(|key| key.fingerprint);
+        let key = new.key.as_ref().map(|key| key.key.clone());
+        let inputs = vec![Input::Start(Box::new(start))];
+        let answer = self.committing().hand_in(run, inputs, None, Some(new)).await?;
+        Ok(Starting { run, key, fingerprint, answer })
+    }
+}
+
+/// A start on its way.
+pub(crate) struct Starting {
+    run: RunId,
+    key: Option<String>,
+    fingerprint: Option<[u8; 32]>,
+    answer: tokio::sync::oneshot::Receiver<Result<Vec<Outcome>>>,
+}
+
+impl Starting {
+    pub async fn started(self) -> Result<Started> {
+        let outcome = self.answer.await.map_err(|_| EngineError::Stopped)??.pop();
+        match outcome {
+            Some(Outcome::Answered { answer: Answer::Applied(_), .. }) => {
+                Ok(Started { run: self.run, existing: false })
+            }
+            Some(Outcome::KeyTaken { run, fingerprint }) if Some(fingerprint) == self.fingerprint => {
+                Ok(Started { run, existing: true })
+            }
+            Some(Outcome::KeyTaken { run, .. }) => Err(EngineError::Conflict(format!(
+                "the idempotency key `{}` was used for run {run} with another input",
+                self.key.unwrap_or_default()
+            ))),
+            other => Err(EngineError::Bug(format!("the start of run {} came to {other:?}", self.run))),
+        }
+    }
+}
+
+/// A payload from outside, within the limits.
+pub(crate) fn payload(what: &'static str, value: Value) -> Result<Data> {
+    let data = Data::from(value);
+    let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
+    if bytes > MAX_PAYLOAD_BYTES {
+        return Err(EngineError::TooLarge { what, bytes, limit: MAX_PAYLOAD_BYTES });
+    }
+    if data.depth() > MAX_PAYLOAD_DEPTH {
+        return Err(EngineError::invalid(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep")));
+    }
+    Ok(data)
+}
+
+/// Tells whether two starts under one key ask for the same.
+fn fingerprint(input: &Data, version: Option<&str>) -> [u8; 32] {
+    let input = match input {
+        Data::Json(json) => Value::clone(json),
+        _ => Value::Null,
+    };
+    Sha256::digest(canonical_json(json!([input, version]))).into()
+}

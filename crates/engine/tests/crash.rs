@@ -1,0 +1,108 @@
+//! A process under load is killed again and again, on one store on disk. Whatever was acknowledged before it died is
+//! there afterwards, once; every run ends; and every timeline tells the state that its run is in.
+//!
+//! The process is this test binary itself, started with the name of the test `child` and a directory to work in. What is
+//! acknowledged to clients and workers goes to a ledger beside the store, which is synced before the next thing happens.
+//!
+//! `EDDYLINE_CRASHES=100` kills a hundred times instead of a few.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "crash/child.rs"]
+mod child_process;
+#[path = "crash/ledger.rs"]
+mod ledger;
+#[path = "crash/load.rs"]
+mod load;
+#[path = "crash/verify.rs"]
+mod verify;
+
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use child_process::Orders;
+
+/// A child that has nothing left to do ends by itself, well before this.
+const HANGS: Duration = Duration::from_secs(120);
+
+#[test]
+fn killed_at_random_it_loses_nothing_and_repeats_nothing() {
+    let crashes: u64 = std::env::var("EDDYLINE_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
+    let dir = tempfile::tempdir().unwrap();
+    // A number from the clock is as good as any: it is printed, and what matters is that it varies.
+    let mut chance = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
+    println!("seed {chance}");
+    for crash in 0..crashes {
+        chance ^= chance << 13;
+        chance ^= chance >> 7;
+        chance ^= chance << 17;
+        let mut child = spawn(dir.path(), &Orders::load(crash));
+        // The first moments are opening and recovery, which are to be hit too.
+        std::thread::sleep(Duration::from_millis(20 + chance % 500));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    finish(dir.path());
+    let told = verify::all(dir.path());
+    println!("after {crashes} kills: {told}");
+    assert!(told.runs > crashes as usize, "hardly any load: {told}");
+}
+
+#[test]
+fn dying_before_or_after_any_commit_loses_nothing_and_repeats_nothing() {
+    let every: u64 = std::env::var("EDDYLINE_CRASHES").map_or(7, |_| 1);
+    for when in ["before", "after"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut at, mut died) = (1, 0);
+        // One round of everything takes about a hundred commits; each child dies one or a few commits later than the
+        // one before, until one has nothing left to die at.
+        while at < 120 {
+            let status = wait(spawn(dir.path(), &Orders::die(when, at, died)));
+            if status.success() {
+                break;
+            }
+            died += 1;
+            at += every;
+        }
+        assert!(died > 5, "died only {died} times {when} a commit");
+        finish(dir.path());
+        println!("{when} a commit: {}", verify::all(dir.path()));
+    }
+}
+
+/// What the other tests start.
+#[test]
+#[ignore = "a process for the other tests"]
+fn child() {
+    if let Some(orders) = Orders::from_env() {
+        child_process::run(orders);
+    }
+}
+
+/// Lets everything come to its end.
+fn finish(dir: &Path) {
+    let status = wait(spawn(dir, &Orders::finish()));
+    assert!(status.success(), "the last process did not bring everything to its end: {status}");
+}
+
+fn spawn(dir: &Path, orders: &Orders) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--ignored", "--nocapture"]).stdout(Stdio::null());
+    orders.to_env(&mut command, dir);
+    command.spawn().unwrap()
+}
+
+fn wait(mut child: Child) -> ExitStatus {
+    let since = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if since.elapsed() > HANGS {
+            child.kill().unwrap();
+            panic!("the process hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

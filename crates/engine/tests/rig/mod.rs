@@ -1,0 +1,138 @@
+//! An engine with workers in this process, for the tests: handlers are functions from a task to what is reported.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use eddyline_engine::{Assignment, ClaimTasks, Config, Engine, Reported, StartRequest, TaskReport};
+use eddyline_machine::{Answer, Data, Failure, Numbered, Op, RunId};
+use eddyline_store::{Memory, Namespace, Offer, Store};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+/// Longer than anything here takes; reached only when something hangs.
+pub const LONG: Duration = Duration::from_secs(60);
+
+pub type Handler = Arc<dyn Fn(&Assignment) -> Op + Send + Sync>;
+
+pub struct Rig {
+    pub engine: Engine,
+    pub ns: Namespace,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Rig {
+    pub fn memory() -> Rig {
+        Rig::on(Arc::new(Memory::new()), Config::default())
+    }
+
+    pub fn on(store: Arc<dyn Store>, config: Config) -> Rig {
+        Rig { engine: Engine::start(store, config), ns: Namespace::default(), workers: Vec::new() }
+    }
+
+    pub async fn register(&self, text: &str) -> &Rig {
+        self.engine.register(&self.ns, None, text).await.unwrap_or_else(|error| panic!("{error}\n{text}"));
+        self
+    }
+
+    /// Workers that take one task at a time each.
+    pub fn work(&mut self, slots: usize, handler: impl Fn(&Assignment) -> Op + Send + Sync + 'static) {
+        let handler: Handler = Arc::new(handler);
+        for slot in 0..slots {
+            let (engine, ns) = (self.engine.clone(), self.ns.clone());
+            self.workers.push(tokio::spawn(work(engine, ns, format!("worker-{slot}"), handler.clone())));
+        }
+    }
+
+    pub async fn start(&self, flow: &str, input: Value) -> RunId {
+        let request = StartRequest { flow: flow.to_owned(), input, ..StartRequest::default() };
+        self.engine.start_run(&self.ns, request).await.unwrap().run
+    }
+
+    /// The output of a run that completes.
+    pub async fn output(&self, run: RunId) -> Value {
+        let result = self.engine.result(&self.ns, run, LONG).await.unwrap();
+        let Some(result) = result else { panic!("the run did not end\n{}", self.tell(run).await) };
+        match (result.output, result.error) {
+            (Some(output), None) => output,
+            (_, error) => panic!("{} {error:?}\n{}", result.status.as_str(), self.tell(run).await),
+        }
+    }
+
+    pub async fn records(&self, run: RunId) -> Vec<Numbered> {
+        let (mut all, mut after) = (Vec::new(), 0);
+        loop {
+            let page = self.engine.records(&self.ns, run, after, 1_000).await.unwrap();
+            let Some(last) = page.last() else { return all };
+            after = last.n;
+            all.extend(page);
+        }
+    }
+
+    /// The kinds of the records, each with its activation.
+    pub async fn kinds(&self, run: RunId) -> Vec<String> {
+        let line = |record: &Numbered| {
+            let kind = json!(record.record.entry)["kind"].as_str().unwrap().to_owned();
+            record.record.entry.step_key().map_or_else(|| kind.clone(), |step| format!("{kind} {step}"))
+        };
+        self.records(run).await.iter().map(line).collect()
+    }
+
+    pub async fn tell(&self, run: RunId) -> String {
+        let lines: Vec<String> = self.records(run).await.iter().map(|record| json!(record).to_string()).collect();
+        lines.join("\n")
+    }
+
+    /// A claim of one task by hand.
+    pub async fn claim(&self, worker: &str) -> Option<Assignment> {
+        self.engine.claim(&self.ns, claim(worker), LONG).await.unwrap().pop()
+    }
+
+    pub async fn report(&self, task: &Assignment, op: Op) -> Answer {
+        let report = TaskReport { token: task.token, seq: None, op };
+        match self.engine.report(&self.ns, vec![report]).await.unwrap().pop() {
+            Some(Reported::Answer(answer)) => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn stop(self) {
+        self.engine.shutdown().await;
+        for worker in self.workers {
+            worker.await.unwrap();
+        }
+    }
+}
+
+pub fn claim(worker: &str) -> ClaimTasks {
+    ClaimTasks {
+        worker: worker.to_owned(),
+        queues: vec!["default".to_owned()],
+        offer: Arc::new(Offer::default()),
+        max: 1,
+        request: None,
+        lease_ms: None,
+    }
+}
+
+async fn work(engine: Engine, ns: Namespace, name: String, handler: Handler) {
+    let Ok(mut waiting) = engine.ask(&ns, claim(&name), false).await else { return };
+    loop {
+        let Ok(tasks) = waiting.tasks(LONG).await else { return };
+        let report = |task: &Assignment| TaskReport { token: task.token, seq: Some(1), op: handler(task) };
+        let reports = tasks.iter().map(report).collect();
+        match engine.report_and_ask(&ns, reports, Some(claim(&name))).await {
+            Ok((_, Some(next))) => waiting = next,
+            _ => return,
+        }
+    }
+}
+
+pub fn done(output: Value) -> Op {
+    Op::Complete { output: Data::from(output), emits: Vec::new(), logs: Vec::new() }
+}
+
+pub fn failed(message: &str) -> Op {
+    Op::Fail { error: Failure::new("Boom", message), retryable: true, retry_after_ms: None }
+}

@@ -1,0 +1,88 @@
+//! Time is the store's. The wall clock may jump as it likes: no lease ends, nothing is lost, nothing fires twice.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::Arc;
+
+use eddyline_engine::{ClaimTasks, Config, Engine};
+use eddyline_machine::Answer;
+use eddyline_store::{Extended, ManualClock, Memory, Store};
+use rig::{LONG, Rig, claim, done};
+use serde_json::json;
+
+const HOUR: i64 = 3_600_000;
+
+fn rig(clock: &Arc<ManualClock>) -> Rig {
+    let store: Arc<dyn Store> = Arc::new(Memory::with_clock(clock.clone()));
+    Rig::on(store, Config { poll_ms: 5, ..Config::default() })
+}
+
+/// Waits until a loop has looked again, twice: once more than it may have been in the middle of.
+async fn looked(engine: &Engine, of: &str) {
+    let mut rounds = engine.rounds(of).unwrap();
+    let now = *rounds.borrow();
+    rounds.wait_for(|rounds| *rounds >= now + 2).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_hour_either_way_ends_no_lease_and_fires_nothing() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    let rig = rig(&clock);
+    rig.register("name: f\nsteps: {a: {timeout: 10m}, nap: {await: {time: 5m}}, b: {after: [nap]}}").await;
+    let run = rig.start("f", json!(null)).await;
+    let lease = ClaimTasks { lease_ms: Some(60_000), ..claim("w") };
+    let task = rig.engine.claim(&rig.ns, lease, LONG).await.unwrap().pop().unwrap();
+    let before = rig.kinds(run).await;
+    for jump in [HOUR, -2 * HOUR, HOUR] {
+        clock.jump(jump);
+        looked(&rig.engine, "timers").await;
+        looked(&rig.engine, "lease_reaper").await;
+        assert_eq!(rig.kinds(run).await, before, "after a jump by {jump} ms");
+    }
+    let held = rig.engine.heartbeat("w", &[task.token], None).await.unwrap();
+    assert!(matches!(held[..], [Extended::Until { .. }]), "{held:?}");
+    // Time that really passes fires the timer, once, wherever the wall clock stands.
+    clock.jump(-HOUR);
+    clock.advance(5 * 60_000);
+    let next = rig.claim("w").await.unwrap();
+    assert_eq!(next.activation, "b");
+    clock.jump(2 * HOUR);
+    looked(&rig.engine, "timers").await;
+    let triggered = |kinds: Vec<String>| kinds.iter().filter(|kind| kind.starts_with("step.await.triggered")).count();
+    assert_eq!(triggered(rig.kinds(run).await), 1);
+    rig.report(&next, done(json!(1))).await;
+    assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
+    rig.output(run).await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_moment_that_was_named_follows_the_wall() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    let rig = rig(&clock);
+    rig.register("name: f\nsteps: {wait: {await: {until: '\"2026-01-02T04:04:05Z\"'}}}").await;
+    let run = rig.start("f", json!(null)).await;
+    looked(&rig.engine, "timers").await;
+    assert!(rig.engine.result(&rig.ns, run, std::time::Duration::ZERO).await.unwrap().is_none());
+    clock.jump(HOUR);
+    rig.output(run).await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn time_in_which_nobody_served_is_not_held_against_a_worker() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    let rig = rig(&clock);
+    rig.register("name: f\nsteps: {a: {}}").await;
+    rig.start("f", json!(null)).await;
+    let lease = ClaimTasks { lease_ms: Some(30_000), ..claim("w") };
+    let task = rig.engine.claim(&rig.ns, lease, LONG).await.unwrap().pop().unwrap();
+    looked(&rig.engine, "lease_reaper").await;
+    // As if the process had been stopped for a minute, between two looks at its leases.
+    clock.advance(60_000);
+    looked(&rig.engine, "lease_reaper").await;
+    assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
+    rig.stop().await;
+}

@@ -1,0 +1,219 @@
+//! Feeds: a reader that goes on after the last position it saw gets everything once, also what commits late.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+
+use super::drive::{Drive, event};
+use super::starts::trim_fully;
+use super::{CHAIN, ONE, Trial};
+use crate::*;
+
+const WRITERS: usize = 8;
+const EACH: usize = 25;
+
+pub async fn a_reader_that_follows_the_runs_gets_each_once(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    let expected = followed_while(t, Feed::Runs { flow: None }, |drive, _, _| {
+        Box::pin(async move { drive.start("one", json!(null)).await.to_string() })
+    })
+    .await;
+    assert_eq!(expected.len(), WRITERS * EACH);
+}
+
+pub async fn a_reader_that_follows_the_events_gets_each_once(t: &mut Trial<'_>) {
+    let events = Feed::Events { name: None, key: None };
+    let expected = followed_while(t, events, |drive, writer, n| {
+        Box::pin(async move {
+            let id = format!("e{writer}-{n}");
+            drive.publish(event(&id, "ping", None, json!(n))).await;
+            id
+        })
+    })
+    .await;
+    assert_eq!(expected.len(), WRITERS * EACH);
+}
+
+pub async fn a_reader_that_follows_one_key_gets_each_once(t: &mut Trial<'_>) {
+    let events = Feed::Events { name: Some("ping".to_owned()), key: Some("1".to_owned()) };
+    followed_while(t, events, |drive, writer, n| {
+        Box::pin(async move {
+            let id = format!("e{writer}-{n}");
+            let noise = event(&format!("noise {id}"), "ping", Some("2"), json!(n));
+            let events = vec![noise, event(&id, "ping", Some("1"), json!(n))];
+            drive.command(Command::Documents(DocumentCommit { events, ..drive.nothing() })).await.unwrap();
+            id
+        })
+    })
+    .await;
+}
+
+pub async fn an_event_with_an_id_that_is_kept_changes_nothing(t: &mut Trial<'_>) {
+    t.publish(event("e1", "ping", Some("1"), json!("first"))).await;
+    t.advance(10);
+    t.publish(event("e1", "pong", Some("2"), json!("second"))).await;
+    t.publish(event("e2", "ping", None, json!("third"))).await;
+    let events = vec![event("e3", "ping", None, json!(1)), event("e3", "ping", None, json!(2))];
+    t.command(Command::Documents(DocumentCommit { events, ..t.nothing() })).await.unwrap();
+    let read = t.store.feed(&t.ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+    assert_eq!(read.len(), 3);
+    let first = Fed::Event {
+        id: "e1".to_owned(),
+        name: "ping".to_owned(),
+        key: Some("1".to_owned()),
+        payload: json!("first").into(),
+    };
+    assert_eq!((&read[0].what, read[0].at), (&first, t.now().await - 10));
+    assert!(matches!(&read[2].what, Fed::Event { payload, .. } if *payload == json!(1).into()));
+    let elsewhere = t.within("other");
+    elsewhere.publish(event("e1", "ping", None, json!("elsewhere"))).await;
+    let read = t.store.feed(&elsewhere.ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+    assert_eq!(read.len(), 1, "ids are of one namespace");
+}
+
+pub async fn a_run_that_publishes_writes_its_event_with_its_commit(t: &mut Trial<'_>) {
+    let run = t.start(&t.flow(ONE), json!(null)).await;
+    let claimed = t.take_one().await;
+    let publish = eddyline_machine::Op::Publish {
+        name: "paid".to_owned(),
+        key: Some(json!({"b": 1, "a": 2}).into()),
+        payload: json!({"n": 1}).into(),
+    };
+    let commit = t.prepare(run, &[t.report_of(&claimed, publish)]).await;
+    assert_eq!(commit.events.len(), 1);
+    t.commit(commit.clone()).await.unwrap();
+    t.commit(commit).await.unwrap();
+    let read =
+        t.store.feed(&t.ns, &Feed::Events { name: Some("paid".to_owned()), key: None }, Page::default()).await.unwrap();
+    assert_eq!(read.len(), 1);
+    assert!(matches!(&read[0].what, Fed::Event { key, .. } if key.as_deref() == Some(r#"{"a":2,"b":1}"#)));
+}
+
+pub async fn a_feed_is_read_in_pages_and_by_name_and_key(t: &mut Trial<'_>) {
+    for n in 0..12 {
+        let name = ["ping", "pong"][n % 2];
+        let key = [None, Some("1"), Some("\"1\"")][n % 3];
+        t.publish(event(&format!("e{n}"), name, key, json!(n))).await;
+    }
+    let read = async |name: Option<&str>, key: Option<&str>, limit: usize| {
+        let feed = Feed::Events { name: name.map(str::to_owned), key: key.map(str::to_owned) };
+        let (mut got, mut after) = (Vec::new(), None);
+        loop {
+            let page = t.store.feed(&t.ns, &feed, Page { after, limit }).await.unwrap();
+            assert!(page.len() <= limit);
+            let Some(last) = page.last() else { return got };
+            after = Some(last.position);
+            got.extend(page.into_iter().map(|item| id_of(&item)));
+        }
+    };
+    let of = |numbers: &[usize]| numbers.iter().map(|n| format!("e{n}")).collect::<Vec<_>>();
+    for limit in [1, 2, 5, 100] {
+        assert_eq!(read(None, None, limit).await, of(&(0..12).collect::<Vec<_>>()), "{limit}");
+        assert_eq!(read(Some("ping"), None, limit).await, of(&[0, 2, 4, 6, 8, 10]), "{limit}");
+        assert_eq!(read(Some("ping"), Some("1"), limit).await, of(&[4, 10]), "{limit}");
+        assert_eq!(read(Some("pong"), Some("\"1\""), limit).await, of(&[5, 11]), "{limit}");
+        assert!(read(Some("pin"), None, limit).await.is_empty());
+    }
+}
+
+pub async fn the_runs_of_a_flow_are_a_feed(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.flow(CHAIN);
+    let mut of_one = Vec::new();
+    for n in 0..6 {
+        t.advance(5);
+        let run = t.start(if n % 2 == 0 { "one" } else { "chain" }, json!(n)).await;
+        if n % 2 == 0 {
+            of_one.push((run, t.now().await));
+        }
+    }
+    let feed = Feed::Runs { flow: Some("one".to_owned()) };
+    let read = t.store.feed(&t.ns, &feed, Page::default()).await.unwrap();
+    let got: Vec<_> = read.iter().map(|item| (id_of(item), item.at)).collect();
+    assert_eq!(got, of_one.iter().map(|(run, at)| (run.to_string(), *at)).collect::<Vec<_>>());
+    assert!(read.iter().all(|item| matches!(&item.what, Fed::Run { flow, .. } if flow == "one")));
+    let rest = t.store.feed(&t.ns, &feed, Page { after: Some(read[0].position), limit: 1 }).await.unwrap();
+    assert_eq!(rest, read[1..2]);
+    let summary = t.summary(of_one[1].0).await;
+    assert_eq!(read[1].position, summary.position, "a run's place is the same in lists and feeds");
+}
+
+pub async fn a_feed_goes_on_after_what_was_trimmed(t: &mut Trial<'_>) {
+    t.publish(event("e1", "ping", None, json!(1))).await;
+    t.advance(1_000);
+    let feed = Feed::Events { name: None, key: None };
+    let seen = t.store.feed(&t.ns, &feed, Page::default()).await.unwrap()[0].position;
+    let ns = t.ns.clone();
+    trim_fully(t, &Trim::Events { ns, before: t.now().await }).await;
+    t.publish(event("e2", "ping", None, json!(2))).await;
+    let read = t.store.feed(&t.ns, &feed, Page { after: Some(seen), limit: 10 }).await.unwrap();
+    assert_eq!(read.len(), 1, "a position is never given twice");
+    t.advance(1_000);
+    trim_fully(t, &Trim::Events { ns: t.ns.clone(), before: t.now().await }).await;
+    if t.reopen().await {
+        t.publish(event("e3", "ping", None, json!(3))).await;
+        let again = t.store.feed(&t.ns, &feed, Page { after: Some(read[0].position), limit: 10 }).await.unwrap();
+        assert_eq!(again.len(), 1, "after the store was opened again neither");
+    }
+}
+
+/// The n-th thing that a writer writes; what the feed calls it.
+type Write = fn(Drive, usize, usize) -> Pin<Box<dyn Future<Output = String> + Send>>;
+
+/// Eight writers, two readers that follow: what was written, after it was found that each reader got each once, in the
+/// order of positions, and never one behind what it had read.
+async fn followed_while(t: &Trial<'_>, feed: Feed, write: Write) -> BTreeSet<String> {
+    let done = Arc::new(AtomicBool::new(false));
+    let mut readers = Vec::new();
+    for limit in [3, 100] {
+        let (store, ns, feed, done) = (t.store.clone(), t.ns.clone(), feed.clone(), done.clone());
+        readers.push(tokio::spawn(async move {
+            let (mut got, mut after) = (Vec::new(), None);
+            loop {
+                let last = done.load(Ordering::SeqCst);
+                let page = store.feed(&ns, &feed, Page { after, limit }).await.unwrap();
+                for item in &page {
+                    assert!(after.is_none_or(|after| item.position > after), "behind what was read");
+                    after = Some(item.position);
+                    got.push(id_of(item));
+                }
+                if page.is_empty() && last {
+                    return got;
+                }
+                tokio::task::yield_now().await;
+            }
+        }));
+    }
+    let mut writers = Vec::new();
+    for writer in 0..WRITERS {
+        let drive = t.drive.clone();
+        writers.push(tokio::spawn(async move {
+            let mut written = Vec::new();
+            for n in 0..EACH {
+                written.push(write(drive.clone(), writer, n).await);
+            }
+            written
+        }));
+    }
+    let mut written = BTreeSet::new();
+    for writer in writers {
+        written.extend(writer.await.unwrap());
+    }
+    done.store(true, Ordering::SeqCst);
+    for reader in readers {
+        let got = reader.await.unwrap();
+        assert_eq!(got.len(), written.len(), "each once");
+        assert_eq!(got.into_iter().collect::<BTreeSet<_>>(), written);
+    }
+    written
+}
+
+fn id_of(item: &FeedItem) -> String {
+    match &item.what {
+        Fed::Run { run, .. } => run.to_string(),
+        Fed::Event { id, .. } => id.clone(),
+    }
+}

@@ -1,0 +1,182 @@
+//! One thing done to both stores, with their answers compared.
+
+use std::fmt::Debug;
+
+use eddyline_machine::{Millis, RunId};
+
+use super::super::commits::word;
+use super::Same;
+use super::world::World;
+use crate::*;
+
+/// What is said of the order in which a claim gets its tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Said,
+    /// Keys take turns, or there are several queues: only which tasks.
+    Unsaid,
+}
+
+impl World<'_> {
+    pub async fn commit(&mut self, commit: RunCommit) -> Same<std::result::Result<Committed, Refused>> {
+        Ok(self.write(vec![commit], Vec::new()).await?.commands.remove(0))
+    }
+
+    /// Commits and claims in one call.
+    pub async fn write(&mut self, commits: Vec<RunCommit>, claims: Vec<(ClaimRequest, Order)>) -> Same<Written> {
+        for commit in &commits {
+            let transition = &commit.transition;
+            self.tell(format!(
+                "  commit of {} at {} with {:?}, taking {:?}",
+                transition.header.run, transition.base, transition.answers, commit.takes
+            ));
+        }
+        self.promised.clear();
+        let commands = || commits.iter().cloned().map(Command::Run).collect::<Vec<_>>();
+        let requests = || claims.iter().map(|(request, _)| request.clone()).collect::<Vec<_>>();
+        let expected = self.drive.store.commit(commands(), requests()).await.unwrap();
+        let found = self.subject.commit(commands(), requests()).await.unwrap();
+        same("the answers to commits", &expected.commands, &found.commands)?;
+        same("the number of claims", &expected.claims.len(), &found.claims.len())?;
+        for answer in &expected.commands {
+            self.reach(&word(answer));
+        }
+        for (at, (request, order)) in claims.iter().enumerate() {
+            let (expected, found) = (&expected.claims[at], &found.claims[at]);
+            self.tell(format!(
+                "  claim by {} of {:?}, at most {}: {:?}",
+                request.worker,
+                request.queues,
+                request.max,
+                expected.tasks.iter().map(|claimed| (claimed.run, claimed.task.fence)).collect::<Vec<_>>()
+            ));
+            let tasks = |claims: &Claims| {
+                let mut tasks = claims.tasks.clone();
+                if *order == Order::Unsaid {
+                    tasks.sort_by_key(|claimed| (claimed.run, claimed.task.fence));
+                }
+                tasks
+            };
+            same("the tasks of a claim", &tasks(expected), &tasks(found))?;
+            if expected.tasks.len() < request.max {
+                same("whether a rate holds tasks back", &expected.retry_at.is_some(), &found.retry_at.is_some())?;
+            }
+            if expected.retry_at.is_some() {
+                self.reach("held back");
+            }
+        }
+        for commit in commits {
+            if !commit.transition.is_empty() {
+                self.done.push(commit);
+            }
+        }
+        Ok(expected)
+    }
+
+    /// Changes documents; a revision that is expected is the number of changes that the document is behind, since each
+    /// store has its own numbers.
+    pub async fn change_documents(&mut self, changes: Vec<DocumentChange>) -> Same {
+        self.write_documents(DocumentCommit { documents: changes, ..self.drive.nothing() }).await
+    }
+
+    pub async fn write_documents(&mut self, commit: DocumentCommit) -> Same {
+        self.tell(format!("  documents, messages and events: {commit:?}"));
+        self.promised.clear();
+        let mut answers = Vec::new();
+        for store in [self.references(), self.subject.clone()] {
+            let mut commit = commit.clone();
+            for change in &mut commit.documents {
+                if let Expect::Revision(behind) = change.expect {
+                    change.expect = Expect::Revision(revision(&*store, &commit.ns, &change.key).await + behind);
+                }
+            }
+            let mut written = store.commit(vec![Command::Documents(commit)], Vec::new()).await.unwrap();
+            answers.push(match written.commands.remove(0) {
+                Err(Refused::Revision { key, current }) => Err(Refused::Revision { key, current: current.map(|_| 0) }),
+                other => other,
+            });
+        }
+        self.reach(&word(&answers[0]));
+        same("the answer to a change of documents", &answers[0], &answers[1])
+    }
+
+    pub async fn extend(&mut self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Same {
+        self.tell(format!("  {worker} extends {leases:?} by {lease_ms}"));
+        let expected = self.drive.store.extend(worker, leases, lease_ms).await.unwrap();
+        let found = self.subject.extend(worker, leases, lease_ms).await.unwrap();
+        for extended in &expected {
+            match extended {
+                Extended::Lost => self.reach("lost"),
+                Extended::Until { closed: true, .. } => self.reach("closed"),
+                Extended::Until { .. } => self.reach("until"),
+            }
+        }
+        same("what became of leases", &expected, &found)
+    }
+
+    /// What is due, the same for both; and not earlier than was said.
+    pub async fn due(&mut self, what: Due, limit: usize) -> Same<Vec<DueItem>> {
+        let expected = self.drive.due(what, limit).await;
+        let found = self.subject.due(what, limit).await.unwrap();
+        let now = self.drive.now().await;
+        let items = |batch: &DueBatch| {
+            let mut items: Vec<String> = batch.items.iter().map(item).collect();
+            items.sort();
+            items
+        };
+        self.tell(format!("  due {what:?}: {:?}", items(&expected)));
+        same("what is due", &items(&expected), &items(&found))?;
+        let name = format!("{what:?}");
+        if let Some(until) = self.promised.get(&name)
+            && now < *until
+            && !found.items.is_empty()
+        {
+            return Err(format!("{what:?} were due at {now}, but said to be due at {until} at the earliest"));
+        }
+        self.promised.insert(name, found.next_in.map_or(Millis::MAX, |next| now + next));
+        Ok(expected.items)
+    }
+
+    /// Deletes in both, to the end.
+    pub async fn trim(&mut self, what: &Trim) -> Same {
+        self.tell(format!("  trim {what:?}"));
+        self.promised.clear();
+        for store in [self.references(), self.subject.clone()] {
+            while store.trim(what).await.unwrap() {}
+        }
+        Ok(())
+    }
+
+    /// A page of runs under a filter, and how many there are.
+    pub async fn read_runs(&mut self, filter: &RunFilter, skip: usize, limit: usize) -> Same {
+        let ns = self.drive.ns.clone();
+        let mut answers = Vec::new();
+        for store in [self.references(), self.subject.clone()] {
+            let first = store.runs(Some(&ns), filter, Page { after: None, limit: skip.max(1) }).await.unwrap();
+            let after = first.last().map(|summary| summary.position);
+            let page = store.runs(Some(&ns), filter, Page { after, limit }).await.unwrap();
+            let runs: Vec<RunId> = first.iter().chain(&page).map(|summary| summary.run).collect();
+            answers.push((runs, store.count_runs(&ns, filter).await.unwrap()));
+        }
+        same(&format!("the runs of {filter:?}"), &answers[0], &answers[1])
+    }
+}
+
+async fn revision(store: &dyn Store, ns: &Namespace, key: &DocumentKey) -> u64 {
+    let filter = DocumentFilter { kind: key.kind.clone(), id: Some(key.id.clone()), ..DocumentFilter::default() };
+    store.documents(Some(ns), &filter, 1).await.unwrap().first().map_or(0, |found| found.revision)
+}
+
+fn item(item: &DueItem) -> String {
+    match item {
+        DueItem::Document(document) => format!("{:?}", Document { revision: 0, ..document.clone() }),
+        other => format!("{other:?}"),
+    }
+}
+
+pub fn same<T: PartialEq + Debug>(what: &str, expected: &T, found: &T) -> Same {
+    match expected == found {
+        true => Ok(()),
+        false => Err(format!("{what} differ\n  expected {expected:?}\n  found    {found:?}")),
+    }
+}

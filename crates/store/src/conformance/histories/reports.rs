@@ -1,0 +1,62 @@
+//! What workers say about the tasks that they have, or had.
+
+use eddyline_machine::{CodeOp, CodeWait, Due, Failure, Log, Op, TaskKind};
+use serde_json::{Value, json};
+
+use super::Same;
+use super::happenings::Happening;
+use super::world::World;
+
+impl World<'_> {
+    pub async fn report(&mut self, h: &mut Happening<'_>) -> Same {
+        if self.claimed.is_empty() {
+            return Ok(());
+        }
+        // Mostly on what was claimed last; what was claimed long ago is late.
+        let back = h.below(self.claimed.len().min(6));
+        let claimed = self.claimed[self.claimed.len() - 1 - back].clone();
+        if !self.is_there(claimed.run).await {
+            return Ok(());
+        }
+        let op = if claimed.task.kind == TaskKind::Run { code_op(h) } else { step_op(h) };
+        let input = self.drive.report_of(&claimed, op);
+        self.decide_and_commit(claimed.run, input).await
+    }
+}
+
+fn step_op(h: &mut Happening<'_>) -> Op {
+    match h.below(12) {
+        0..=6 => {
+            let emits = if h.one_in(3) { vec![("x".to_owned(), payload(h).into())] } else { Vec::new() };
+            Op::Complete { output: payload(h).into(), emits, logs: Vec::new() }
+        }
+        7 | 8 => fail(h),
+        9 => Op::Defer { after_ms: h.below(2) as i64 * 700, limit: h.one_in(2).then(|| "api".to_owned()) },
+        10 => Op::Publish { name: "ping".to_owned(), key: Some(json!(h.below(2)).into()), payload: payload(h).into() },
+        _ => Op::Log(Log { level: "info".to_owned(), msg: "hello".to_owned(), meta: Some(payload(h).into()) }),
+    }
+}
+
+fn code_op(h: &mut Happening<'_>) -> Op {
+    let name = ["pay", "mail", "ship"][h.below(3)].to_owned();
+    let op = match h.below(12) {
+        0..=2 => CodeOp::Done { output: payload(h).into() },
+        3 => CodeOp::Call { handler: "pay".to_owned(), input: payload(h).into(), queue: None },
+        4 => CodeOp::Sleep { due: Due::After(800) },
+        5 => CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: h.one_in(2).then_some(2_000) },
+        6 => CodeOp::Child { flow: "chain".to_owned(), input: payload(h).into(), detached: h.one_in(2) },
+        7 | 8 => return Op::Suspend { seen: None },
+        9 => return fail(h),
+        _ => return Op::Complete { output: payload(h).into(), emits: Vec::new(), logs: Vec::new() },
+    };
+    Op::Code { name, op }
+}
+
+fn fail(h: &mut Happening<'_>) -> Op {
+    let error = Failure::new("Boom", "it broke");
+    Op::Fail { error, retryable: !h.one_in(3), retry_after_ms: h.one_in(3).then_some(1_500) }
+}
+
+fn payload(h: &mut Happening<'_>) -> Value {
+    [json!({"n": 1}), json!(null), json!({"text": "y".repeat(600)}), json!([1, "two", 3.5])][h.below(4)].clone()
+}

@@ -1,0 +1,116 @@
+//! Hints: whoever waits is told that there may be something.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::drive::{event, note};
+use super::{NAP, ONE, Trial};
+use crate::*;
+
+/// Only so that a hint that never comes fails the case instead of hanging it.
+const LONG: Duration = Duration::from_secs(10);
+
+pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.flow(NAP);
+    t.flow("{name: start, steps: {work: {start_timeout: 1m, queue: slow}}}");
+    let tasks = |queue: &str| Change::Tasks { ns: t.ns.clone(), queue: queue.to_owned() };
+    let documents = |kind: &str| Change::Documents { ns: t.ns.clone(), kind: kind.to_owned() };
+
+    let mut hints = t.store.watch();
+    let run = t.start("one", json!(null)).await;
+    expect(&mut hints, &[Change::Run { run }, tasks("default")]).await;
+
+    let mut hints = t.store.watch();
+    t.take_one().await;
+    expect(&mut hints, &[Change::Run { run }, Change::Leases]).await;
+
+    let mut hints = t.store.watch();
+    t.start("start", json!(null)).await;
+    expect(&mut hints, &[tasks("slow"), Change::Leases]).await;
+
+    let mut hints = t.store.watch();
+    let nap = t.start("nap", json!(null)).await;
+    expect(&mut hints, &[Change::Run { run: nap }, Change::Timers]).await;
+
+    let mut hints = t.store.watch();
+    t.send(vec![note(run, "m1")]).await;
+    expect(&mut hints, &[Change::Messages]).await;
+
+    let mut hints = t.store.watch();
+    t.publish(event("e1", "ping", None, json!(1))).await;
+    expect(&mut hints, &[Change::Events { ns: t.ns.clone() }]).await;
+
+    let mut hints = t.store.watch();
+    t.put("thing", "a", json!(1)).await;
+    expect(&mut hints, &[documents("thing")]).await;
+
+    // Of a queue only while there is something in it to claim.
+    let mut hints = t.store.watch();
+    t.put(kind::QUEUE, "slow", json!({"concurrency": 1})).await;
+    expect(&mut hints, &[documents(kind::QUEUE), tasks("slow")]).await;
+}
+
+pub async fn a_hint_comes_when_there_is_room_again(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.put(kind::QUEUE, "default", json!({"concurrency": 1})).await;
+    t.start_all("one", (0..2).map(|n| json!(n))).await;
+    let claimed = t.take_one().await;
+    let mut hints = t.store.watch();
+    t.complete(&claimed, json!(null)).await;
+    expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
+}
+
+pub async fn a_hint_comes_when_a_run_is_resumed(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    let run = t.start("one", json!(null)).await;
+    t.pause(run).await;
+    let mut hints = t.store.watch();
+    t.resume(run).await;
+    expect(&mut hints, &[Change::Run { run }, Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
+}
+
+/// A listener that reads what a hint is about finds it.
+pub async fn a_hint_does_not_come_before_what_it_hints_at(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    let mut hints = t.store.watch();
+    let drive = t.drive.clone();
+    let writing = tokio::spawn(async move {
+        for _ in 0..20 {
+            drive.start("one", json!(null)).await;
+        }
+    });
+    let mut seen = 0;
+    while seen < 20 {
+        for change in next(&mut hints).await.iter() {
+            if let Change::Run { run } = change {
+                assert!(matches!(t.store.load(*run, None).await.unwrap(), Found::Run(_)));
+                seen += 1;
+            }
+        }
+    }
+    writing.await.unwrap();
+}
+
+/// Reads hints until all that are expected have come.
+async fn expect(hints: &mut Receiver<Arc<[Change]>>, expected: &[Change]) {
+    let mut missing = expected.to_vec();
+    while !missing.is_empty() {
+        let Ok(changes) = tokio::time::timeout(LONG, hints.recv()).await else {
+            panic!("no hint came for {missing:?}")
+        };
+        match changes {
+            Ok(changes) => missing.retain(|change| !changes.contains(change)),
+            Err(RecvError::Lagged(_)) => panic!("a few hints are too many"),
+            Err(RecvError::Closed) => panic!("the store is gone"),
+        }
+    }
+}
+
+async fn next(hints: &mut Receiver<Arc<[Change]>>) -> Arc<[Change]> {
+    tokio::time::timeout(LONG, hints.recv()).await.expect("a hint").expect("an open store")
+}

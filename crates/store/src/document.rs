@@ -1,0 +1,84 @@
+//! Documents: everything that is neither a run nor an event. Definitions, queues, limits, schedules, workers, keys.
+
+use eddyline_machine::Millis;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::ids::Namespace;
+
+/// The kinds that a store itself looks into; to it all others are only kept.
+pub mod kind {
+    /// The rules of a queue: [`super::QueueRules`].
+    pub const QUEUE: &str = "queue";
+    /// The rules of a limit: [`super::LimitRules`].
+    pub const LIMIT: &str = "limit";
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DocumentKey {
+    pub kind: String,
+    pub id: String,
+}
+
+impl DocumentKey {
+    pub fn new(kind: &str, id: impl Into<String>) -> DocumentKey {
+        DocumentKey { kind: kind.to_owned(), id: id.into() }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Document {
+    pub ns: Namespace,
+    pub key: DocumentKey,
+    /// Grows with every change, from 1; it goes on where a deleted document of that key left off or higher.
+    pub revision: u64,
+    pub body: Value,
+    /// When it is handed out as due, by the wall clock: a schedule's next slot.
+    pub due: Option<Millis>,
+    pub changed_at: Millis,
+}
+
+/// A document becomes this.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DocumentChange {
+    pub key: DocumentKey,
+    pub expect: Expect,
+    /// None deletes it.
+    pub body: Option<Value>,
+    pub due: Option<Millis>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    Any,
+    /// It must not exist.
+    Absent,
+    Revision(u64),
+}
+
+/// So many in so much time, and so many at once after a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    pub count: u32,
+    pub per_ms: Millis,
+    pub burst: u32,
+}
+
+/// How a queue is claimed. A queue without rules has no bounds.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueRules {
+    pub paused: bool,
+    pub concurrency: Option<u32>,
+    /// How many tasks of one flow are claimed at once.
+    pub flow_concurrency: Option<u32>,
+    pub rate: Option<Rate>,
+}
+
+/// What a limit bounds, for each key that tasks name with it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitRules {
+    pub concurrency: Option<u32>,
+    pub rate: Option<Rate>,
+}

@@ -1,0 +1,300 @@
+//! The store on disk: SQLite in one directory, for one process.
+//!
+//! One thread writes ([`writer`]), in groups, each durable with one sync before it is answered. Others read, each with a
+//! connection of its own ([`readers`]), and one copies the log back into the database ([`checkpoint`]). Tasks are in
+//! memory as well, in the order in which they are claimed ([`shared`]); everything else is only on disk.
+
+mod backup;
+mod body;
+mod checkpoint;
+mod claims;
+mod documents;
+mod due;
+mod encode;
+mod files;
+mod group;
+mod kept;
+mod list;
+mod load;
+mod lock;
+mod options;
+mod readers;
+mod restore;
+mod schema;
+mod shared;
+mod stats;
+mod timers;
+mod transition;
+mod trim;
+mod trouble;
+mod writer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use crate::claim::{ClaimRequest, Extended, Lease};
+use crate::clock::StoreTime;
+use crate::commit::Command;
+use crate::document::Document;
+use crate::error::{Result, StoreError};
+use crate::ids::Namespace;
+use crate::query::*;
+use crate::{Store, Written};
+use checkpoint::{Keeper, Stop};
+use lock::Lock;
+use readers::Readers;
+use shared::Shared;
+use trouble::{Outcome, Trouble};
+use writer::{Request, Writer};
+
+pub use options::{DiskFailure, Hook, Options};
+pub use stats::Stats;
+
+/// A store in a directory. Dropping it finishes what was asked for and leaves everything in one file; it blocks for as
+/// long as that takes.
+#[derive(Debug)]
+pub struct Embedded {
+    shared: Arc<Shared>,
+    requests: Option<mpsc::Sender<Request>>,
+    readers: Readers,
+    stop: Arc<Stop>,
+    writer: Option<JoinHandle<()>>,
+    answerer: Option<JoinHandle<()>>,
+    keeper: Option<JoinHandle<()>>,
+    /// Let go of last, when nothing of the store is open any more.
+    _lock: Lock,
+}
+
+impl Embedded {
+    /// Opens the store in a directory, or makes one there.
+    pub fn open(dir: &Path, options: Options) -> Result<Embedded> {
+        files::make_directory(dir)?;
+        let lock = Lock::take(dir, options.clock.wall())?;
+        files::check(dir)?;
+        let mut conn = files::open_writer(dir, &options).map_err(|trouble| opening(dir, trouble))?;
+        schema::migrate(&mut conn)?;
+        let found = Restored::read(&conn, &options).map_err(|trouble| opening(dir, trouble))?;
+        let shared = Shared::new(dir.to_owned(), options, found.time, found.lines, found.served_at);
+        let shared = Arc::new(shared);
+        let (requests, queue) = mpsc::channel(writer::WAITING);
+        let readers = Readers::start(dir, shared.options.readers)?;
+        let keeper = files::open_checkpointer(dir)
+            .and_then(|conn| Keeper::new(conn, shared.clone(), requests.downgrade()))
+            .map_err(|trouble| opening(dir, trouble))?;
+        let stop = Arc::new(Stop::default());
+        let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
+        let writer = Writer::new(conn, found.kept, shared.clone(), answers);
+        let answerer = spawn("eddyline-answer", move || writer::answer(durable))?;
+        let writer = spawn("eddyline-write", move || writer.run(queue))?;
+        let asked = stop.clone();
+        let keeper = spawn("eddyline-keep", move || keeper.run(&asked))?;
+        Ok(Embedded {
+            shared,
+            requests: Some(requests),
+            readers,
+            stop,
+            writer: Some(writer),
+            answerer: Some(answerer),
+            keeper: Some(keeper),
+            _lock: lock,
+        })
+    }
+
+    /// Finishes what was asked for, leaves everything in one file and lets go of the directory.
+    pub fn close(self) -> Result<()> {
+        let shared = self.shared.clone();
+        drop(self);
+        shared.check()
+    }
+
+    /// Copies the store, as it is at one moment, into a new directory, while it goes on. The copy is checked, and can be
+    /// opened as a store.
+    pub async fn backup(&self, to: &Path) -> Result<()> {
+        self.shared.check()?;
+        let (from, to) = (self.shared.dir.clone(), to.to_owned());
+        let (answer, answered) = oneshot::channel();
+        spawn("eddyline-backup", move || {
+            let copied = files::open_reader(&from).map_err(Trouble::into_error);
+            let _ = answer.send(copied.and_then(|conn| backup::copy(&conn, &to)));
+        })?;
+        answered.await.map_err(|_| StoreError::Unavailable("the backup was given up".to_owned()))?
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.read(files::bytes(&files::log(&self.shared.dir)))
+    }
+
+    /// Has the writer do it, and waits until it is durable.
+    async fn write<T>(&self, request: impl FnOnce(oneshot::Sender<Result<T>>) -> Request) -> Result<T> {
+        self.shared.check()?;
+        let closed = || self.shared.check().err().unwrap_or(StoreError::Unknown);
+        let (answer, answered) = oneshot::channel();
+        let requests = self.requests.as_ref().ok_or_else(closed)?;
+        requests.send(request(answer)).await.map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&rusqlite::Connection) -> Outcome<T> + Send + 'static,
+    ) -> Result<T> {
+        self.shared.check()?;
+        self.readers.read(read).await
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.stop.ask();
+        let join = |thread: &mut Option<JoinHandle<()>>| thread.take().map(JoinHandle::join);
+        join(&mut self.keeper);
+        // Before the writer ends: who reads keeps the log from being emptied.
+        self.readers.stop();
+        self.requests = None;
+        join(&mut self.writer);
+        join(&mut self.answerer);
+    }
+}
+
+#[async_trait]
+impl Store for Embedded {
+    async fn now(&self) -> Result<Millis> {
+        self.shared.check()?;
+        Ok(self.shared.time.now())
+    }
+
+    async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
+        self.read(move |conn| load::load(conn, run, since)).await
+    }
+
+    async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
+        self.read(move |conn| load::summary_of(conn, run)).await
+    }
+
+    async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        let ids = ids.to_vec();
+        self.read(move |conn| load::values(conn, run, &ids)).await
+    }
+
+    async fn beside(&self, run: RunId) -> Result<Beside> {
+        let mut beside = self.read(move |conn| load::beside(conn, run)).await?;
+        let tasks = self.shared.tasks();
+        load::extend_held(&mut beside.tasks, |fence| tasks.lines.held(run, fence).cloned());
+        drop(tasks);
+        Ok(beside)
+    }
+
+    async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
+        let commands: Arc<[_]> = commands.into_iter().map(encode::encode).collect::<Result<_>>()?;
+        let shared = commands.clone();
+        let written = self.write(|answer| Request::Commit { commands: shared, claims, answer }).await;
+        drop(commands);
+        written
+    }
+
+    async fn extend(&self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+        self.shared.check()?;
+        let now = self.shared.time.now();
+        let lines = &mut self.shared.tasks().lines;
+        Ok(leases.iter().map(|lease| lines.extend(worker, lease.run, lease.fence, lease_ms, now)).collect())
+    }
+
+    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+        let shared = self.shared.clone();
+        match what {
+            Due::Leases => {
+                shared.check()?;
+                Ok(due::leases(&shared, limit))
+            }
+            Due::Timers => self.read(move |conn| due::timers(conn, &shared, limit)).await,
+            Due::Messages => self.read(move |conn| due::messages(conn, &shared, limit)).await,
+            Due::Documents => self.read(move |conn| due::documents(conn, &shared, limit)).await,
+        }
+    }
+
+    async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        self.read(move |conn| load::records(conn, run, after, limit)).await
+    }
+
+    async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
+        let (ns, filter) = (ns.cloned(), filter.clone());
+        self.read(move |conn| list::runs(conn, ns.as_ref(), &filter, page)).await
+    }
+
+    async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
+        let (ns, filter) = (ns.clone(), filter.clone());
+        self.read(move |conn| list::count_runs(conn, &ns, &filter)).await
+    }
+
+    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        let (ns, filter) = (ns.clone(), filter.clone());
+        self.read(move |conn| list::gates(conn, &ns, &filter, page)).await
+    }
+
+    async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>> {
+        let (ns, filter) = (ns.cloned(), filter.clone());
+        self.read(move |conn| list::documents(conn, ns.as_ref(), &filter, limit)).await
+    }
+
+    async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
+        let (ns, feed) = (ns.clone(), feed.clone());
+        self.read(move |conn| list::feed(conn, &ns, &feed, page)).await
+    }
+
+    async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
+        self.shared.check()?;
+        Ok(self.shared.tasks().lines.states(ns))
+    }
+
+    async fn trim(&self, what: &Trim) -> Result<bool> {
+        let what = what.clone();
+        self.write(|answer| Request::Trim { what, answer }).await
+    }
+
+    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>> {
+        self.shared.hints.subscribe()
+    }
+}
+
+/// What was on disk when the store was opened.
+struct Restored {
+    time: StoreTime,
+    served_at: Millis,
+    lines: crate::lines::Lines,
+    kept: kept::Kept,
+}
+
+impl Restored {
+    fn read(conn: &rusqlite::Connection, options: &Options) -> Outcome<Restored> {
+        let served_at = restore::meta(conn, "served_at")?;
+        let latest = restore::latest(conn)?;
+        let time = StoreTime::open(options.clock.clone(), latest);
+        let now = time.now();
+        let mut lines = restore::lines(conn, |_, _, held| restore::reopened(held, latest, now))?;
+        lines.opened(now);
+        Ok(Restored { time, served_at, lines, kept: restore::kept(conn)? })
+    }
+}
+
+/// An error of a store that is being opened says which one.
+fn opening(dir: &Path, trouble: Trouble) -> StoreError {
+    let path = files::database(dir);
+    match trouble.into_error() {
+        StoreError::Corrupt(what) => {
+            StoreError::Corrupt(format!("{}: {what}. Restore it from a backup", path.display()))
+        }
+        StoreError::Unavailable(what) => StoreError::Unavailable(format!("{}: {what}", path.display())),
+        StoreError::Full(what) => StoreError::Full(format!("{}: {what}", path.display())),
+        other => other,
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map_err(|error| StoreError::Unavailable(format!("no thread can be started: {error}")))
+}

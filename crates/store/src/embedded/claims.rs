@@ -1,0 +1,193 @@
+//! Tasks on disk: added, claimed, gone.
+
+use std::sync::Arc;
+
+use eddyline_machine::{Claim, Fence, RunId, Task, TaskChange};
+use rusqlite::{Connection, Row, params};
+use uuid::Uuid;
+
+use super::body::{self, Body};
+use super::encode::EncodedRun;
+use super::group::{Added, Group};
+use super::schema::key_of;
+use super::trouble::{Outcome, Trouble};
+use crate::claim::{ClaimRequest, Claimed, Claims, Held, RequestId};
+use crate::lines::{Lines, Picked, Queued};
+use crate::query::Change;
+
+impl Group<'_> {
+    pub fn change_tasks(&mut self, lines: &mut Lines, position: i64, encoded: &EncodedRun) -> Outcome<()> {
+        let (ns, header) = (&encoded.commit.ns, &encoded.commit.transition.header);
+        let (run, changes) = (header.run, &encoded.commit.transition.tasks);
+        if changes.is_empty() && !lines.knows(run) {
+            return Ok(());
+        }
+        for queue in lines.set_run(ns, run, &header.flow, header.paused, encoded.memo) {
+            self.hint(Change::Tasks { ns: ns.clone(), queue });
+        }
+        for (change, added) in changes.iter().zip(&encoded.tasks) {
+            match (change, added) {
+                (TaskChange::Add(_), Some(added)) => {
+                    let task = &added.task;
+                    self.kept.place += 1;
+                    let place = self.kept.place;
+                    let queued = Queued { task, queued_at: self.now, place: place as u64, closed: false, held: None };
+                    lines.add(run, queued);
+                    self.kept.keep_body(run, task);
+                    self.hint(Change::Tasks { ns: ns.clone(), queue: task.queue.clone() });
+                    if task.start_timeout_ms.is_some() {
+                        self.hint(Change::Leases);
+                    }
+                    let added = Added { task: added.clone(), place, closed: false, held: None };
+                    self.added.insert(key_of(position, task.fence.0), added);
+                }
+                (TaskChange::Add(_), None) => {}
+                (TaskChange::Close(fence), _) => {
+                    lines.close(run, *fence);
+                    let key = key_of(position, fence.0);
+                    match self.added.get_mut(&key) {
+                        Some(added) => added.closed = true,
+                        None => {
+                            self.write("UPDATE tasks SET closed = 1 WHERE key = ?1", [key])?;
+                        }
+                    }
+                }
+                (TaskChange::Remove(fence), _) => {
+                    if let Some(queue) = lines.remove(run, *fence) {
+                        self.hint(Change::Tasks { ns: ns.clone(), queue: queue.to_string() });
+                    }
+                    self.kept.drop_body(run, *fence);
+                    let key = key_of(position, fence.0);
+                    if self.added.remove(&key).is_none() {
+                        self.write("DELETE FROM tasks WHERE key = ?1", [key])?;
+                    }
+                }
+            }
+        }
+        lines.forget_idle(run);
+        Ok(())
+    }
+
+    pub fn claim(&mut self, lines: &mut Lines, request: &ClaimRequest) -> Outcome<Claims> {
+        let (picked, retry_at) = lines.claim(request, self.now);
+        let mut tasks = Vec::with_capacity(picked.len());
+        for picked in picked {
+            tasks.push(self.hand_over(picked)?);
+        }
+        Ok(Claims { tasks, retry_at })
+    }
+
+    /// Records the claim of a task and gives it out.
+    fn hand_over(&mut self, picked: Picked) -> Outcome<Claimed> {
+        let Picked { run, fence, held, before } = picked;
+        let missing = || Trouble::Corrupt(format!("tasks: task {fence} of run {run} has no run"));
+        let head = self.kept.head(self.conn, run)?.ok_or_else(missing)?;
+        let (position, version) = (head.position, head.version);
+        let (ns, flow) = (head.ns.clone(), head.facts.flow.clone());
+        if !before {
+            head.records += 1;
+        }
+        let first = head.records as i64;
+        let key = key_of(position, fence.0);
+        let task = self.task(run, fence, key)?;
+        if !before {
+            let record = [task.started(Some(held.worker.clone()))];
+            let body = Body::of(&record).map_err(|error| Trouble::Impossible(error.to_string()))?;
+            self.append(position, first, 1, version, None, &body)?;
+            match self.added.get_mut(&key) {
+                Some(added) => added.held = Some(held.clone()),
+                None => self.write_claim(key, &held)?,
+            }
+            self.runs.push(run);
+            self.hint(Change::Leases);
+        }
+        Ok(Claimed { ns, run, flow, task, held })
+    }
+
+    fn task(&self, run: RunId, fence: Fence, key: i64) -> Outcome<Arc<Task>> {
+        if let Some(added) = self.added.get(&key) {
+            return Ok(added.task.task.clone());
+        }
+        if let Some(task) = self.kept.body(run, fence) {
+            return Ok(task);
+        }
+        read_task(self.conn, run, key)
+    }
+
+    fn write_claim(&mut self, key: i64, held: &Held) -> Outcome<()> {
+        self.write(
+            "UPDATE tasks SET worker = ?2, request = ?3, since = ?4, lease_ms = ?5, lease_until = ?6, deadline = ?7, \
+             build = ?8, memo = ?9 WHERE key = ?1",
+            params![
+                key,
+                held.worker,
+                held.request.0.as_bytes(),
+                held.since,
+                held.lease_ms,
+                held.lease_until,
+                held.deadline,
+                held.claim.build,
+                held.claim.memo as i64
+            ],
+        )?;
+        Ok(())
+    }
+
+    /// Writes the tasks that the group added and did not take away again, with their claims.
+    pub fn write_added(&mut self) -> Outcome<()> {
+        let now = self.now;
+        for (key, added) in std::mem::take(&mut self.added) {
+            let held = added.held.as_ref();
+            self.write(
+                "INSERT OR REPLACE INTO tasks (key, place, queued_at, closed, worker, request, since, lease_ms, lease_until, \
+                 deadline, build, memo, crc, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+                params![
+                    key,
+                    added.place,
+                    now,
+                    added.closed,
+                    held.map(|held| &held.worker),
+                    held.map(|held| held.request.0.as_bytes()),
+                    held.map(|held| held.since),
+                    held.map(|held| held.lease_ms),
+                    held.map(|held| held.lease_until),
+                    held.and_then(|held| held.deadline),
+                    held.and_then(|held| held.claim.build.as_deref()),
+                    held.map(|held| held.claim.memo as i64),
+                    added.task.body.seal(&[key]),
+                    added.task.body.text
+                ],
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn read_task(conn: &Connection, run: RunId, key: i64) -> Outcome<Arc<Task>> {
+    let mut statement = conn.prepare_cached("SELECT crc, body FROM tasks WHERE key = ?1")?;
+    let mut rows = statement.query([key])?;
+    match rows.next()? {
+        Some(row) => Ok(Arc::new(body::read(row, 0, &[key], || name(run, key))?)),
+        None => Err(Trouble::Corrupt(format!("{} is missing", name(run, key)))),
+    }
+}
+
+pub(super) fn name(run: RunId, key: i64) -> String {
+    format!("tasks: task {} of run {run}", super::schema::number_of(key))
+}
+
+/// The columns of a claim, the first at `at`.
+pub(super) const HELD: &str = "worker, request, since, lease_ms, lease_until, deadline, build, memo";
+
+pub(super) fn held(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<Held>> {
+    let Some(worker) = row.get::<_, Option<String>>(at)? else { return Ok(None) };
+    Ok(Some(Held {
+        worker,
+        request: RequestId(Uuid::from_bytes(row.get(at + 1)?)),
+        since: row.get(at + 2)?,
+        lease_ms: row.get(at + 3)?,
+        lease_until: row.get(at + 4)?,
+        deadline: row.get(at + 5)?,
+        claim: Claim { build: row.get(at + 6)?, memo: row.get::<_, i64>(at + 7)? as u64 },
+    }))
+}

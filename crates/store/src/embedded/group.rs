@@ -1,0 +1,209 @@
+//! A group: what many callers want, carried out in one transaction.
+//!
+//! Every command is checked completely before any of its writes, so a refusal leaves nothing to undo, and one refused
+//! command never sinks the others. What can't be told from the rows is remembered here until the group is durable.
+
+use std::collections::BTreeMap;
+
+use eddyline_machine::{Message, Millis, RunId};
+use rusqlite::{Connection, Params, params};
+
+use super::body::Body;
+use super::encode::{Encoded, EncodedTask};
+use super::kept::Kept;
+use super::trouble::Outcome;
+use crate::Written;
+use crate::claim::{ClaimRequest, Held};
+use crate::commit::NewEvent;
+use crate::holds::{Holds, Item};
+use crate::ids::Namespace;
+use crate::lines::Lines;
+use crate::query::Change;
+
+/// Hints of a group are compared with each other up to this many; beyond, some come twice.
+const COMPARED: usize = 32;
+
+pub(super) struct Group<'a> {
+    pub conn: &'a Connection,
+    pub kept: &'a mut Kept,
+    pub now: Millis,
+    pub begun: bool,
+    /// Tasks that were added, by key, and not written yet: those that are claimed in the same group are written once.
+    pub added: BTreeMap<i64, Added>,
+    pub runs: Vec<RunId>,
+    pub changes: Vec<Change>,
+    /// Counters of `meta` that changed.
+    pub gates_moved: bool,
+    pub revision_moved: bool,
+    used_up: Vec<UsedUp>,
+}
+
+#[derive(Debug)]
+pub(super) struct Added {
+    pub task: EncodedTask,
+    pub place: i64,
+    pub closed: bool,
+    pub held: Option<Held>,
+}
+
+/// What nobody else needs to be kept from any more, once the group is durable.
+#[derive(Debug)]
+pub(super) enum UsedUp {
+    Item(Item),
+    Message(RunId, String),
+}
+
+impl<'a> Group<'a> {
+    pub fn new(conn: &'a Connection, kept: &'a mut Kept, now: Millis) -> Group<'a> {
+        Group {
+            conn,
+            kept,
+            now,
+            begun: false,
+            added: BTreeMap::new(),
+            runs: Vec::new(),
+            changes: Vec::new(),
+            gates_moved: false,
+            revision_moved: false,
+            used_up: Vec::new(),
+        }
+    }
+
+    /// One call of [`crate::Store::commit`].
+    pub fn commit(&mut self, lines: &mut Lines, commands: &[Encoded], claims: &[ClaimRequest]) -> Outcome<Written> {
+        let mut written = Written::default();
+        for command in commands {
+            written.commands.push(match command {
+                Encoded::Run(run) => self.commit_run(lines, run)?,
+                Encoded::Documents(documents) => self.commit_documents(lines, documents)?,
+            });
+        }
+        for request in claims {
+            written.claims.push(self.claim(lines, request)?);
+        }
+        Ok(written)
+    }
+
+    /// Writes what was put off.
+    pub fn finish(&mut self, lines: &mut Lines) -> Outcome<()> {
+        self.write_added()?;
+        self.changes.retain(|change| lines.is_worth(change));
+        for (key, bucket) in lines.take_spent() {
+            self.write(
+                "INSERT OR REPLACE INTO buckets (ns, kind, name, key, keyed, whole, parts, at, closed_until) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                params![
+                    key.ns.as_str(),
+                    key.kind,
+                    key.name,
+                    key.key.as_deref().unwrap_or_default(),
+                    key.key.is_some(),
+                    bucket.whole,
+                    bucket.parts,
+                    bucket.at,
+                    bucket.closed_until
+                ],
+            )?;
+        }
+        if self.gates_moved {
+            self.set_meta("gate", self.kept.gate)?;
+        }
+        if self.revision_moved {
+            self.set_meta("revision", self.kept.revision)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out a statement that writes, beginning the transaction if it is the first: a group that writes nothing
+    /// costs no sync.
+    pub fn write(&mut self, sql: &str, params: impl Params) -> Outcome<usize> {
+        if !self.begun {
+            self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+            self.begun = true;
+        }
+        Ok(self.conn.prepare_cached(sql)?.execute(params)?)
+    }
+
+    pub fn set_meta(&mut self, name: &str, value: i64) -> Outcome<()> {
+        self.write("INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
+        Ok(())
+    }
+
+    pub fn hint(&mut self, change: Change) {
+        if self.changes.len() > COMPARED || !self.changes.contains(&change) {
+            self.changes.push(change);
+        }
+    }
+
+    pub fn used_up(&mut self, what: UsedUp) {
+        self.used_up.push(what);
+    }
+
+    /// After the commit: what was used up is let go of.
+    pub fn release(&mut self, holds: &mut Holds) {
+        for what in self.used_up.drain(..) {
+            match what {
+                UsedUp::Item(item) => holds.drop_item(&item),
+                UsedUp::Message(to, id) => holds.drop_message(to, &id),
+            }
+        }
+    }
+
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        let runs = std::mem::take(&mut self.runs).into_iter().map(|run| Change::Run { run });
+        std::mem::take(&mut self.changes).into_iter().chain(runs).collect()
+    }
+
+    pub fn send(&mut self, ns: &Namespace, message: &Message, body: &Body) -> Outcome<()> {
+        let place = self.kept.message + 1;
+        let sent = self.write(
+            "INSERT INTO messages (place, ns, target, id, crc, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
+             ON CONFLICT (target, id) DO NOTHING",
+            params![place, ns.as_str(), message.to.0.as_bytes(), message.id, body.seal(&[place]), body.text],
+        )?;
+        if sent > 0 {
+            self.kept.message = place;
+            self.hint(Change::Messages);
+        }
+        Ok(())
+    }
+
+    pub fn drop_message(&mut self, to: RunId, id: &str) -> Outcome<()> {
+        self.write("DELETE FROM messages WHERE target = ?1 AND id = ?2", params![to.0.as_bytes(), id])?;
+        self.used_up(UsedUp::Message(to, id.to_owned()));
+        Ok(())
+    }
+
+    pub fn publish(&mut self, ns: &Namespace, event: &NewEvent, body: &Body) -> Outcome<()> {
+        if let Some(position) = self.find_event(ns, &event.id)? {
+            if position > self.kept.forgotten.get(ns).copied().unwrap_or(0) {
+                return Ok(());
+            }
+            // It is going, so to everybody else it is gone.
+            self.write("DELETE FROM events WHERE position = ?1", [position])?;
+        }
+        self.kept.event += 1;
+        let (position, now) = (self.kept.event, self.now);
+        self.write(
+            "INSERT INTO events (position, ns, id, name, key, at, crc, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            params![
+                position,
+                ns.as_str(),
+                event.id,
+                event.name,
+                event.key,
+                now,
+                body.seal(&[position, now]),
+                body.text
+            ],
+        )?;
+        self.hint(Change::Events { ns: ns.clone() });
+        Ok(())
+    }
+
+    fn find_event(&self, ns: &Namespace, id: &str) -> Outcome<Option<i64>> {
+        let mut statement = self.conn.prepare_cached("SELECT position FROM events WHERE ns = ?1 AND id = ?2")?;
+        let mut rows = statement.query(params![ns.as_str(), id])?;
+        Ok(rows.next()?.map(|row| row.get(0)).transpose()?)
+    }
+}

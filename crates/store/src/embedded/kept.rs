@@ -1,0 +1,147 @@
+//! What the writer remembers between groups: all of it can be read from the disk again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use eddyline_machine::run::Header;
+use eddyline_machine::{Fence, Millis, RunId, Status, Task};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::trouble::{Outcome, Trouble};
+use crate::ids::Namespace;
+
+/// Runs whose heads are remembered.
+const HEADS: usize = 65_536;
+/// Queued tasks whose bodies are remembered, so that claiming them needs no reading.
+const BODIES: usize = 65_536;
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub heads: HashMap<RunId, Head>,
+    pub bodies: HashMap<(RunId, Fence), Arc<Task>>,
+    /// The last that was given out of each.
+    pub position: i64,
+    pub place: i64,
+    pub message: i64,
+    pub event: i64,
+    pub gate: i64,
+    pub revision: i64,
+    /// Events up to here are gone, by namespace.
+    pub forgotten: HashMap<Namespace, i64>,
+}
+
+/// What must be known of a run to commit to it.
+#[derive(Debug, Clone)]
+pub(super) struct Head {
+    pub position: i64,
+    pub ns: Namespace,
+    pub version: u64,
+    /// How many records it has.
+    pub records: u64,
+    pub status: Status,
+    pub started_at: Option<Millis>,
+    pub ended_at: Option<Millis>,
+    pub trimmed: bool,
+    pub facts: Facts,
+}
+
+/// What is said of a run when it starts, and can be searched for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub flow: String,
+    pub external_id: Option<String>,
+    pub tags: Vec<String>,
+}
+
+impl Facts {
+    pub fn of(header: &Header) -> Facts {
+        let mut tags = header.tags.clone();
+        tags.sort();
+        tags.dedup();
+        Facts { flow: header.flow.clone(), external_id: header.external_id.clone(), tags }
+    }
+
+    /// Whether the header still says the same. Tags are a set here, and come in any order there.
+    pub fn are_of(&self, header: &Header) -> bool {
+        self.flow == header.flow
+            && self.external_id == header.external_id
+            && self.tags.iter().all(|tag| header.tags.contains(tag))
+            && header.tags.iter().all(|tag| self.tags.contains(tag))
+    }
+}
+
+impl Kept {
+    pub fn head(&mut self, conn: &Connection, run: RunId) -> Outcome<Option<&mut Head>> {
+        if !self.heads.contains_key(&run) {
+            let Some(head) = read_head(conn, run)? else { return Ok(None) };
+            self.remember(run, head);
+        }
+        Ok(self.heads.get_mut(&run))
+    }
+
+    pub fn remember(&mut self, run: RunId, head: Head) {
+        if self.heads.len() >= HEADS {
+            self.heads.clear();
+        }
+        self.heads.insert(run, head);
+    }
+
+    pub fn forget(&mut self, run: RunId) {
+        self.heads.remove(&run);
+    }
+
+    pub fn keep_body(&mut self, run: RunId, task: &Arc<Task>) {
+        if self.bodies.len() < BODIES {
+            self.bodies.insert((run, task.fence), task.clone());
+        }
+    }
+
+    pub fn body(&self, run: RunId, fence: Fence) -> Option<Arc<Task>> {
+        self.bodies.get(&(run, fence)).cloned()
+    }
+
+    pub fn drop_body(&mut self, run: RunId, fence: Fence) {
+        self.bodies.remove(&(run, fence));
+    }
+}
+
+fn read_head(conn: &Connection, run: RunId) -> Outcome<Option<Head>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT position, ns, version, status, started_at, ended_at, trimmed, flow, external_id FROM runs WHERE id = ?1",
+    )?;
+    let head = statement.query_row(params![run.0.as_bytes()], |row| {
+        let status: String = row.get(3)?;
+        let facts = Facts { flow: row.get(7)?, external_id: row.get(8)?, tags: Vec::new() };
+        let head = Head {
+            position: row.get(0)?,
+            ns: Namespace::new(&row.get::<_, String>(1)?),
+            version: row.get::<_, i64>(2)? as u64,
+            records: 0,
+            status: Status::Pending,
+            started_at: row.get(4)?,
+            ended_at: row.get(5)?,
+            trimmed: row.get(6)?,
+            facts,
+        };
+        Ok((head, status))
+    });
+    let Some((mut head, status)) = head.optional()? else { return Ok(None) };
+    head.status = status_of(&status).ok_or_else(|| Trouble::Corrupt(format!("runs: run {run} is {status:?}")))?;
+    head.records = count_records(conn, head.position)?;
+    let mut tags = conn.prepare_cached("SELECT tag FROM tags WHERE run = ?1 ORDER BY tag")?;
+    head.facts.tags = tags.query_map([head.position], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    Ok(Some(head))
+}
+
+/// How many records a run has: the last row says up to which number it goes.
+pub(super) fn count_records(conn: &Connection, position: i64) -> Outcome<u64> {
+    let mut statement = conn
+        .prepare_cached("SELECT first + count - 1 FROM records WHERE run = ?1 ORDER BY first DESC, row DESC LIMIT 1")?;
+    let count: Option<i64> = statement.query_row([position], |row| row.get(0)).optional()?;
+    Ok(count.unwrap_or(0) as u64)
+}
+
+fn status_of(text: &str) -> Option<Status> {
+    use Status::*;
+    [Pending, Running, Waiting, Paused, Completed, Failed, Cancelled].into_iter().find(|status| status.as_str() == text)
+}

@@ -1,0 +1,245 @@
+//! Reading across runs.
+
+use eddyline_machine::record::GateReason;
+use eddyline_machine::{Data, RunId};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+use uuid::Uuid;
+
+use super::body;
+use super::load::{GATE, SUMMARY, gate, summary};
+use super::trouble::Outcome;
+use crate::document::{Document, DocumentKey};
+use crate::ids::Namespace;
+use crate::query::*;
+
+/// Conditions that all must hold, with their parameters. Only the text of the conditions makes the statement, so there
+/// are few of them, and they stay prepared.
+#[derive(Debug, Default)]
+struct Where {
+    conditions: Vec<String>,
+    values: Vec<Value>,
+}
+
+impl Where {
+    /// Every `?` in the condition stands for the value.
+    fn and(&mut self, condition: &str, value: impl Into<Value>) {
+        self.values.push(value.into());
+        self.conditions.push(condition.replace('?', &format!("?{}", self.values.len())));
+    }
+
+    fn only(&mut self, condition: &str) {
+        self.conditions.push(condition.to_owned());
+    }
+
+    fn text(&self) -> String {
+        match self.conditions.is_empty() {
+            true => String::new(),
+            false => format!(" WHERE {}", self.conditions.join(" AND ")),
+        }
+    }
+
+    /// All rows of `sql`, which says everything but the conditions and what comes `after` them.
+    fn all<T>(
+        &self,
+        conn: &Connection,
+        sql: &str,
+        after: &str,
+        read: impl Fn(&Row<'_>) -> Outcome<T>,
+    ) -> Outcome<Vec<T>> {
+        let mut statement = conn.prepare_cached(&format!("{sql}{}{after}", self.text()))?;
+        let mut rows = statement.query(params_from_iter(&self.values))?;
+        let mut found = Vec::new();
+        while let Some(row) = rows.next()? {
+            found.push(read(row)?);
+        }
+        Ok(found)
+    }
+}
+
+pub(super) fn runs(conn: &Connection, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Outcome<Vec<Summary>> {
+    let mut wanted = matching(ns, filter);
+    if let Some(before) = page.after {
+        wanted.and("runs.position < ?", clamped(before));
+    }
+    let limit = page.limit.min(MAX_PAGE);
+    let order = format!(" ORDER BY runs.position DESC LIMIT {limit}");
+    wanted.all(conn, &format!("SELECT {SUMMARY} FROM runs"), &order, summary)
+}
+
+pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) -> Outcome<u64> {
+    let wanted = matching(Some(ns), filter);
+    let mut statement = conn.prepare_cached(&format!("SELECT count(*) FROM runs{}", wanted.text()))?;
+    let count: i64 = statement.query_row(params_from_iter(&wanted.values), |row| row.get(0))?;
+    Ok(count as u64)
+}
+
+fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
+    let mut wanted = Where::default();
+    if let Some(ns) = ns {
+        wanted.and("runs.ns = ?", ns.as_str().to_owned());
+    }
+    if let Some(flow) = &filter.flow {
+        wanted.and("runs.flow = ?", flow.clone());
+    }
+    if let Some(status) = filter.status {
+        wanted.and("runs.status = ?", status.as_str().to_owned());
+    }
+    if let Some(id) = &filter.external_id {
+        wanted.and("runs.external_id = ?", id.clone());
+    }
+    for tag in &filter.tags {
+        wanted.and("runs.position IN (SELECT run FROM tags WHERE tag = ?)", tag.clone());
+    }
+    if let Some(since) = filter.since {
+        wanted.and("runs.created_at >= ?", since);
+    }
+    if let Some(until) = filter.until {
+        wanted.and("runs.created_at < ?", until);
+    }
+    if let Some(before) = filter.ended_before {
+        wanted.and("runs.ended_at < ?", before);
+    }
+    // Written out, so that the index of what is left to trim is found.
+    match filter.trimmed {
+        Some(true) => wanted.only("runs.trimmed = 1"),
+        Some(false) => wanted.only("runs.trimmed = 0"),
+        None => {}
+    }
+    wanted
+}
+
+pub(super) fn gates(conn: &Connection, ns: &Namespace, filter: &GateFilter, page: Page) -> Outcome<Vec<GateRow>> {
+    let mut wanted = Where::default();
+    wanted.and("gates.ns = ?", ns.as_str().to_owned());
+    // The gates of a run that is trimmed are on their way out.
+    wanted.only("runs.trimmed = 0");
+    match &filter.token {
+        Some(token) => wanted.and("gates.token = ?", token.clone()),
+        None => {
+            wanted.only("gates.at IS NOT NULL AND gates.closed = 0");
+            if let Some(run) = filter.run {
+                wanted.and("runs.id = ?", run.0.as_bytes().to_vec());
+            }
+            if let Some(reason) = filter.reason {
+                wanted.and("gates.reason = ?", reason_text(reason).to_owned());
+            }
+            if let Some((name, key)) = &filter.event {
+                wanted.and("gates.event = ?", name.clone());
+                match key {
+                    Some(key) => wanted.and("gates.event_key = ?", key.clone()),
+                    None => wanted.only("gates.event_key IS NULL"),
+                }
+            }
+        }
+    }
+    if let Some(after) = page.after {
+        wanted.and("gates.position > ?", clamped(after));
+    }
+    let sql = format!("SELECT {GATE}, runs.id FROM gates JOIN runs ON runs.position = gates.run");
+    let order = format!(" ORDER BY gates.position LIMIT {}", page.limit.min(MAX_PAGE));
+    wanted.all(conn, &sql, &order, |row| gate(row, RunId(Uuid::from_bytes(row.get(10)?))))
+}
+
+pub(super) fn reason_text(reason: GateReason) -> &'static str {
+    match reason {
+        GateReason::Time => "time",
+        GateReason::Webhook => "webhook",
+        GateReason::Event => "event",
+        GateReason::Manual => "manual",
+    }
+}
+
+pub(super) const DOCUMENT: &str = "crc, body, ns, kind, id, revision, due, changed_at";
+
+pub(super) fn document(row: &Row<'_>) -> Outcome<Document> {
+    let (ns, kind, id): (String, String, String) = (row.get(2)?, row.get(3)?, row.get(4)?);
+    let (revision, changed_at): (i64, i64) = (row.get(5)?, row.get(7)?);
+    let body = body::read(row, 0, &[revision, changed_at], || format!("documents: {kind} {id} of {ns}"))?;
+    Ok(Document {
+        ns: Namespace::new(&ns),
+        key: DocumentKey { kind, id },
+        revision: revision as u64,
+        body,
+        due: row.get(6)?,
+        changed_at,
+    })
+}
+
+pub(super) fn documents(
+    conn: &Connection,
+    ns: Option<&Namespace>,
+    filter: &DocumentFilter,
+    limit: usize,
+) -> Outcome<Vec<Document>> {
+    let mut wanted = Where::default();
+    wanted.and("kind = ?", filter.kind.clone());
+    if let Some(ns) = ns {
+        wanted.and("ns = ?", ns.as_str().to_owned());
+    }
+    if let Some(id) = &filter.id {
+        wanted.and("id = ?", id.clone());
+    }
+    if let Some(prefix) = &filter.prefix {
+        wanted.and("id >= ?", prefix.clone());
+        wanted.and("substr(id, 1, length(?)) = ?", prefix.clone());
+    }
+    if let Some(after) = &filter.after {
+        wanted.and("id > ?", after.clone());
+    }
+    let order = format!(" ORDER BY id, ns LIMIT {}", limit.min(MAX_PAGE));
+    wanted.all(conn, &format!("SELECT {DOCUMENT} FROM documents"), &order, document)
+}
+
+pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -> Outcome<Vec<FeedItem>> {
+    match feed {
+        Feed::Runs { flow } => fed_runs(conn, ns, flow.as_deref(), page),
+        Feed::Events { name, key } => fed_events(conn, ns, name.as_deref(), key.as_deref(), page),
+    }
+}
+
+fn fed_runs(conn: &Connection, ns: &Namespace, flow: Option<&str>, page: Page) -> Outcome<Vec<FeedItem>> {
+    let mut wanted = Where::default();
+    wanted.and("ns = ?", ns.as_str().to_owned());
+    if let Some(flow) = flow {
+        wanted.and("flow = ?", flow.to_owned());
+    }
+    wanted.and("position > ?", clamped(page.after.unwrap_or(0)));
+    let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
+    wanted.all(conn, "SELECT position, created_at, id, flow FROM runs", &order, |row| {
+        let what = Fed::Run { run: RunId(Uuid::from_bytes(row.get(2)?)), flow: row.get(3)? };
+        Ok(FeedItem { position: row.get::<_, i64>(0)? as u64, at: row.get(1)?, what })
+    })
+}
+
+fn fed_events(
+    conn: &Connection,
+    ns: &Namespace,
+    name: Option<&str>,
+    key: Option<&str>,
+    page: Page,
+) -> Outcome<Vec<FeedItem>> {
+    let mut statement = conn.prepare_cached("SELECT position FROM forgotten WHERE ns = ?1")?;
+    let forgotten: Option<i64> = statement.query_row(params![ns.as_str()], |row| row.get(0)).optional()?;
+    let mut wanted = Where::default();
+    wanted.and("ns = ?", ns.as_str().to_owned());
+    if let Some(name) = name {
+        wanted.and("name = ?", name.to_owned());
+    }
+    if let Some(key) = key {
+        wanted.and("key = ?", key.to_owned());
+    }
+    wanted.and("position > ?", clamped(page.after.unwrap_or(0)).max(forgotten.unwrap_or(0)));
+    let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
+    wanted.all(conn, "SELECT crc, body, position, at, id, name, key FROM events", &order, |row| {
+        let (position, at): (i64, i64) = (row.get(2)?, row.get(3)?);
+        let payload: Data = body::read(row, 0, &[position, at], || format!("events: event {position} of {ns}"))?;
+        let what = Fed::Event { id: row.get(4)?, name: row.get(5)?, key: row.get(6)?, payload };
+        Ok(FeedItem { position: position as u64, at, what })
+    })
+}
+
+/// Positions are integers to SQLite; one beyond them is beyond everything.
+fn clamped(position: u64) -> i64 {
+    i64::try_from(position).unwrap_or(i64::MAX)
+}

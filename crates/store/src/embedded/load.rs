@@ -1,0 +1,273 @@
+//! Reading one run.
+
+use std::collections::BTreeMap;
+
+use eddyline_machine::record::GateId;
+use eddyline_machine::run::{Header, Run};
+use eddyline_machine::{ActId, Data, Fence, Message, Numbered, Record, RunId, ValueId, Version};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+
+use super::body;
+use super::claims::{self, HELD};
+use super::schema::{key_of, number_of};
+use super::timers;
+use super::transition::header_numbers;
+use super::trouble::{Outcome, Trouble};
+use crate::ids::Namespace;
+use crate::query::*;
+
+/// The columns of a [`Summary`]. How many records there are is told by the last of them.
+pub(super) const SUMMARY: &str = "runs.id, runs.ns, runs.position, runs.created_at, runs.started_at, runs.ended_at, \
+     runs.trimmed, CASE runs.trimmed WHEN 0 THEN (SELECT first + count - 1 FROM records WHERE run = runs.position \
+     ORDER BY first DESC, row DESC LIMIT 1) END, runs.crc, runs.header";
+
+pub(super) fn summary(row: &Row<'_>) -> Outcome<Summary> {
+    let run = RunId(Uuid::from_bytes(row.get(0)?));
+    let header: Header = body::read(row, 8, &header_numbers(run), || format!("runs: the header of run {run}"))?;
+    Ok(Summary {
+        ns: Namespace::new(&row.get::<_, String>(1)?),
+        run,
+        position: row.get::<_, i64>(2)? as u64,
+        version: header.version,
+        records: row.get::<_, Option<i64>>(7)?.unwrap_or(0) as u64,
+        created_at: row.get(3)?,
+        started_at: row.get(4)?,
+        ended_at: row.get(5)?,
+        trimmed: row.get(6)?,
+        header,
+    })
+}
+
+pub(super) fn summary_of(conn: &Connection, run: RunId) -> Outcome<Option<Summary>> {
+    let mut statement = conn.prepare_cached(&format!("SELECT {SUMMARY} FROM runs WHERE id = ?1"))?;
+    let mut rows = statement.query([run.0.as_bytes()])?;
+    rows.next()?.map(summary).transpose()
+}
+
+pub(super) fn load(conn: &Connection, run: RunId, since: Option<Version>) -> Outcome<Found> {
+    if let Some(since) = since
+        && is_at(conn, run, since)?
+    {
+        return Ok(Found::Same);
+    }
+    let Some(summary) = summary_of(conn, run)? else { return Ok(Found::Nothing) };
+    if summary.trimmed {
+        return Ok(Found::Trimmed(Box::new(summary)));
+    }
+    let position = summary.position as i64;
+    let mut rows = Run::new(run);
+    rows.header = summary.header.clone();
+    rows.activations = activations(conn, run, position)?;
+    rows.emitted = keyed(conn, position, "SELECT crc, body, scope, event FROM emitted WHERE run = ?1", |row| {
+        let (scope, event): (u32, u32) = (row.get(2)?, row.get(3)?);
+        let name = || format!("emitted: event {event} of scope {scope} of run {run}");
+        Ok(((ActId(scope), event), body::read(row, 0, &[position, scope.into(), event.into()], name)?))
+    })?;
+    rows.reuse = keyed(conn, position, "SELECT crc, body, activation FROM reuse WHERE run = ?1", |row| {
+        let activation: String = row.get(2)?;
+        let reused = body::read(row, 0, &[position], || format!("reuse: {activation} of run {run}"))?;
+        Ok((activation, reused))
+    })?;
+    rows.cursors = keyed(conn, position, "SELECT name, position FROM cursors WHERE run = ?1", |row| {
+        Ok((row.get(0)?, row.get::<_, i64>(1)? as u64))
+    })?;
+    Ok(Found::Run(Box::new(Loaded { summary, rows })))
+}
+
+/// Without the header, which need not be read when it is known.
+fn is_at(conn: &Connection, run: RunId, version: Version) -> Outcome<bool> {
+    let mut statement = conn.prepare_cached("SELECT 1 FROM runs WHERE id = ?1 AND version = ?2 AND trimmed = 0")?;
+    Ok(statement.exists(params![run.0.as_bytes(), version.0 as i64])?)
+}
+
+fn activations<T: DeserializeOwned>(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<T>> {
+    let mut statement =
+        conn.prepare_cached("SELECT crc, body, key FROM activations WHERE key >= ?1 AND key < ?2 ORDER BY key")?;
+    let mut rows = statement.query([key_of(position, 0), key_of(position + 1, 0)])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let key: i64 = row.get(2)?;
+        let name = || format!("activations: activation {} of run {run}", number_of(key));
+        // They are numbered without gaps, and found by their number.
+        if number_of(key) != found.len() as u64 {
+            return Err(Trouble::Corrupt(format!("activations: activation {} of run {run} is missing", found.len())));
+        }
+        found.push(body::read(row, 0, &[key], name)?);
+    }
+    Ok(found)
+}
+
+fn keyed<K: Ord, V>(
+    conn: &Connection,
+    position: i64,
+    sql: &str,
+    read: impl Fn(&Row<'_>) -> Outcome<(K, V)>,
+) -> Outcome<BTreeMap<K, V>> {
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([position])?;
+    let mut found = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        let (key, value) = read(row)?;
+        found.insert(key, value);
+    }
+    Ok(found)
+}
+
+/// The position of a run, unless its timeline was trimmed.
+fn position(conn: &Connection, run: RunId) -> Outcome<Option<i64>> {
+    let mut statement = conn.prepare_cached("SELECT position FROM runs WHERE id = ?1 AND trimmed = 0")?;
+    Ok(statement.query_row([run.0.as_bytes()], |row| row.get(0)).optional()?)
+}
+
+pub(super) fn values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Vec<(ValueId, Data)>> {
+    let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
+    let mut statement = conn.prepare_cached("SELECT crc, body FROM \"values\" WHERE key = ?1")?;
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        let key = key_of(position, id.0.into());
+        let mut rows = statement.query([key])?;
+        if let Some(row) = rows.next()? {
+            found.push((*id, body::read(row, 0, &[key], || format!("values: value {id} of run {run}"))?));
+        }
+    }
+    Ok(found)
+}
+
+pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -> Outcome<Vec<Numbered>> {
+    let limit = limit.min(MAX_PAGE);
+    let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
+    let Ok(after) = i64::try_from(after) else { return Ok(Vec::new()) };
+    // A row holds several records: the first may begin before the one that is wanted.
+    let mut statement = conn.prepare_cached(
+        "SELECT crc, body, first, count, ts FROM records WHERE run = ?1 AND count > 0 AND first >= \
+         (SELECT coalesce(max(first), 0) FROM records WHERE run = ?1 AND first <= ?2) ORDER BY first",
+    )?;
+    let mut rows = statement.query([position, after.saturating_add(1)])?;
+    let (mut found, mut next) = (Vec::new(), None);
+    while found.len() < limit
+        && let Some(row) = rows.next()?
+    {
+        let (first, count, ts): (i64, i64, i64) = (row.get(2)?, row.get(3)?, row.get(4)?);
+        let name = || format!("records: records {first} to {} of run {run}", first + count - 1);
+        let packed: Vec<Record> = body::read(row, 0, &[position, first, count, ts], name)?;
+        if packed.len() as i64 != count {
+            return Err(Trouble::Corrupt(format!("{} are {}", name(), packed.len())));
+        }
+        let expected = next.replace(first + count).unwrap_or(first.min(after + 1));
+        if first != expected {
+            return Err(Trouble::Corrupt(format!("records: record {expected} of run {run} is missing")));
+        }
+        let numbered = packed.into_iter().zip(first..).filter(|(_, n)| *n > after);
+        let room = limit - found.len();
+        found.extend(numbered.take(room).map(|(record, n)| Numbered { n: n as u64, ts, record }));
+    }
+    Ok(found)
+}
+
+/// What hangs on a run. Who has a task is as it is on disk.
+pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
+    let messages = inbox(conn, run)?;
+    let mut statement = conn.prepare_cached("SELECT position, trimmed FROM runs WHERE id = ?1")?;
+    let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let Some((position, trimmed)) = found else { return Ok(Beside { messages, ..Beside::default() }) };
+    Ok(Beside {
+        tasks: tasks(conn, run, position)?,
+        timers: timers_of(conn, run, position)?,
+        gates: if trimmed { Vec::new() } else { gates(conn, run, position)? },
+        messages,
+    })
+}
+
+fn tasks(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TaskRow>> {
+    let mut statement = conn.prepare_cached(&format!(
+        "SELECT crc, body, key, queued_at, closed, {HELD} FROM tasks WHERE key >= ?1 AND key < ?2 ORDER BY key"
+    ))?;
+    let mut rows = statement.query([key_of(position, 0), key_of(position + 1, 0)])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let key: i64 = row.get(2)?;
+        let task = body::read(row, 0, &[key], || claims::name(run, key))?;
+        found.push(TaskRow { task, queued_at: row.get(3)?, closed: row.get(4)?, held: claims::held(row, 5)? });
+    }
+    Ok(found)
+}
+
+fn timers_of(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TimerRow>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT activation, kind, fence, due, wall FROM timers WHERE run = ?1 ORDER BY activation, kind, fence",
+    )?;
+    let mut rows = statement.query([position])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        found.push(timer(row, run)?);
+    }
+    Ok(found)
+}
+
+/// Columns activation, kind, fence, due and wall, from the first on.
+pub(super) fn timer(row: &Row<'_>, run: RunId) -> Outcome<TimerRow> {
+    let kind: i64 = row.get(1)?;
+    let key = timers::key(row.get(0)?, kind, row.get(2)?)
+        .ok_or_else(|| Trouble::Corrupt(format!("timers: a timer of run {run} is of kind {kind}")))?;
+    Ok(TimerRow { key, due: row.get(3)?, wall: row.get(4)? })
+}
+
+/// The columns of a [`GateRow`] but the id of its run.
+pub(super) const GATE: &str = "gates.crc, gates.body, gates.ns, gates.position, gates.activation, gates.token, gates.at, gates.deadline, \
+     gates.closed, gates.run";
+
+pub(super) fn gate(row: &Row<'_>, run: RunId) -> Outcome<GateRow> {
+    let activation: u32 = row.get(4)?;
+    let arrival = match row.get::<_, Option<i64>>(6)? {
+        None => None,
+        Some(at) => {
+            let name = || format!("gates: the gate of activation {activation} of run {run}");
+            let gate = body::read(row, 0, &[row.get(9)?, activation.into()], name)?;
+            Some(Arrived { at, gate, deadline: row.get(7)? })
+        }
+    };
+    Ok(GateRow {
+        ns: Namespace::new(&row.get::<_, String>(2)?),
+        position: row.get::<_, i64>(3)? as u64,
+        id: GateId { run, activation: ActId(activation) },
+        token: row.get(5)?,
+        arrival,
+        closed: row.get(8)?,
+    })
+}
+
+fn gates(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<GateRow>> {
+    let mut statement = conn.prepare_cached(&format!("SELECT {GATE} FROM gates WHERE run = ?1 ORDER BY activation"))?;
+    let mut rows = statement.query([position])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        found.push(gate(row, run)?);
+    }
+    Ok(found)
+}
+
+pub(super) fn inbox(conn: &Connection, to: RunId) -> Outcome<Vec<Message>> {
+    let mut statement =
+        conn.prepare_cached("SELECT crc, body, place, id FROM messages WHERE target = ?1 ORDER BY place")?;
+    let mut rows = statement.query([to.0.as_bytes()])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (place, id): (i64, String) = (row.get(2)?, row.get(3)?);
+        let body = body::read(row, 0, &[place], || format!("messages: message {id} to run {to}"))?;
+        found.push(Message { to, id, body });
+    }
+    Ok(found)
+}
+
+/// A lease as it is now: what is on disk says who has the task, and the mirror how far the lease was extended.
+pub(super) fn extend_held(rows: &mut [TaskRow], known: impl Fn(Fence) -> Option<crate::claim::Held>) {
+    for row in rows {
+        if let (Some(held), Some(known)) = (&row.held, known(row.task.fence))
+            && (held.request, held.since) == (known.request, known.since)
+        {
+            row.held = Some(known);
+        }
+    }
+}

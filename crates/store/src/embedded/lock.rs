@@ -1,0 +1,48 @@
+//! One process has a directory at a time: two writers would each trust what they have in memory.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+use eddyline_machine::{Millis, time};
+
+use crate::error::StoreError;
+
+const NAME: &str = "lock";
+
+/// Held for as long as it lives. The system lets go of it when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub fn take(dir: &Path, wall: Millis) -> Result<Lock, StoreError> {
+        let path = dir.join(NAME);
+        let failed =
+            |error: std::io::Error| StoreError::Unavailable(format!("{} can't be locked: {error}", path.display()));
+        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut file = options.map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(taken(dir, &mut file)),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let line = format!("process {} since {}\n", std::process::id(), time::iso(wall));
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(line.as_bytes())).map_err(failed)?;
+        Ok(Lock { _file: file })
+    }
+}
+
+fn taken(dir: &Path, file: &mut File) -> StoreError {
+    let mut holder = String::new();
+    let _ = file.read_to_string(&mut holder);
+    let holder = match holder.trim() {
+        "" => "another process",
+        holder => holder,
+    };
+    StoreError::Unavailable(format!(
+        "the directory {} is in use by {holder}. Stop that process first, or use another directory",
+        dir.display()
+    ))
+}

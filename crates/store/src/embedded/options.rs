@@ -1,0 +1,79 @@
+//! How a store is opened.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::clock::{Clock, SystemClock};
+
+/// Called by the writer at a point of interest.
+pub type Hook = Arc<dyn Fn() + Send + Sync>;
+
+/// How an embedded store is opened; what is not said is taken from [`Options::default`].
+#[derive(Clone)]
+pub struct Options {
+    pub clock: Arc<dyn Clock>,
+    /// Threads that read, each with a connection of its own.
+    pub readers: usize,
+    /// What to do when the disk can't be trusted any more. The store is closed by then. The default says so on stderr and
+    /// ends the process: whatever it still holds in memory may be ahead of what is stored.
+    pub on_failure: Arc<dyn Fn(&DiskFailure) + Send + Sync>,
+    /// When the log has grown by so much, it is copied back into the database while writing goes on.
+    pub checkpoint_bytes: u64,
+    /// When the log is larger than this, the writer makes it start over.
+    pub restart_bytes: u64,
+    /// The database grows to at most this, as if the disk were full then.
+    pub max_bytes: Option<u64>,
+    /// Right before and right after a group of commits becomes durable. For tests that cut the power there.
+    pub before_commit: Option<Hook>,
+    pub after_commit: Option<Hook>,
+}
+
+/// Why a store gave up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskFailure {
+    pub directory: String,
+    pub reason: String,
+}
+
+impl fmt::Display for DiskFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the store in {} gave up, since its disk can't be trusted any more: {}. Nothing was acknowledged that is not \
+             stored; check the disk before starting again",
+            self.directory, self.reason
+        )
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            clock: Arc::new(SystemClock::default()),
+            readers: 2,
+            on_failure: Arc::new(say_and_abort),
+            checkpoint_bytes: 4 << 20,
+            restart_bytes: 64 << 20,
+            max_bytes: None,
+            before_commit: None,
+            after_commit: None,
+        }
+    }
+}
+
+fn say_and_abort(failure: &DiskFailure) {
+    eprintln!("eddyline: {failure}");
+    std::process::abort();
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("clock", &self.clock)
+            .field("readers", &self.readers)
+            .field("checkpoint_bytes", &self.checkpoint_bytes)
+            .field("restart_bytes", &self.restart_bytes)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,84 @@
+//! The threads that read, each with a connection of its own: beside the writer, and never in its way.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use super::files;
+use super::trouble::{Outcome, Trouble};
+use crate::error::{Result, StoreError};
+
+/// Reads that may wait for a thread; further callers wait for room.
+const WAITING: usize = 1_024;
+
+type Job = Box<dyn FnOnce(&Connection) + Send>;
+type Jobs = Arc<Mutex<mpsc::Receiver<Job>>>;
+
+#[derive(Debug)]
+pub(super) struct Readers {
+    jobs: Option<mpsc::Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Readers {
+    pub fn start(dir: &Path, count: usize) -> Result<Readers> {
+        let (jobs, queue) = mpsc::channel(WAITING);
+        let queue: Jobs = Arc::new(Mutex::new(queue));
+        let mut readers = Readers { jobs: Some(jobs), threads: Vec::new() };
+        for n in 0..count.max(1) {
+            let conn = files::open_reader(dir).map_err(Trouble::into_error)?;
+            let queue = queue.clone();
+            let thread = super::spawn(&format!("eddyline-read-{n}"), move || serve(&conn, &queue))?;
+            readers.threads.push(thread);
+        }
+        Ok(readers)
+    }
+
+    /// Reads on one of the threads, everything as of one moment.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection) -> Outcome<T> + Send + 'static,
+    ) -> Result<T> {
+        let closed = || StoreError::Closed("it was closed by its owner".to_owned());
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |conn| {
+            let _ = answer.send(at_one_moment(conn, read).map_err(Trouble::into_error));
+        });
+        let jobs = self.jobs.as_ref().ok_or_else(closed)?;
+        jobs.send(job).await.map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    /// Ends the threads when they have done what waits.
+    pub fn stop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(conn: &Connection, queue: &Jobs) {
+    loop {
+        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
+        match job {
+            Some(job) => job(conn),
+            None => return,
+        }
+    }
+}
+
+fn at_one_moment<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Outcome<T> {
+    if !conn.is_autocommit() {
+        conn.execute_batch("ROLLBACK")?;
+    }
+    conn.prepare_cached("BEGIN")?.execute([])?;
+    let read = read(conn);
+    let ended = conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+    let read = read?;
+    ended?;
+    Ok(read)
+}

@@ -1,0 +1,129 @@
+//! From the disk into memory: when a store is opened, and when a commit failed.
+//!
+//! Heartbeats are not written down. Instead every lease that is held when the store is opened starts over in full, and
+//! the time of an attempt goes on from where somebody last served: a worker that did its part must not lose its task
+//! because nobody was there to listen. How long somebody served is known to about [`SERVED_MS`], to the worker's favour.
+
+use eddyline_machine::{Fence, Millis, RunId, Task};
+use rusqlite::{Connection, OptionalExtension};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::body;
+use super::claims::{HELD, held, name};
+use super::kept::Kept;
+use super::schema::number_of;
+use super::trouble::Outcome;
+use crate::claim::Held;
+use crate::document::{DocumentKey, kind};
+use crate::ids::Namespace;
+use crate::lines::{Bucket, BucketKey, Lines, Queued};
+
+/// While something is held, it is noted this often that somebody serves.
+pub(super) const SERVED_MS: Millis = 5_000;
+
+/// The latest moment that is stored; the store's time goes on from there.
+pub(super) fn latest(conn: &Connection) -> Outcome<Millis> {
+    let mut latest = meta(conn, "served_at")?;
+    for sql in [
+        "SELECT ts FROM records ORDER BY row DESC LIMIT 1",
+        "SELECT at FROM events ORDER BY position DESC LIMIT 1",
+        "SELECT at FROM commands ORDER BY row DESC LIMIT 1",
+    ] {
+        let at: Option<Millis> = conn.query_row(sql, [], |row| row.get(0)).optional()?;
+        latest = latest.max(at.unwrap_or(0));
+    }
+    Ok(latest)
+}
+
+pub(super) fn meta(conn: &Connection, name: &str) -> Outcome<i64> {
+    let value = conn.query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0)).optional()?;
+    Ok(value.unwrap_or(0))
+}
+
+/// What the writer goes on from.
+pub(super) fn kept(conn: &Connection) -> Outcome<Kept> {
+    let last = |sql: &str| -> Outcome<i64> {
+        Ok(conn.query_row(sql, [], |row| row.get::<_, Option<i64>>(0)).optional()?.flatten().unwrap_or(0))
+    };
+    let mut kept = Kept {
+        position: last("SELECT seq FROM sqlite_sequence WHERE name = 'runs'")?,
+        event: last("SELECT seq FROM sqlite_sequence WHERE name = 'events'")?,
+        place: last("SELECT max(place) FROM tasks")?,
+        message: last("SELECT max(place) FROM messages")?,
+        gate: meta(conn, "gate")?,
+        revision: meta(conn, "revision")?,
+        ..Kept::default()
+    };
+    let mut forgotten = conn.prepare("SELECT ns, position FROM forgotten")?;
+    let mut rows = forgotten.query([])?;
+    while let Some(row) = rows.next()? {
+        kept.forgotten.insert(Namespace::new(&row.get::<_, String>(0)?), row.get(1)?);
+    }
+    Ok(kept)
+}
+
+/// A lease as it is when the store is opened at `now`, somebody having served until `served_at`.
+pub(super) fn reopened(mut held: Held, served_at: Millis, now: Millis) -> Held {
+    let unserved = (now - served_at.max(held.since)).max(0);
+    held.lease_until = now + held.lease_ms;
+    held.deadline = held.deadline.map(|deadline| deadline + unserved);
+    held
+}
+
+/// The tasks, with the rules that bound them. `lease` says how a lease that is on disk is now.
+pub(super) fn lines(conn: &Connection, mut lease: impl FnMut(RunId, Fence, Held) -> Held) -> Outcome<Lines> {
+    let mut lines = Lines::default();
+    read_rules(conn, &mut lines)?;
+    read_buckets(conn, &mut lines)?;
+    let mut statement = conn.prepare(&format!(
+        "SELECT runs.id, runs.ns, runs.flow, runs.paused, runs.memo, key, place, queued_at, closed, \
+         tasks.crc, tasks.body, {} FROM tasks JOIN runs ON runs.position = tasks.run ORDER BY place",
+        HELD.replace("memo", "tasks.memo")
+    ))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let run = RunId(Uuid::from_bytes(row.get(0)?));
+        let key: i64 = row.get(5)?;
+        let task: Task = body::read(row, 9, &[key], || name(run, key))?;
+        if !lines.knows(run) {
+            let (ns, flow): (String, String) = (row.get(1)?, row.get(2)?);
+            lines.set_run(&Namespace::new(&ns), run, &flow, row.get(3)?, row.get::<_, i64>(4)? as u64);
+        }
+        let held = held(row, 11)?.map(|held| lease(run, Fence(number_of(key)), held));
+        let (queued_at, place, closed) = (row.get(7)?, row.get::<_, i64>(6)? as u64, row.get(8)?);
+        lines.add(run, Queued { task: &task, queued_at, place, closed, held });
+    }
+    Ok(lines)
+}
+
+fn read_rules(conn: &Connection, lines: &mut Lines) -> Outcome<()> {
+    let mut statement =
+        conn.prepare("SELECT ns, kind, id, revision, changed_at, crc, body FROM documents WHERE kind IN (?1, ?2)")?;
+    let mut rows = statement.query([kind::QUEUE, kind::LIMIT])?;
+    while let Some(row) = rows.next()? {
+        let (ns, kind, id): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let numbers = [row.get(3)?, row.get(4)?];
+        let rules: Value = body::read(row, 5, &numbers, || format!("documents: {kind} {id} of {ns}"))?;
+        lines.set_rules(&Namespace::new(&ns), &DocumentKey::new(&kind, id), Some(&rules));
+    }
+    Ok(())
+}
+
+fn read_buckets(conn: &Connection, lines: &mut Lines) -> Outcome<()> {
+    let mut statement =
+        conn.prepare("SELECT ns, kind, name, key, keyed, whole, parts, at, closed_until FROM buckets")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let keyed: bool = row.get(4)?;
+        let key = BucketKey {
+            ns: Namespace::new(&row.get::<_, String>(0)?),
+            kind: row.get(1)?,
+            name: row.get(2)?,
+            key: keyed.then_some(row.get(3)?),
+        };
+        let bucket = Bucket { whole: row.get(5)?, parts: row.get(6)?, at: row.get(7)?, closed_until: row.get(8)? };
+        lines.set_bucket(key, bucket);
+    }
+    Ok(())
+}

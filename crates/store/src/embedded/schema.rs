@@ -1,0 +1,273 @@
+//! The tables, named after the words of the design, and the steps from one version of them to the next.
+//!
+//! A run is known to the other tables by its position, an integer. Rows that belong to a run and a number of it are kept
+//! under one integer key made of both ([`key_of`]): the table is its own index, and what a run has lies together.
+//! Records are only ever appended, so they have a row number of their own and a slim index.
+
+use rusqlite::Connection;
+
+use super::trouble::{Outcome, Trouble};
+use crate::error::StoreError;
+
+/// Says whose file it is, in the header of the database: `Eddy`.
+const APPLICATION: i64 = 0x4564_6479;
+
+/// How many bits of a key are the number within the run. The rest, 37 bits, is left for the run.
+const NUMBER_BITS: u32 = 26;
+/// Numbers of activations, values and fences of a run stay below this. A run that had so many would not fit in memory.
+pub(super) const MOST_NUMBERS: u64 = 1 << NUMBER_BITS;
+
+/// The key of a row that belongs to a run and a number.
+pub(super) fn key_of(position: i64, number: u64) -> i64 {
+    (position << NUMBER_BITS) | number as i64
+}
+
+pub(super) fn number_of(key: i64) -> u64 {
+    key as u64 & (MOST_NUMBERS - 1)
+}
+
+/// Each takes the database one version further. What was released is never changed; a new step is appended.
+const STEPS: &[&str] = &["
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE runs (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    id BLOB NOT NULL,
+    ns TEXT NOT NULL,
+    flow TEXT NOT NULL,
+    status TEXT NOT NULL,
+    external_id TEXT,
+    created_at INTEGER NOT NULL,
+    started_at INTEGER,
+    ended_at INTEGER,
+    trimmed INTEGER NOT NULL DEFAULT 0,
+    paused INTEGER NOT NULL,
+    memo INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    header TEXT NOT NULL
+);
+CREATE UNIQUE INDEX runs_by_id ON runs (id);
+CREATE INDEX runs_by_flow ON runs (ns, flow);
+CREATE INDEX runs_by_status ON runs (ns, status);
+CREATE INDEX runs_by_external_id ON runs (ns, external_id) WHERE external_id IS NOT NULL;
+CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 0;
+CREATE TABLE tags (tag TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (tag, run)) WITHOUT ROWID;
+CREATE INDEX tags_by_run ON tags (run);
+CREATE TABLE keys (
+    run INTEGER PRIMARY KEY,
+    ns TEXT NOT NULL,
+    flow TEXT NOT NULL,
+    key TEXT NOT NULL,
+    fingerprint BLOB NOT NULL,
+    UNIQUE (ns, flow, key)
+);
+
+CREATE TABLE activations (
+    key INTEGER PRIMARY KEY,
+    run INTEGER GENERATED ALWAYS AS (key >> 26) VIRTUAL,
+    id INTEGER GENERATED ALWAYS AS (key & 67108863) VIRTUAL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE TABLE \"values\" (
+    key INTEGER PRIMARY KEY,
+    run INTEGER GENERATED ALWAYS AS (key >> 26) VIRTUAL,
+    id INTEGER GENERATED ALWAYS AS (key & 67108863) VIRTUAL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE TABLE emitted (
+    run INTEGER NOT NULL,
+    scope INTEGER NOT NULL,
+    event INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (run, scope, event)
+);
+CREATE TABLE reuse (
+    run INTEGER NOT NULL,
+    activation TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (run, activation)
+);
+CREATE TABLE cursors (
+    run INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    PRIMARY KEY (run, name)
+) WITHOUT ROWID;
+
+CREATE TABLE records (
+    row INTEGER PRIMARY KEY,
+    run INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    command BLOB,
+    ts INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX records_by_run ON records (run, first);
+
+CREATE TABLE tasks (
+    key INTEGER PRIMARY KEY,
+    run INTEGER GENERATED ALWAYS AS (key >> 26) VIRTUAL,
+    fence INTEGER GENERATED ALWAYS AS (key & 67108863) VIRTUAL,
+    place INTEGER NOT NULL,
+    queued_at INTEGER NOT NULL,
+    closed INTEGER NOT NULL,
+    worker TEXT,
+    request BLOB,
+    since INTEGER,
+    lease_ms INTEGER,
+    lease_until INTEGER,
+    deadline INTEGER,
+    build TEXT,
+    memo INTEGER,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE TABLE timers (
+    run INTEGER NOT NULL,
+    activation INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    due INTEGER NOT NULL,
+    wall INTEGER NOT NULL,
+    UNIQUE (run, activation, kind, fence)
+);
+CREATE INDEX timers_by_due ON timers (wall, due);
+CREATE TABLE gates (
+    run INTEGER NOT NULL,
+    activation INTEGER NOT NULL,
+    ns TEXT NOT NULL,
+    token TEXT,
+    position INTEGER NOT NULL,
+    at INTEGER,
+    deadline INTEGER,
+    reason TEXT,
+    event TEXT,
+    event_key TEXT,
+    closed INTEGER NOT NULL,
+    crc INTEGER,
+    body TEXT,
+    UNIQUE (run, activation)
+);
+CREATE INDEX gates_by_token ON gates (token) WHERE token IS NOT NULL;
+CREATE INDEX gates_open ON gates (ns, position) WHERE at IS NOT NULL AND closed = 0;
+CREATE INDEX gates_by_event ON gates (ns, event, event_key, position)
+    WHERE event IS NOT NULL AND at IS NOT NULL AND closed = 0;
+
+CREATE TABLE messages (
+    place INTEGER PRIMARY KEY,
+    ns TEXT NOT NULL,
+    target BLOB NOT NULL,
+    id TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (target, id)
+);
+CREATE TABLE events (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    ns TEXT NOT NULL,
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    key TEXT,
+    at INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (ns, id)
+);
+CREATE INDEX events_by_ns ON events (ns);
+CREATE INDEX events_by_name ON events (ns, name);
+CREATE INDEX events_by_key ON events (ns, name, key) WHERE key IS NOT NULL;
+
+CREATE TABLE documents (
+    ns TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    revision INTEGER NOT NULL,
+    due INTEGER,
+    changed_at INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (kind, id, ns)
+);
+CREATE INDEX documents_by_due ON documents (due, ns, kind, id) WHERE due IS NOT NULL;
+CREATE TABLE commands (row INTEGER PRIMARY KEY, id BLOB NOT NULL, at INTEGER NOT NULL);
+CREATE UNIQUE INDEX commands_by_id ON commands (id);
+CREATE TABLE buckets (
+    ns TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    key TEXT NOT NULL,
+    keyed INTEGER NOT NULL,
+    whole INTEGER NOT NULL,
+    parts INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    closed_until INTEGER NOT NULL,
+    PRIMARY KEY (ns, kind, name, key, keyed)
+) WITHOUT ROWID;
+
+-- Runs of which the header is gone and the rest is still being deleted.
+CREATE TABLE leaving (run INTEGER PRIMARY KEY, id BLOB NOT NULL);
+-- Events of a namespace up to this position are gone, even if their rows are still there.
+CREATE TABLE forgotten (ns TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID;
+"];
+
+/// Brings the tables up to date, all steps or none. A database of a newer version is left alone.
+pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
+    let version = check_version(conn)?;
+    if version == STEPS.len() {
+        return Ok(());
+    }
+    run_steps(conn, version).map_err(Trouble::into_error)
+}
+
+fn check_version(conn: &Connection) -> Result<usize, StoreError> {
+    let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let read = || -> Outcome<(i64, i64, i64)> {
+        let tables = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        Ok((pragma("application_id")?, pragma("user_version")?, tables))
+    };
+    let (application, version, tables) = read().map_err(Trouble::into_error)?;
+    let path = conn.path().unwrap_or_default();
+    if application != APPLICATION && (application != 0 || version != 0 || tables != 0) {
+        return Err(StoreError::Corrupt(format!("{path} is the database of another program, not an Eddyline store")));
+    }
+    match usize::try_from(version) {
+        Ok(version) if version <= STEPS.len() => Ok(version),
+        _ => Err(StoreError::Unavailable(format!(
+            "{path} has tables of version {version}, and this Eddyline knows them up to {}: start the newer Eddyline that \
+             wrote it, or restore a backup from before",
+            STEPS.len()
+        ))),
+    }
+}
+
+fn run_steps(conn: &mut Connection, from: usize) -> Outcome<()> {
+    let tx = conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    for step in STEPS.iter().skip(from) {
+        tx.execute_batch(step)?;
+    }
+    tx.pragma_update(None, "application_id", APPLICATION)?;
+    tx.pragma_update(None, "user_version", STEPS.len() as i64)?;
+    Ok(tx.commit()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_of_a_run_and_a_number_and_gives_both_back() {
+        for (position, number) in [(1, 0), (7, MOST_NUMBERS - 1), ((1 << 36) - 1, 12)] {
+            let key = key_of(position, number);
+            assert_eq!((key >> NUMBER_BITS, number_of(key)), (position, number));
+            assert!(key > key_of(position - 1, MOST_NUMBERS - 1));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What the threads of a store have in common.
+//!
+//! **The mirror.** [`Tasks::lines`] mirrors the table of tasks, and the writer changes it while it works on a group, so
+//! between a change and its commit the mirror is ahead of the disk. What can be seen of that is harmless: nobody knows of
+//! a claim before its answer, which comes after the commit, so nobody can extend or report it; what is handed out as due
+//! is checked again by the writer when it is used up; the state of a queue is a snapshot anyway. What a decision rests
+//! on, namely who has a task ([`crate::Store::beside`]), is read from the disk, and only how far its lease was extended
+//! is taken from here. When a commit fails, the mirror is made anew from the disk; a worker that asked in between may
+//! have been told that its task is gone, which costs at most the attempt.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tokio::sync::broadcast;
+
+use super::options::{DiskFailure, Options};
+use super::stats::Counters;
+use crate::clock::StoreTime;
+use crate::error::{Result, StoreError};
+use crate::holds::Holds;
+use crate::lines::Lines;
+use crate::query::Change;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub dir: PathBuf,
+    pub options: Options,
+    pub time: StoreTime,
+    pub hints: broadcast::Sender<Arc<[Change]>>,
+    pub counters: Counters,
+    /// Until when it is on disk that somebody served.
+    pub served_at: AtomicI64,
+    /// The log is long enough for the writer to start it over.
+    pub log_is_long: AtomicBool,
+    tasks: Mutex<Tasks>,
+    failed: OnceLock<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    pub lines: Lines,
+    pub holds: Holds,
+}
+
+impl Shared {
+    pub fn new(dir: PathBuf, options: Options, time: StoreTime, lines: Lines, served_at: i64) -> Shared {
+        Shared {
+            dir,
+            options,
+            time,
+            hints: broadcast::channel(crate::memory::HINTS).0,
+            counters: Counters::default(),
+            served_at: AtomicI64::new(served_at),
+            log_is_long: AtomicBool::new(false),
+            tasks: Mutex::new(Tasks { lines, holds: Holds::default() }),
+            failed: OnceLock::new(),
+        }
+    }
+
+    pub fn tasks(&self) -> MutexGuard<'_, Tasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses to go on after a failure.
+    pub fn check(&self) -> Result<()> {
+        match self.failed.get() {
+            Some(reason) => Err(StoreError::Closed(reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// The disk can't be trusted: closes the store for good, then tells whoever wants to know.
+    pub fn fail(&self, reason: &str) {
+        if self.failed.set(reason.to_owned()).is_ok() {
+            let failure = DiskFailure { directory: self.dir.display().to_string(), reason: reason.to_owned() };
+            tracing::error!(directory = %failure.directory, reason, "the store gave up");
+            (self.options.on_failure)(&failure);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The one thread that writes. It takes everything that is waiting and makes it durable with one sync; while it does, the
+//! next group gathers. Nothing is answered before it is durable.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::Duration;
+
+use eddyline_machine::Millis;
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use super::checkpoint::{self, Mode};
+use super::encode::Encoded;
+use super::group::Group;
+use super::kept::Kept;
+use super::restore::{self, SERVED_MS};
+use super::shared::Shared;
+use super::stats::count;
+use super::trouble::{Gravity, Outcome, Trouble};
+use crate::Written;
+use crate::claim::ClaimRequest;
+use crate::error::{Result, StoreError};
+use crate::query::Trim;
+
+/// Requests that may wait for the writer; further callers wait for room.
+pub(super) const WAITING: usize = 4_096;
+/// Groups whose callers are still being woken.
+pub(super) const UNANSWERED: usize = 64;
+/// A group is closed when it has so many requests, or so many bytes.
+const GROUP_REQUESTS: usize = 512;
+const GROUP_BYTES: usize = 8 << 20;
+/// While groups are written anyway, it costs next to nothing to note that somebody serves.
+const SERVED_WITH_GROUP_MS: Millis = 1_000;
+/// How long the writer waits for readers to let go of the log before it goes on without.
+const RESTART_WAIT: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub(super) enum Request {
+    /// The commands are shared with the caller, who frees them: that is no work for this thread.
+    Commit {
+        commands: Arc<[Encoded]>,
+        claims: Vec<ClaimRequest>,
+        answer: oneshot::Sender<Result<Written>>,
+    },
+    Trim {
+        what: Trim,
+        answer: oneshot::Sender<Result<bool>>,
+    },
+    /// It is time to note that somebody serves.
+    Serving,
+}
+
+/// What became of requests that are durable. Waking the callers takes a good part of the time of a group, so another
+/// thread does it while the next group is written.
+pub(super) type Durable = Vec<(Request, Answer)>;
+
+pub(super) fn answer(durable: Receiver<Durable>) {
+    for (request, answer) in durable.into_iter().flatten() {
+        request.answer(answer);
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Answer {
+    Written(Written),
+    More(bool),
+    Nothing,
+}
+
+pub(super) struct Writer {
+    conn: Connection,
+    kept: Kept,
+    shared: Arc<Shared>,
+    answers: SyncSender<Durable>,
+}
+
+impl Writer {
+    pub fn new(conn: Connection, kept: Kept, shared: Arc<Shared>, answers: SyncSender<Durable>) -> Writer {
+        Writer { conn, kept, shared, answers }
+    }
+
+    /// Until the last sender is gone and everything that was sent is done.
+    pub fn run(mut self, mut requests: mpsc::Receiver<Request>) {
+        let mut waiting = Vec::with_capacity(GROUP_REQUESTS);
+        loop {
+            if waiting.is_empty() && requests.blocking_recv_many(&mut waiting, GROUP_REQUESTS) == 0 {
+                break;
+            }
+            let group = waiting.drain(..group_end(&waiting)).collect();
+            self.serve(group);
+            if self.shared.log_is_long.swap(false, Ordering::Relaxed) {
+                self.restart_log();
+            }
+        }
+        self.close();
+    }
+
+    fn serve(&mut self, group: Vec<Request>) {
+        if let Err(closed) = self.shared.check() {
+            return refuse(group, &closed);
+        }
+        match self.carry_out(&group) {
+            Ok(answers) => {
+                let durable = group.into_iter().zip(answers).collect();
+                // The thread is there for as long as this one.
+                let _ = self.answers.send(durable);
+            }
+            Err(trouble) => self.recover(group, trouble),
+        }
+    }
+
+    /// The whole group in one transaction, if there is anything to write.
+    fn carry_out(&mut self, requests: &[Request]) -> Outcome<Vec<Answer>> {
+        let shared = &*self.shared;
+        count(&shared.counters.requests, requests.len());
+        count(&shared.counters.groups, 1);
+        let mut group = Group::new(&self.conn, &mut self.kept, shared.time.now());
+        let mut answers = Vec::with_capacity(requests.len());
+        for request in requests {
+            // Taken for one request at a time: heartbeats get in between.
+            let lines = &mut shared.tasks().lines;
+            answers.push(match request {
+                Request::Commit { commands, claims, .. } => Answer::Written(group.commit(lines, commands, claims)?),
+                Request::Trim { what, .. } => Answer::More(group.trim(what)?),
+                Request::Serving => Answer::Nothing,
+            });
+        }
+        group.finish(&mut shared.tasks().lines)?;
+        let served_at = shared.served_at.load(Ordering::Relaxed);
+        let overdue = if group.begun { SERVED_WITH_GROUP_MS } else { SERVED_MS };
+        let asked = group.begun || requests.iter().any(|request| matches!(request, Request::Serving));
+        let (now, note) = (group.now, asked && group.now - served_at >= overdue);
+        if note {
+            group.set_meta("served_at", now)?;
+        }
+        if group.begun {
+            call(&shared.options.before_commit);
+            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            call(&shared.options.after_commit);
+            count(&shared.counters.commits, 1);
+        }
+        if note {
+            shared.served_at.store(now, Ordering::Relaxed);
+        }
+        group.release(&mut shared.tasks().holds);
+        let changes = group.take_changes();
+        if !changes.is_empty() {
+            let _ = shared.hints.send(changes.into());
+        }
+        Ok(answers)
+    }
+
+    /// Nothing of the group was written. What is in memory is made anew from what is on disk, and the store goes on
+    /// unless the disk can't be trusted.
+    fn recover(&mut self, group: Vec<Request>, trouble: Trouble) {
+        count(&self.shared.counters.rollbacks, 1);
+        let gravity = trouble.gravity();
+        let again = match gravity {
+            Gravity::Fatal => Err(trouble),
+            Gravity::Full | Gravity::Passing => self.start_over().map(|()| trouble),
+        };
+        let trouble = match again {
+            Ok(trouble) => trouble,
+            Err(fatal) => {
+                // Not rolled back any further: nothing more is to be done to that disk.
+                self.shared.fail(&fatal.into_error().to_string());
+                let closed = self.shared.check().err().unwrap_or(StoreError::Unknown);
+                return refuse(group, &closed);
+            }
+        };
+        if gravity == Gravity::Passing && group.len() > 1 {
+            // The reason lies in one of them; the others must not suffer for it.
+            for request in group {
+                self.serve(vec![request]);
+            }
+            return;
+        }
+        let error = trouble.into_error();
+        tracing::warn!(%error, requests = group.len(), "nothing of a group was written");
+        refuse(group, &error);
+    }
+
+    fn start_over(&mut self) -> Outcome<()> {
+        if !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
+        }
+        self.kept = restore::kept(&self.conn)?;
+        let mut tasks = self.shared.tasks();
+        let old = std::mem::take(&mut *tasks);
+        tasks.lines = restore::lines(&self.conn, |run, fence, held| match old.lines.held(run, fence) {
+            // How far it was extended is known only here.
+            Some(known) if known.request == held.request && known.since == held.since => known.clone(),
+            _ => held,
+        })?;
+        tasks.lines.opened(self.shared.time.now());
+        Ok(())
+    }
+
+    fn restart_log(&mut self) {
+        let restarted = self.conn.busy_timeout(RESTART_WAIT).map_err(Trouble::from);
+        let restarted = restarted.and_then(|()| checkpoint::run(&self.conn, Mode::Restart));
+        let settled = self.conn.busy_timeout(super::files::BUSY);
+        match restarted.and_then(|done| Ok(settled.map(|()| done)?)) {
+            Ok(done) if !done.busy => count(&self.shared.counters.restarts, 1),
+            Ok(_) => tracing::debug!("the log is still read and goes on growing"),
+            Err(trouble) => checkpoint::failed(&self.shared, trouble),
+        }
+    }
+
+    /// Leaves everything in one file, and that somebody served until now.
+    fn close(&mut self) {
+        if self.shared.check().is_err() {
+            return;
+        }
+        let now = self.shared.time.now();
+        let mut group = Group::new(&self.conn, &mut self.kept, now);
+        let noted = group.set_meta("served_at", now).and_then(|()| Ok(self.conn.execute_batch("COMMIT")?));
+        if let Err(trouble) = noted.and_then(|()| checkpoint::run(&self.conn, Mode::Truncate)) {
+            tracing::warn!(error = %trouble.into_error(), "the log was left as it is");
+        }
+    }
+}
+
+impl Request {
+    fn answer(self, answer: Answer) {
+        match (self, answer) {
+            (Request::Commit { answer, commands, .. }, Answer::Written(written)) => {
+                drop(commands);
+                let _ = answer.send(Ok(written));
+            }
+            (Request::Trim { answer, .. }, Answer::More(more)) => {
+                let _ = answer.send(Ok(more));
+            }
+            _ => {}
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Request::Commit { commands, .. } => commands.iter().map(Encoded::bytes).sum(),
+            Request::Trim { .. } | Request::Serving => 0,
+        }
+    }
+}
+
+/// How many of the requests are taken together; at least one.
+fn group_end(waiting: &[Request]) -> usize {
+    let mut bytes = 0;
+    let within = waiting.iter().take_while(|request| {
+        bytes += request.bytes();
+        bytes <= GROUP_BYTES
+    });
+    within.count().max(1).min(waiting.len())
+}
+
+fn refuse(group: Vec<Request>, error: &StoreError) {
+    for request in group {
+        match request {
+            Request::Commit { answer, .. } => {
+                let _ = answer.send(Err(error.clone()));
+            }
+            Request::Trim { answer, .. } => {
+                let _ = answer.send(Err(error.clone()));
+            }
+            Request::Serving => {}
+        }
+    }
+}
+
+fn call(hook: &Option<super::options::Hook>) {
+    if let Some(hook) = hook {
+        hook();
+    }
+}

@@ -1,0 +1,102 @@
+//! Where runs are kept: one trait, an in-memory reference ([`Memory`]) and the embedded store on disk ([`Embedded`]).
+//!
+//! A store persists what was decided, atomically, and decides nothing about runs. What must hold of every backend is the
+//! suite in [`conformance`].
+
+mod claim;
+mod clock;
+mod commit;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod document;
+mod embedded;
+mod error;
+mod holds;
+mod ids;
+mod lines;
+mod memory;
+mod query;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
+use tokio::sync::broadcast;
+
+pub use claim::*;
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use commit::*;
+pub use document::*;
+pub use embedded::{DiskFailure, Embedded, Hook, Options, Stats};
+pub use error::*;
+pub use holds::HOLD_MS;
+pub use ids::Namespace;
+pub use lines::{AGE_MS, UNWATCHED_MS};
+pub use memory::Memory;
+pub use query::*;
+
+/// What a backend can do. Every method is atomic, and what it has answered is durable.
+#[async_trait]
+pub trait Store: Debug + Send + Sync + 'static {
+    /// The store's clock, from which every time that it stores or compares is taken. It never goes back.
+    async fn now(&self) -> Result<Millis>;
+
+    /// The run at one version, all of it; or that it is still at `since`.
+    async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found>;
+
+    /// The header of a run, trimmed or not.
+    async fn summary(&self, run: RunId) -> Result<Option<Summary>>;
+
+    /// Payloads of a run. Those that are not there are left out.
+    async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>>;
+
+    /// What hangs on a run, at one moment.
+    async fn beside(&self, run: RunId) -> Result<Beside>;
+
+    /// Carries out each command as a whole or refuses it, without a bearing on the others, then gives out tasks, among
+    /// them those just added. All of it is durable together, before it is answered. A command that was carried out
+    /// before is answered so, and a claim with a known `request` gets what it got, as far as that is still held.
+    async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written>;
+
+    /// Leases that the worker has run `lease_ms` from now on; those it has not are lost.
+    async fn extend(&self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>>;
+
+    /// What is due, each item handed out to one caller until it is used up by a commit or [`HOLD_MS`] have passed.
+    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch>;
+
+    /// Records with numbers above `after`, in order and without gaps; each the same for every reader, for ever.
+    async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>>;
+
+    /// Runs, newest first, in the order of creation. Following a page to its end misses no run that existed at its start.
+    async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>>;
+
+    /// How many runs there are.
+    async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64>;
+
+    /// Gates by token, or those that are open, in the order in which they were arrived at.
+    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>>;
+
+    /// Documents of a kind in the order of their ids, of one namespace or of all.
+    async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>>;
+
+    /// What came after a position, oldest first, never skipping what commits late.
+    async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>>;
+
+    /// Queues that have or had tasks since the store was opened.
+    async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>>;
+
+    /// Deletes for good, a bounded part at a time; true while there is more to delete. What is going is hidden from the
+    /// first call on. A run that has not ended is left alone.
+    async fn trim(&self, what: &Trim) -> Result<bool>;
+
+    /// Hints from now on.
+    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>>;
+}
+
+/// What came of [`Store::commit`], in the order of the commands and of the claims.
+#[derive(Debug, Clone, Default)]
+pub struct Written {
+    pub commands: Vec<std::result::Result<Committed, Refused>>,
+    pub claims: Vec<Claims>,
+}

@@ -1,0 +1,604 @@
+//! Who gets which task next. The tasks of a store in memory, in the order in which they are claimed, with every bound on
+//! them; used by each backend that has one writer.
+//!
+//! Within a queue the keys of tasks take turns; tasks of one key go by priority, where a step of priority is worth
+//! [`AGE_MS`] of waiting, so that nothing starves. Tasks that any worker would take or leave together form a class, so a
+//! claim looks at the heads of classes and never scans tasks.
+
+mod bucket;
+mod order;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use eddyline_machine::{ActId, Claim, Expiry, Fence, Millis, RunId, Task, TaskKind, TaskRef};
+
+pub(crate) use bucket::{Bucket, BucketKey};
+use order::{Line, Rank};
+
+use crate::claim::{ClaimRequest, Extended, Held, Offer, RequestId};
+use crate::document::{DocumentKey, LimitRules, QueueRules, Rate, kind};
+use crate::ids::Namespace;
+use crate::query::{Change, QueueState};
+
+/// A step of priority is worth so much waiting.
+pub const AGE_MS: Millis = 60_000;
+/// If nobody asked for ended leases for longer than this, nobody was serving, and the time is not held against workers.
+pub const UNWATCHED_MS: Millis = 5_000;
+
+/// What any worker would take or leave together.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Class {
+    flow: Arc<str>,
+    kind: Kind,
+    handler: String,
+    requires: Vec<String>,
+    build: Option<String>,
+    limits: Vec<(String, Option<String>)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Kind {
+    Step,
+    Run,
+}
+
+impl Class {
+    fn of(flow: &Arc<str>, task: &Task) -> Class {
+        Class {
+            flow: flow.clone(),
+            kind: match task.kind {
+                TaskKind::Step => Kind::Step,
+                TaskKind::Run => Kind::Run,
+            },
+            handler: task.handler.clone(),
+            requires: task.requires.clone(),
+            build: task.build.clone(),
+            limits: task.limits.clone(),
+        }
+    }
+
+    fn suits(&self, offer: &Offer) -> bool {
+        let kind = match self.kind {
+            Kind::Step => TaskKind::Step,
+            Kind::Run => TaskKind::Run,
+        };
+        offer.takes(kind, &self.handler, &self.requires, self.build.as_deref())
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    lines: HashMap<(Namespace, Arc<str>), Line>,
+    runs: HashMap<RunId, OfRun>,
+    limits: HashMap<(Namespace, String), LimitRules>,
+    /// Claimed tasks by limit and key.
+    passing: HashMap<BucketKey, u32>,
+    buckets: HashMap<BucketKey, Bucket>,
+    /// Buckets that changed since they were last asked for.
+    spent: BTreeSet<BucketKey>,
+    classes: BTreeSet<Arc<Class>>,
+    expiries: BTreeSet<(Millis, RunId, Fence)>,
+    requests: HashMap<RequestId, Vec<(RunId, Fence)>>,
+    looked_at: Option<Millis>,
+}
+
+/// The tasks of a run.
+#[derive(Debug)]
+struct OfRun {
+    ns: Namespace,
+    flow: Arc<str>,
+    paused: bool,
+    /// The newest change of a code run's memo.
+    memo: u64,
+    tasks: BTreeMap<Fence, Entry>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    queue: Arc<str>,
+    class: Arc<Class>,
+    key: Option<Arc<str>>,
+    rank: Rank,
+    queued_at: Millis,
+    activation: ActId,
+    timeout_ms: Option<Millis>,
+    start_timeout_ms: Option<Millis>,
+    closed: bool,
+    held: Option<Held>,
+    /// Where it is in `expiries`.
+    expiry: Option<Millis>,
+}
+
+/// A task as it is put in line.
+#[derive(Debug)]
+pub(crate) struct Queued<'a> {
+    pub task: &'a Task,
+    pub queued_at: Millis,
+    /// Its place among all tasks that were ever queued.
+    pub place: u64,
+    pub closed: bool,
+    pub held: Option<Held>,
+}
+
+/// A task that a claim got.
+#[derive(Debug, Clone)]
+pub(crate) struct Picked {
+    pub run: RunId,
+    pub fence: Fence,
+    pub held: Held,
+    /// It was claimed by the same request before.
+    pub before: bool,
+}
+
+/// A task whose time is up.
+#[derive(Debug, Clone)]
+pub(crate) struct TimeUp {
+    pub ns: Namespace,
+    pub run: RunId,
+    pub task: TaskRef,
+    pub why: Expiry,
+    pub claim: Claim,
+}
+
+impl Lines {
+    /// The store was opened: from now on it counts whether anybody asks for ended leases.
+    pub fn opened(&mut self, now: Millis) {
+        self.looked_at = Some(now);
+    }
+
+    /// A document changed; if it holds rules, they hold from now on.
+    pub fn set_rules(&mut self, ns: &Namespace, key: &DocumentKey, body: Option<&Value>) {
+        match key.kind.as_str() {
+            kind::QUEUE => {
+                let rules = body.and_then(|body| QueueRules::deserialize(body).ok()).unwrap_or_default();
+                self.line(ns, &key.id).rules = rules;
+            }
+            kind::LIMIT => {
+                let at = (ns.clone(), key.id.clone());
+                match body.and_then(|body| LimitRules::deserialize(body).ok()) {
+                    Some(rules) => self.limits.insert(at, rules),
+                    None => self.limits.remove(&at),
+                };
+            }
+            _ => {}
+        }
+    }
+
+    pub fn set_bucket(&mut self, key: BucketKey, bucket: Bucket) {
+        self.buckets.insert(key, bucket);
+    }
+
+    /// What changed of the buckets since the last time.
+    pub fn take_spent(&mut self) -> Vec<(BucketKey, Bucket)> {
+        let spent = std::mem::take(&mut self.spent);
+        spent.into_iter().filter_map(|key| self.buckets.get(&key).map(|bucket| (key.clone(), *bucket))).collect()
+    }
+
+    /// A worker asked to slow a limit down: nothing passes it until then.
+    pub fn slow(&mut self, ns: &Namespace, limit: &str, until: Millis) {
+        let key = BucketKey::slow(ns, limit);
+        let bucket = self.buckets.entry(key.clone()).or_insert(Bucket::full(1, until));
+        bucket.closed_until = bucket.closed_until.max(until);
+        self.spent.insert(key);
+    }
+
+    /// Facts of a run that its claims depend on, known for as long as it has tasks. The queues that have more to offer
+    /// now, because it was resumed.
+    pub fn set_run(&mut self, ns: &Namespace, run: RunId, flow: &str, paused: bool, memo: u64) -> Vec<String> {
+        let of_run = self.runs.entry(run).or_insert_with(|| OfRun {
+            ns: ns.clone(),
+            flow: Arc::from(flow),
+            paused,
+            memo,
+            tasks: BTreeMap::new(),
+        });
+        of_run.memo = memo;
+        if of_run.paused == paused {
+            return Vec::new();
+        }
+        of_run.paused = paused;
+        let waiting: Vec<(Fence, Entry)> = of_run.waiting().map(|(fence, entry)| (*fence, entry.clone())).collect();
+        let mut resumed = BTreeSet::new();
+        for (fence, entry) in waiting {
+            let line = self.line(ns, &entry.queue);
+            if paused {
+                line.leave(&entry.class, &entry.key, entry.rank);
+            } else {
+                line.join(&entry.class, &entry.key, entry.rank, (run, fence));
+                resumed.insert(entry.queue.to_string());
+            }
+        }
+        resumed.into_iter().collect()
+    }
+
+    /// Forgets the facts of a run that has no tasks.
+    pub fn forget_idle(&mut self, run: RunId) {
+        if self.runs.get(&run).is_some_and(|of_run| of_run.tasks.is_empty()) {
+            self.runs.remove(&run);
+        }
+    }
+
+    pub fn knows(&self, run: RunId) -> bool {
+        self.runs.contains_key(&run)
+    }
+
+    /// Puts a task in line, or among those that are held. Its run must be known.
+    pub fn add(&mut self, run: RunId, queued: Queued<'_>) {
+        let Some(of_run) = self.runs.get(&run) else { return };
+        let (task, ns, paused) = (queued.task, of_run.ns.clone(), of_run.paused);
+        let class = Class::of(&of_run.flow, task);
+        let class = match self.classes.get(&class) {
+            Some(known) => known.clone(),
+            None => {
+                let class = Arc::new(class);
+                self.classes.insert(class.clone());
+                class
+            }
+        };
+        let line = self.line(&ns, &task.queue);
+        let age = Millis::from(task.priority).saturating_mul(AGE_MS);
+        let mut entry = Entry {
+            queue: line.name.clone(),
+            class,
+            key: task.key.as_deref().map(Arc::from),
+            rank: (queued.queued_at.saturating_sub(age), queued.place),
+            queued_at: queued.queued_at,
+            activation: task.activation,
+            timeout_ms: task.timeout_ms,
+            start_timeout_ms: task.start_timeout_ms,
+            closed: queued.closed,
+            held: None,
+            expiry: None,
+        };
+        if let Some(held) = queued.held {
+            entry.held = Some(held.clone());
+            self.requests.entry(held.request).or_default().push((run, task.fence));
+            self.count(&ns, &entry, 1);
+        } else if !paused && !queued.closed {
+            line.join(&entry.class, &entry.key, entry.rank, (run, task.fence));
+        }
+        self.schedule(run, task.fence, &mut entry);
+        if let Some(of_run) = self.runs.get_mut(&run) {
+            of_run.tasks.insert(task.fence, entry);
+        }
+    }
+
+    /// No longer offered; a worker that has it keeps it.
+    pub fn close(&mut self, run: RunId, fence: Fence) {
+        let Some((ns, mut entry)) = self.lift(run, fence) else { return };
+        if entry.held.is_none() && !entry.closed && !self.is_paused(run) {
+            self.line(&ns, &entry.queue).leave(&entry.class, &entry.key, entry.rank);
+        }
+        entry.closed = true;
+        self.schedule(run, fence, &mut entry);
+        self.put_back(run, fence, entry);
+    }
+
+    /// Its queue, if a bound has room again, so that others may be claimed.
+    pub fn remove(&mut self, run: RunId, fence: Fence) -> Option<Arc<str>> {
+        let (ns, entry) = self.lift(run, fence)?;
+        match &entry.held {
+            Some(held) => {
+                if let Some(claimed) = self.requests.get_mut(&held.request) {
+                    claimed.retain(|at| *at != (run, fence));
+                    if claimed.is_empty() {
+                        self.requests.remove(&held.request);
+                    }
+                }
+                self.count(&ns, &entry, -1);
+                self.is_bounded(&ns, &entry).then_some(entry.queue)
+            }
+            None => {
+                if !entry.closed && !self.is_paused(run) {
+                    self.line(&ns, &entry.queue).leave(&entry.class, &entry.key, entry.rank);
+                }
+                None
+            }
+        }
+    }
+
+    /// Gives out tasks.
+    pub fn claim(&mut self, request: &ClaimRequest, now: Millis) -> (Vec<Picked>, Option<Millis>) {
+        if let Some(before) = self.requests.get(&request.request) {
+            let before = before.clone();
+            let again = |(run, fence): (RunId, Fence)| {
+                let held = self.runs.get(&run)?.tasks.get(&fence)?.held.clone()?;
+                (held.worker == request.worker).then_some(Picked { run, fence, held, before: true })
+            };
+            return (before.into_iter().filter_map(again).collect(), None);
+        }
+        let (mut picked, mut retry_at) = (Vec::new(), None);
+        while picked.len() < request.max {
+            let Some((run, fence)) = self.best(request, now, &mut retry_at) else { break };
+            match self.hand_over(run, fence, request, now) {
+                Some(held) => picked.push(Picked { run, fence, held, before: false }),
+                None => break,
+            }
+        }
+        (picked, retry_at)
+    }
+
+    /// Runs the lease from now on, whether or not it has run out: it ends only by a commit.
+    pub fn extend(&mut self, worker: &str, run: RunId, fence: Fence, lease_ms: Millis, now: Millis) -> Extended {
+        let Some((_, mut entry)) = self.lift(run, fence) else { return Extended::Lost };
+        let closed = entry.closed;
+        let extended = match &mut entry.held {
+            Some(held) if held.worker == worker => {
+                held.lease_ms = lease_ms;
+                held.lease_until = held.lease_until.max(now + lease_ms);
+                Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed }
+            }
+            _ => Extended::Lost,
+        };
+        self.schedule(run, fence, &mut entry);
+        self.put_back(run, fence, entry);
+        extended
+    }
+
+    /// Tasks whose time is up. Time in which nobody asked is added to what they have.
+    pub fn time_up(&mut self, now: Millis, limit: usize, mut wanted: impl FnMut(RunId, Fence) -> bool) -> Vec<TimeUp> {
+        if let Some(looked_at) = self.looked_at.replace(now)
+            && now - looked_at > UNWATCHED_MS
+        {
+            self.credit(looked_at, now);
+        }
+        let mut up = Vec::new();
+        for (at, run, fence) in &self.expiries {
+            if *at > now || up.len() >= limit {
+                break;
+            }
+            let Some(of_run) = self.runs.get(run) else { continue };
+            let Some(entry) = of_run.tasks.get(fence) else { continue };
+            let Some(why) = entry.why(now) else { continue };
+            if wanted(*run, *fence) {
+                let claim = entry.held.as_ref().map_or_else(Claim::default, |held| held.claim.clone());
+                let task = TaskRef { activation: entry.activation, fence: *fence };
+                up.push(TimeUp { ns: of_run.ns.clone(), run: *run, task, why, claim });
+            }
+        }
+        up
+    }
+
+    /// When the next one's time is up, of those whose time is not up yet.
+    pub fn next_expiry(&self, now: Millis) -> Option<Millis> {
+        self.expiries.range((now + 1, RunId::default(), Fence(0))..).next().map(|(at, _, _)| *at)
+    }
+
+    /// Adds to every lease and attempt the time in which nobody served.
+    pub fn credit(&mut self, from: Millis, now: Millis) {
+        let held: Vec<(RunId, Fence)> = self.expiries.iter().map(|(_, run, fence)| (*run, *fence)).collect();
+        for (run, fence) in held {
+            let Some((_, mut entry)) = self.lift(run, fence) else { continue };
+            if let Some(held) = &mut entry.held {
+                let granted = (held.lease_until - held.lease_ms).max(held.since);
+                let unserved = now - from.max(granted);
+                if unserved > 0 {
+                    held.lease_until += unserved;
+                    held.deadline = held.deadline.map(|deadline| deadline + unserved);
+                }
+            }
+            self.schedule(run, fence, &mut entry);
+            self.put_back(run, fence, entry);
+        }
+    }
+
+    /// Whether a task's time is up for this reason, now.
+    pub fn is_up(&self, run: RunId, fence: Fence, why: Expiry, now: Millis) -> bool {
+        let Some(entry) = self.runs.get(&run).and_then(|of_run| of_run.tasks.get(&fence)) else { return false };
+        match (why, &entry.held) {
+            (Expiry::LeaseLost, Some(held)) => held.lease_until <= now,
+            (Expiry::Timeout, Some(held)) => held.deadline.is_some_and(|deadline| deadline <= now),
+            (Expiry::Released, Some(_)) => true,
+            (Expiry::StartTimeout, None) => entry.start_by().is_some_and(|by| by <= now),
+            _ => false,
+        }
+    }
+
+    pub fn held(&self, run: RunId, fence: Fence) -> Option<&Held> {
+        self.runs.get(&run)?.tasks.get(&fence)?.held.as_ref()
+    }
+
+    /// Anything is held by a worker, so that time must be watched.
+    pub fn any_held(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    pub fn states(&self, ns: &Namespace) -> Vec<QueueState> {
+        let lines = self.lines.iter().filter(|((of, _), _)| of == ns);
+        let mut states: Vec<QueueState> = lines.map(|(_, line)| line.state()).collect();
+        let offering = self.runs.values().filter(|of_run| of_run.ns == *ns && !of_run.paused);
+        for (_, entry) in offering.flat_map(|of_run| of_run.waiting()) {
+            if let Some(state) = states.iter_mut().find(|state| *state.name == *entry.queue) {
+                state.oldest = Some(state.oldest.map_or(entry.queued_at, |oldest| oldest.min(entry.queued_at)));
+            }
+        }
+        states.sort_by(|a, b| a.name.cmp(&b.name));
+        states
+    }
+
+    /// Whether anybody need be told: of a queue only if there is something left in it to claim.
+    pub fn is_worth(&self, change: &Change) -> bool {
+        let Change::Tasks { ns, queue } = change else { return true };
+        self.lines.get(&(ns.clone(), Arc::from(queue.as_str()))).is_some_and(Line::offers_anything)
+    }
+
+    fn best(&mut self, request: &ClaimRequest, now: Millis, retry_at: &mut Option<Millis>) -> Option<(RunId, Fence)> {
+        let mut best: Option<(Rank, (RunId, Fence))> = None;
+        for queue in &request.queues {
+            let Some(line) = self.lines.get(&(request.ns.clone(), Arc::from(queue.as_str()))) else { continue };
+            if !line.is_open() || !line.offers_anything() {
+                continue;
+            }
+            if line.rules.rate.is_some()
+                && !self.bucket_lets_pass(&BucketKey::queue(&request.ns, queue), line.rules.rate, now, retry_at)
+            {
+                continue;
+            }
+            let open = |class: &Class| {
+                class.suits(&request.offer)
+                    && line.has_room_for(&class.flow)
+                    && self.limits_let_pass(&request.ns, class, now, retry_at)
+            };
+            if let Some((rank, task)) = line.first(open)
+                && best.is_none_or(|(better, _)| rank < better)
+            {
+                best = Some((rank, task));
+            }
+        }
+        best.map(|(_, task)| task)
+    }
+
+    fn hand_over(&mut self, run: RunId, fence: Fence, request: &ClaimRequest, now: Millis) -> Option<Held> {
+        let memo = self.runs.get(&run)?.memo;
+        let (ns, mut entry) = self.lift(run, fence)?;
+        let claim = Claim { build: request.offer.build_of(&entry.class.handler).map(str::to_owned), memo };
+        let held = Held {
+            worker: request.worker.clone(),
+            request: request.request,
+            since: now,
+            lease_ms: request.lease_ms,
+            lease_until: now + request.lease_ms,
+            deadline: entry.timeout_ms.map(|ms| now + ms),
+            claim,
+        };
+        let line = self.line(&ns, &entry.queue);
+        // Served first: a key that comes back after its last task was claimed has had its turn.
+        line.served(&entry.key);
+        line.leave(&entry.class, &entry.key, entry.rank);
+        let queue_rate = line.rules.rate;
+        if queue_rate.is_some() {
+            self.spend(BucketKey::queue(&ns, &entry.queue), queue_rate, now);
+        }
+        for (name, key) in &entry.class.limits {
+            let rate = self.limits.get(&(ns.clone(), name.clone())).and_then(|rules| rules.rate);
+            self.spend(BucketKey::limit(&ns, name, key.as_deref()), rate, now);
+        }
+        self.count(&ns, &entry, 1);
+        self.requests.entry(request.request).or_default().push((run, fence));
+        entry.held = Some(held.clone());
+        self.schedule(run, fence, &mut entry);
+        self.put_back(run, fence, entry);
+        Some(held)
+    }
+
+    fn limits_let_pass(&self, ns: &Namespace, class: &Class, now: Millis, retry_at: &mut Option<Millis>) -> bool {
+        class.limits.iter().all(|(name, key)| {
+            let at = BucketKey::limit(ns, name, key.as_deref());
+            if let Some(slow) = self.buckets.get(&BucketKey::slow(ns, name))
+                && slow.closed_until > now
+            {
+                earlier(retry_at, slow.closed_until);
+                return false;
+            }
+            let Some(rules) = self.limits.get(&(ns.clone(), name.clone())) else { return true };
+            let passing = self.passing.get(&at).copied().unwrap_or(0);
+            rules.concurrency.is_none_or(|most| passing < most) && self.bucket_lets_pass(&at, rules.rate, now, retry_at)
+        })
+    }
+
+    fn bucket_lets_pass(&self, at: &BucketKey, rate: Option<Rate>, now: Millis, retry_at: &mut Option<Millis>) -> bool {
+        let Some(rate) = rate else { return true };
+        let ready_at = self.buckets.get(at).map_or(now, |bucket| bucket.ready_at(rate, now));
+        if ready_at > now {
+            earlier(retry_at, ready_at);
+        }
+        ready_at <= now
+    }
+
+    fn spend(&mut self, at: BucketKey, rate: Option<Rate>, now: Millis) {
+        let Some(rate) = rate else { return };
+        self.buckets.entry(at.clone()).or_insert(Bucket::full(rate.burst, now)).spend(rate, now);
+        self.spent.insert(at);
+    }
+
+    /// Counts a claimed task in or out.
+    fn count(&mut self, ns: &Namespace, entry: &Entry, by: i32) {
+        self.line(ns, &entry.queue).count(&entry.class.flow, by);
+        for (name, key) in &entry.class.limits {
+            let at = BucketKey::limit(ns, name, key.as_deref());
+            let passing = self.passing.entry(at.clone()).or_default();
+            *passing = passing.saturating_add_signed(by);
+            if *passing == 0 {
+                self.passing.remove(&at);
+            }
+        }
+    }
+
+    fn is_bounded(&self, ns: &Namespace, entry: &Entry) -> bool {
+        let line = self.lines.get(&(ns.clone(), entry.queue.clone()));
+        let queue = line.is_some_and(|line| line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some());
+        let limit = |(name, _): &(String, Option<String>)| {
+            self.limits.get(&(ns.clone(), name.clone())).is_some_and(|rules| rules.concurrency.is_some())
+        };
+        queue || entry.class.limits.iter().any(limit)
+    }
+
+    fn is_paused(&self, run: RunId) -> bool {
+        self.runs.get(&run).is_some_and(|of_run| of_run.paused)
+    }
+
+    fn line(&mut self, ns: &Namespace, queue: &str) -> &mut Line {
+        let name: Arc<str> = Arc::from(queue);
+        self.lines.entry((ns.clone(), name.clone())).or_insert_with(|| Line::new(name))
+    }
+
+    /// Takes an entry out to change it; [`Lines::put_back`] puts it back.
+    fn lift(&mut self, run: RunId, fence: Fence) -> Option<(Namespace, Entry)> {
+        let of_run = self.runs.get_mut(&run)?;
+        let entry = of_run.tasks.remove(&fence)?;
+        if let Some(at) = entry.expiry {
+            self.expiries.remove(&(at, run, fence));
+        }
+        Some((of_run.ns.clone(), entry))
+    }
+
+    fn schedule(&mut self, run: RunId, fence: Fence, entry: &mut Entry) {
+        entry.expiry = entry.expires_at();
+        if let Some(at) = entry.expiry {
+            self.expiries.insert((at, run, fence));
+        }
+    }
+
+    fn put_back(&mut self, run: RunId, fence: Fence, entry: Entry) {
+        if let Some(of_run) = self.runs.get_mut(&run) {
+            of_run.tasks.insert(fence, entry);
+        }
+    }
+}
+
+impl OfRun {
+    fn waiting(&self) -> impl Iterator<Item = (&Fence, &Entry)> {
+        self.tasks.iter().filter(|(_, entry)| entry.held.is_none() && !entry.closed)
+    }
+}
+
+impl Entry {
+    fn start_by(&self) -> Option<Millis> {
+        self.start_timeout_ms.map(|ms| self.queued_at + ms)
+    }
+
+    fn expires_at(&self) -> Option<Millis> {
+        match &self.held {
+            Some(held) => Some(held.deadline.map_or(held.lease_until, |deadline| deadline.min(held.lease_until))),
+            None if self.closed => None,
+            None => self.start_by(),
+        }
+    }
+
+    fn why(&self, now: Millis) -> Option<Expiry> {
+        match &self.held {
+            Some(held) if held.deadline.is_some_and(|deadline| deadline <= now) => Some(Expiry::Timeout),
+            Some(held) if held.lease_until <= now => Some(Expiry::LeaseLost),
+            Some(_) => None,
+            None => self.start_by().filter(|by| *by <= now).map(|_| Expiry::StartTimeout),
+        }
+    }
+}
+
+fn earlier(at: &mut Option<Millis>, other: Millis) {
+    *at = Some(at.map_or(other, |at| at.min(other)));
+}

@@ -1,0 +1,196 @@
+//! The reference: everything in memory, one lock, no cleverness. What the other backends are compared with.
+
+mod rows;
+mod write;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
+use tokio::sync::broadcast;
+
+use crate::claim::{ClaimRequest, Claimed, Claims, Extended, Lease};
+use crate::clock::{Clock, StoreTime, SystemClock};
+use crate::commit::Command;
+use crate::document::Document;
+use crate::error::Result;
+use crate::holds::{Item, next_in};
+use crate::ids::Namespace;
+use crate::query::*;
+use crate::{Store, Written};
+use rows::Rows;
+
+/// How many hints a slow listener may fall behind before it is told that it missed some.
+pub(crate) const HINTS: usize = 4_096;
+
+/// A store that lives and dies with its process.
+#[derive(Debug)]
+pub struct Memory {
+    rows: Mutex<Rows>,
+    time: StoreTime,
+    hints: broadcast::Sender<Arc<[Change]>>,
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        Memory::with_clock(Arc::new(SystemClock::default()))
+    }
+
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Memory {
+        let (time, mut rows) = (StoreTime::open(clock, 0), Rows::default());
+        rows.lines.opened(time.now());
+        Memory { rows: Mutex::new(rows), time, hints: broadcast::channel(HINTS).0 }
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        Memory::new()
+    }
+}
+
+#[async_trait]
+impl Store for Memory {
+    async fn now(&self) -> Result<Millis> {
+        Ok(self.time.now())
+    }
+
+    async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
+        let rows = self.rows();
+        Ok(match rows.runs.get(&run) {
+            None => Found::Nothing,
+            Some(kept) if kept.trimmed => Found::Trimmed(Box::new(kept.summary())),
+            Some(kept) if since == Some(kept.rows.header.version) => Found::Same,
+            Some(kept) => Found::Run(Box::new(Loaded { summary: kept.summary(), rows: kept.rows.clone() })),
+        })
+    }
+
+    async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
+        Ok(self.rows().runs.get(&run).map(|kept| kept.summary()))
+    }
+
+    async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        let rows = self.rows();
+        let Some(kept) = rows.runs.get(&run) else { return Ok(Vec::new()) };
+        Ok(ids.iter().filter_map(|id| kept.values.get(id).map(|value| (*id, value.clone()))).collect())
+    }
+
+    async fn beside(&self, run: RunId) -> Result<Beside> {
+        Ok(self.rows().beside(run))
+    }
+
+    async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
+        let mut rows = self.rows();
+        let now = self.time.now();
+        let commands = commands.into_iter().map(|command| rows.carry_out(command, now)).collect();
+        let claims = claims
+            .iter()
+            .map(|request| {
+                let (picked, retry_at) = rows.lines.claim(request, now);
+                let tasks: Vec<Claimed> = picked.into_iter().filter_map(|picked| rows.claimed(picked, now)).collect();
+                Claims { tasks, retry_at }
+            })
+            .collect();
+        let mut changes = std::mem::take(&mut rows.changes);
+        changes.retain(|change| rows.lines.is_worth(change));
+        drop(rows);
+        if !changes.is_empty() {
+            let _ = self.hints.send(changes.into());
+        }
+        Ok(Written { commands, claims })
+    }
+
+    async fn extend(&self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+        let mut rows = self.rows();
+        let now = self.time.now();
+        Ok(leases.iter().map(|lease| rows.lines.extend(worker, lease.run, lease.fence, lease_ms, now)).collect())
+    }
+
+    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+        let rows = &mut *self.rows();
+        let (now, wall) = (self.time.now(), self.time.wall());
+        rows.holds.expire(now);
+        Ok(match what {
+            Due::Timers => rows.due_timers(now, wall, limit),
+            Due::Messages => rows.due_messages(now, limit),
+            Due::Leases => rows.due_leases(now, limit),
+            Due::Documents => rows.due_documents(now, wall, limit),
+        })
+    }
+
+    async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        let rows = self.rows();
+        let Some(kept) = rows.runs.get(&run) else { return Ok(Vec::new()) };
+        Ok(kept.records.iter().skip(after as usize).take(limit.min(MAX_PAGE)).cloned().collect())
+    }
+
+    async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
+        let rows = self.rows();
+        let before = page.after.unwrap_or(u64::MAX);
+        let newest_first = rows.by_position.range(..before).rev().filter_map(|(_, run)| rows.runs.get(run));
+        let found = newest_first.filter(|kept| ns.is_none_or(|ns| *ns == kept.ns) && kept.matches(filter));
+        Ok(found.take(page.limit.min(MAX_PAGE)).map(|kept| kept.summary()).collect())
+    }
+
+    async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
+        let rows = self.rows();
+        Ok(rows.runs.values().filter(|kept| kept.ns == *ns && kept.matches(filter)).count() as u64)
+    }
+
+    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        Ok(self.rows().gates(ns, filter, page))
+    }
+
+    async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>> {
+        let rows = self.rows();
+        let wanted = |document: &&Document| {
+            let id = &document.key.id;
+            ns.is_none_or(|ns| *ns == document.ns)
+                && document.key.kind == filter.kind
+                && filter.id.as_ref().is_none_or(|wanted| wanted == id)
+                && filter.prefix.as_ref().is_none_or(|prefix| id.starts_with(prefix.as_str()))
+                && filter.after.as_ref().is_none_or(|after| id > after)
+        };
+        let mut found: Vec<Document> = rows.documents.values().filter(wanted).cloned().collect();
+        found.sort_by(|a, b| (&a.key.id, &a.ns).cmp(&(&b.key.id, &b.ns)));
+        found.truncate(limit.min(MAX_PAGE));
+        Ok(found)
+    }
+
+    async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
+        Ok(self.rows().feed(ns, feed, page))
+    }
+
+    async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
+        Ok(self.rows().lines.states(ns))
+    }
+
+    async fn trim(&self, what: &Trim) -> Result<bool> {
+        self.rows().trim(what);
+        Ok(false)
+    }
+
+    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>> {
+        self.hints.subscribe()
+    }
+}
+
+impl Rows {
+    fn due_leases(&mut self, now: Millis, limit: usize) -> DueBatch {
+        let holds = &mut self.holds;
+        let up = self.lines.time_up(now, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
+        // What is up and not among these is held by somebody, unless there was no room for it.
+        let next = if up.len() >= limit { Some(now) } else { self.lines.next_expiry(now) };
+        DueBatch {
+            items: up
+                .into_iter()
+                .map(|up| DueItem::Lease { ns: up.ns, run: up.run, task: up.task, why: up.why, claim: up.claim })
+                .collect(),
+            next_in: next_in(next, now, &self.holds),
+        }
+    }
+}

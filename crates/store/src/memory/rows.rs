@@ -1,0 +1,221 @@
+//! What the memory store holds, and how it is read.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use eddyline_machine::run::Run;
+use eddyline_machine::{ActId, Data, Fence, Message, Millis, Numbered, RunId, Task, TimerKey, ValueId, Version};
+
+use crate::commit::{CommandId, Committed};
+use crate::document::{Document, DocumentKey};
+use crate::holds::{Holds, Item, next_in};
+use crate::ids::Namespace;
+use crate::lines::Lines;
+use crate::query::*;
+
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    pub runs: BTreeMap<RunId, KeptRun>,
+    pub by_position: BTreeMap<u64, RunId>,
+    /// Idempotency keys, by namespace and flow.
+    pub keys: HashMap<(Namespace, String, String), (RunId, [u8; 32])>,
+    /// By wall clock or not, and moment.
+    pub timers: BTreeSet<(bool, Millis, RunId, TimerKey)>,
+    /// In the order in which they were sent.
+    pub messages: BTreeMap<u64, (Namespace, Message)>,
+    pub inboxes: BTreeMap<RunId, BTreeMap<u64, String>>,
+    pub tokens: HashMap<String, (RunId, ActId)>,
+    pub documents: BTreeMap<(Namespace, DocumentKey), Document>,
+    pub document_commands: HashMap<CommandId, Committed>,
+    pub revision: u64,
+    pub events: BTreeMap<u64, (Namespace, FeedItem)>,
+    pub event_ids: HashMap<(Namespace, String), u64>,
+    pub lines: Lines,
+    pub holds: Holds,
+    pub next_position: u64,
+    pub next_message: u64,
+    pub next_task: u64,
+    pub next_gate: u64,
+    pub next_event: u64,
+    pub changes: Vec<Change>,
+}
+
+#[derive(Debug)]
+pub(super) struct KeptRun {
+    pub ns: Namespace,
+    pub position: u64,
+    pub rows: Run,
+    pub records: Vec<Numbered>,
+    pub values: BTreeMap<ValueId, Data>,
+    pub tasks: BTreeMap<Fence, KeptTask>,
+    pub timers: BTreeMap<TimerKey, TimerRow>,
+    pub gates: BTreeMap<ActId, GateRow>,
+    pub commands: BTreeMap<Version, (CommandId, Committed)>,
+    pub key: Option<(String, String)>,
+    pub created_at: Millis,
+    pub started_at: Option<Millis>,
+    pub ended_at: Option<Millis>,
+    pub trimmed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct KeptTask {
+    pub task: Arc<Task>,
+    pub queued_at: Millis,
+    pub closed: bool,
+}
+
+impl KeptRun {
+    pub fn summary(&self) -> Summary {
+        Summary {
+            ns: self.ns.clone(),
+            run: self.rows.header.run,
+            position: self.position,
+            version: self.rows.header.version,
+            records: self.records.len() as u64,
+            created_at: self.created_at,
+            started_at: self.started_at,
+            ended_at: self.ended_at,
+            trimmed: self.trimmed,
+            header: self.rows.header.clone(),
+        }
+    }
+
+    pub fn matches(&self, filter: &RunFilter) -> bool {
+        let header = &self.rows.header;
+        filter.flow.as_ref().is_none_or(|flow| *flow == header.flow)
+            && filter.status.is_none_or(|status| status == header.status())
+            && filter.tags.iter().all(|tag| header.tags.contains(tag))
+            && filter.external_id.as_ref().is_none_or(|id| Some(id) == header.external_id.as_ref())
+            && filter.since.is_none_or(|since| self.created_at >= since)
+            && filter.until.is_none_or(|until| self.created_at < until)
+            && filter.ended_before.is_none_or(|before| self.ended_at.is_some_and(|ended| ended < before))
+            && filter.trimmed.is_none_or(|trimmed| trimmed == self.trimmed)
+    }
+}
+
+impl Rows {
+    pub fn beside(&self, run: RunId) -> Beside {
+        let Some(kept) = self.runs.get(&run) else { return Beside { messages: self.inbox(run), ..Beside::default() } };
+        let row = |(fence, kept): (&Fence, &KeptTask)| TaskRow {
+            task: Task::clone(&kept.task),
+            queued_at: kept.queued_at,
+            closed: kept.closed,
+            held: self.lines.held(run, *fence).cloned(),
+        };
+        Beside {
+            tasks: kept.tasks.iter().map(row).collect(),
+            timers: kept.timers.values().copied().collect(),
+            gates: kept.gates.values().cloned().collect(),
+            messages: self.inbox(run),
+        }
+    }
+
+    fn inbox(&self, run: RunId) -> Vec<Message> {
+        let places = self.inboxes.get(&run).into_iter().flat_map(|inbox| inbox.keys());
+        places.filter_map(|place| self.messages.get(place).map(|(_, message)| message.clone())).collect()
+    }
+
+    pub fn due_timers(&mut self, now: Millis, wall: Millis, limit: usize) -> DueBatch {
+        let (mut items, mut next) = (Vec::new(), None);
+        for (by_wall, clock) in [(false, now), (true, wall)] {
+            for (is_wall, due, run, key) in &self.timers {
+                if *is_wall != by_wall {
+                    continue;
+                }
+                if *due > clock || items.len() >= limit {
+                    next = sooner(next, now + (due - clock).max(0));
+                    break;
+                }
+                if self.holds.take(Item::Timer(*run, *key, *due), now)
+                    && let Some(kept) = self.runs.get(run)
+                {
+                    let timer = TimerRow { key: *key, due: *due, wall: by_wall };
+                    items.push(DueItem::Timer { ns: kept.ns.clone(), run: *run, timer });
+                }
+            }
+        }
+        DueBatch { items, next_in: next_in(next, now, &self.holds) }
+    }
+
+    pub fn due_messages(&mut self, now: Millis, limit: usize) -> DueBatch {
+        let (mut items, mut more) = (Vec::new(), false);
+        let mut seen = BTreeSet::new();
+        for (ns, message) in self.messages.values() {
+            if !seen.insert(message.to) || self.holds.messages_held(message.to, now) {
+                continue;
+            }
+            if items.len() >= limit {
+                more = true;
+                break;
+            }
+            let messages = self.inbox(message.to);
+            self.holds.take_messages(message.to, &messages, now);
+            items.push(DueItem::Messages { ns: ns.clone(), to: message.to, messages });
+        }
+        DueBatch { items, next_in: next_in(more.then_some(now), now, &self.holds) }
+    }
+
+    pub fn due_documents(&mut self, now: Millis, wall: Millis, limit: usize) -> DueBatch {
+        let mut due: Vec<(Millis, &Document)> =
+            self.documents.values().filter_map(|document| Some((document.due?, document))).collect();
+        due.sort_by_key(|(at, _)| *at);
+        let (mut items, mut next) = (Vec::new(), None);
+        for (at, document) in due {
+            if at > wall || items.len() >= limit {
+                next = sooner(next, now + (at - wall).max(0));
+                break;
+            }
+            let item = Item::Document(document.ns.clone(), document.key.clone(), document.revision);
+            if self.holds.take(item, now) {
+                items.push(DueItem::Document(document.clone()));
+            }
+        }
+        DueBatch { items, next_in: next_in(next, now, &self.holds) }
+    }
+
+    pub fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Vec<GateRow> {
+        let mut found: Vec<&GateRow> = match (&filter.token, filter.run) {
+            (Some(token), _) => {
+                let gate = self.tokens.get(token).and_then(|(run, at)| self.runs.get(run)?.gates.get(at));
+                gate.into_iter().collect()
+            }
+            (None, Some(run)) => self.runs.get(&run).into_iter().flat_map(|kept| kept.gates.values()).collect(),
+            (None, None) => self.runs.values().flat_map(|kept| kept.gates.values()).collect(),
+        };
+        let passed = |gate: &GateRow| page.after.is_some_and(|after| gate.position <= after);
+        found.retain(|gate| gate.ns == *ns && gate.matches(filter) && !passed(gate));
+        found.sort_by_key(|gate| gate.position);
+        found.into_iter().take(page.limit.min(MAX_PAGE)).cloned().collect()
+    }
+
+    pub fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Vec<FeedItem> {
+        let (from, limit) = (page.after.unwrap_or(0) + 1, page.limit.min(MAX_PAGE));
+        match feed {
+            Feed::Runs { flow } => {
+                let runs = self.by_position.range(from..).filter_map(|(_, run)| self.runs.get(run));
+                let of_flow = |kept: &&KeptRun| flow.as_ref().is_none_or(|flow| *flow == kept.rows.header.flow);
+                let item = |kept: &KeptRun| FeedItem {
+                    position: kept.position,
+                    at: kept.created_at,
+                    what: Fed::Run { run: kept.rows.header.run, flow: kept.rows.header.flow.clone() },
+                };
+                runs.filter(|kept| kept.ns == *ns).filter(of_flow).take(limit).map(item).collect()
+            }
+            Feed::Events { name, key } => {
+                let wanted = |item: &FeedItem| match &item.what {
+                    Fed::Event { name: of, key: by, .. } => {
+                        name.as_ref().is_none_or(|name| name == of) && (key.is_none() || key == by)
+                    }
+                    Fed::Run { .. } => false,
+                };
+                let events = self.events.range(from..).filter(|(_, (of, item))| of == ns && wanted(item));
+                events.take(limit).map(|(_, (_, item))| item.clone()).collect()
+            }
+        }
+    }
+}
+
+fn sooner(next: Option<Millis>, at: Millis) -> Option<Millis> {
+    Some(next.map_or(at, |next| next.min(at)))
+}

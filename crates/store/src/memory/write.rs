@@ -1,0 +1,415 @@
+//! How the memory store is changed.
+
+use std::sync::Arc;
+
+use eddyline_machine::run::{Phase, Run};
+use eddyline_machine::{
+    Due, GateChange, Message, Millis, Numbered, RunId, TaskChange, TimerChange, Transition, Version,
+};
+
+use super::rows::{KeptRun, KeptTask, Rows};
+use crate::claim::Claimed;
+use crate::commit::{Command, Committed, DocumentCommit, NewEvent, RunCommit, StartKey, Taken};
+use crate::document::{Document, DocumentChange, Expect, kind};
+use crate::error::Refused;
+use crate::holds::Item;
+use crate::ids::Namespace;
+use crate::lines::{Picked, Queued};
+use crate::query::*;
+
+impl Rows {
+    pub fn carry_out(&mut self, command: Command, now: Millis) -> Result<Committed, Refused> {
+        match command {
+            Command::Run(commit) => self.commit_run(commit, now),
+            Command::Documents(commit) => self.commit_documents(commit, now),
+        }
+    }
+
+    fn commit_run(&mut self, commit: RunCommit, now: Millis) -> Result<Committed, Refused> {
+        if let Some(answer) = self.answer_without(&commit, now) {
+            return answer;
+        }
+        let transition = &*commit.transition;
+        let run = transition.header.run;
+        for taken in &commit.takes {
+            self.use_up(run, taken);
+        }
+        for message in commit.messages {
+            self.send(&commit.ns, message);
+        }
+        for event in commit.events {
+            self.publish(&commit.ns, event, now);
+        }
+        if transition.is_empty() {
+            return Ok(Committed { at: now, first: 0, before: false });
+        }
+        if transition.base == Version(0) {
+            self.create(&commit.ns, run, commit.key, now);
+        }
+        let committed = Committed { at: now, first: self.apply(transition, now), before: false };
+        if let Some(kept) = self.runs.get_mut(&run) {
+            kept.commands.insert(transition.header.version, (commit.command, committed));
+        }
+        for (limit, ms) in &transition.slow_limits {
+            self.lines.slow(&commit.ns, limit, now + ms);
+        }
+        self.changes.push(Change::Run { run });
+        Ok(committed)
+    }
+
+    /// The answer to a commit that is refused, or was carried out before.
+    fn answer_without(&self, commit: &RunCommit, now: Millis) -> Option<Result<Committed, Refused>> {
+        let transition = &*commit.transition;
+        let run = transition.header.run;
+        let kept = self.runs.get(&run);
+        let current = kept.map(|kept| kept.rows.header.version);
+        if current.unwrap_or_default() != transition.base {
+            let done = kept.and_then(|kept| kept.commands.get(&Version(transition.base.0 + 1)));
+            return Some(match done {
+                Some((command, committed)) if *command == commit.command => {
+                    Ok(Committed { before: true, ..*committed })
+                }
+                _ => Err(Refused::Conflict { current }),
+            });
+        }
+        if kept.is_some_and(|kept| kept.ns != commit.ns) {
+            return Some(Err(Refused::Conflict { current: None }));
+        }
+        if let Some(key) = &commit.key
+            && let Some((run, fingerprint)) = self.keys.get(&(commit.ns.clone(), key.flow.clone(), key.key.clone()))
+        {
+            return Some(Err(Refused::KeyTaken { run: *run, fingerprint: *fingerprint }));
+        }
+        let gone: Vec<Taken> = commit.takes.iter().filter(|taken| !self.is_there(run, taken, now)).cloned().collect();
+        (!gone.is_empty()).then_some(Err(Refused::Gone(gone)))
+    }
+
+    fn is_there(&self, run: RunId, taken: &Taken, now: Millis) -> bool {
+        match taken {
+            Taken::Message(id) => self.inboxes.get(&run).is_some_and(|inbox| inbox.values().any(|have| have == id)),
+            Taken::Timer(key, due) => {
+                let timer = self.runs.get(&run).and_then(|kept| kept.timers.get(key));
+                timer.is_some_and(|timer| timer.due == *due)
+            }
+            Taken::Expiry(fence, why) => self.lines.is_up(run, *fence, *why, now),
+        }
+    }
+
+    fn use_up(&mut self, run: RunId, taken: &Taken) {
+        match taken {
+            Taken::Message(id) => self.drop_message(run, id),
+            Taken::Timer(key, due) => {
+                let timer = self.runs.get_mut(&run).and_then(|kept| kept.timers.remove(key));
+                if let Some(timer) = timer {
+                    self.timers.remove(&(timer.wall, timer.due, run, *key));
+                }
+                self.holds.drop_item(&Item::Timer(run, *key, *due));
+            }
+            Taken::Expiry(fence, _) => self.holds.drop_item(&Item::Lease(run, *fence)),
+        }
+    }
+
+    fn drop_message(&mut self, to: RunId, id: &str) {
+        if let Some(inbox) = self.inboxes.get_mut(&to) {
+            let place = inbox.iter().find(|(_, have)| *have == id).map(|(place, _)| *place);
+            if let Some(place) = place {
+                inbox.remove(&place);
+                self.messages.remove(&place);
+            }
+            if inbox.is_empty() {
+                self.inboxes.remove(&to);
+            }
+        }
+        self.holds.drop_message(to, id);
+    }
+
+    fn send(&mut self, ns: &Namespace, message: Message) {
+        let inbox = self.inboxes.entry(message.to).or_default();
+        if inbox.values().any(|have| *have == message.id) {
+            return;
+        }
+        self.next_message += 1;
+        inbox.insert(self.next_message, message.id.clone());
+        self.messages.insert(self.next_message, (ns.clone(), message));
+        self.changes.push(Change::Messages);
+    }
+
+    fn publish(&mut self, ns: &Namespace, event: NewEvent, now: Millis) {
+        let id = (ns.clone(), event.id.clone());
+        if self.event_ids.contains_key(&id) {
+            return;
+        }
+        self.next_event += 1;
+        self.event_ids.insert(id, self.next_event);
+        let what = Fed::Event { id: event.id, name: event.name, key: event.key, payload: event.payload };
+        self.events.insert(self.next_event, (ns.clone(), FeedItem { position: self.next_event, at: now, what }));
+        self.changes.push(Change::Events { ns: ns.clone() });
+    }
+
+    fn create(&mut self, ns: &Namespace, run: RunId, key: Option<StartKey>, now: Millis) {
+        self.next_position += 1;
+        self.by_position.insert(self.next_position, run);
+        if let Some(key) = &key {
+            self.keys.insert((ns.clone(), key.flow.clone(), key.key.clone()), (run, key.fingerprint));
+        }
+        let kept = KeptRun {
+            ns: ns.clone(),
+            position: self.next_position,
+            rows: Run::new(run),
+            records: Vec::new(),
+            values: Default::default(),
+            tasks: Default::default(),
+            timers: Default::default(),
+            gates: Default::default(),
+            commands: Default::default(),
+            key: key.map(|key| (key.flow, key.key)),
+            created_at: now,
+            started_at: None,
+            ended_at: None,
+            trimmed: false,
+        };
+        self.runs.insert(run, kept);
+    }
+
+    /// Writes the rows of a transition; the number of its first record.
+    fn apply(&mut self, transition: &Transition, now: Millis) -> u64 {
+        let header = &transition.header;
+        let run = header.run;
+        let Some(kept) = self.runs.get_mut(&run) else { return 0 };
+        let ns = kept.ns.clone();
+        kept.rows.header = header.clone();
+        for activation in &transition.activations {
+            let at = activation.id.0 as usize;
+            match kept.rows.activations.get_mut(at) {
+                Some(row) => *row = activation.clone(),
+                None => kept.rows.activations.push(activation.clone()),
+            }
+        }
+        kept.rows.emitted.extend(transition.emitted.iter().cloned());
+        kept.rows.cursors.extend(transition.cursors.iter().cloned());
+        for name in &transition.reuse_done {
+            kept.rows.reuse.remove(name);
+        }
+        let reuse = transition.reuse.iter().map(|reused| (reused.activation.clone(), reused.clone()));
+        kept.rows.reuse.extend(reuse);
+        for (id, value) in &transition.values {
+            kept.values.entry(*id).or_insert_with(|| value.clone());
+        }
+        let first = kept.records.len() as u64 + 1;
+        for (record, n) in transition.records.iter().zip(first..) {
+            kept.records.push(Numbered { n, ts: now, record: record.clone() });
+        }
+        if header.begun {
+            kept.started_at.get_or_insert(now);
+        }
+        if header.phase == Phase::Ended {
+            kept.ended_at.get_or_insert(now);
+        }
+        self.apply_tasks(&ns, transition, now);
+        self.apply_timers(transition, now);
+        self.apply_gates(&ns, transition, now);
+        first
+    }
+
+    fn apply_tasks(&mut self, ns: &Namespace, transition: &Transition, now: Millis) {
+        let header = &transition.header;
+        let run = header.run;
+        if !transition.tasks.is_empty() || self.lines.knows(run) {
+            let memo = header.code.as_ref().map_or(0, |code| code.n);
+            let resumed = self.lines.set_run(ns, run, &header.flow, header.paused, memo);
+            self.changes.extend(resumed.into_iter().map(|queue| Change::Tasks { ns: ns.clone(), queue }));
+        }
+        let Some(kept) = self.runs.get_mut(&run) else { return };
+        for change in &transition.tasks {
+            match change {
+                TaskChange::Add(task) => {
+                    self.next_task += 1;
+                    let queued = Queued { task, queued_at: now, place: self.next_task, closed: false, held: None };
+                    self.lines.add(run, queued);
+                    let row = KeptTask { task: Arc::new((**task).clone()), queued_at: now, closed: false };
+                    kept.tasks.insert(task.fence, row);
+                    self.changes.push(Change::Tasks { ns: ns.clone(), queue: task.queue.clone() });
+                    if task.start_timeout_ms.is_some() {
+                        self.changes.push(Change::Leases);
+                    }
+                }
+                TaskChange::Close(fence) => {
+                    self.lines.close(run, *fence);
+                    if let Some(task) = kept.tasks.get_mut(fence) {
+                        task.closed = true;
+                    }
+                }
+                TaskChange::Remove(fence) => {
+                    kept.tasks.remove(fence);
+                    if let Some(queue) = self.lines.remove(run, *fence) {
+                        self.changes.push(Change::Tasks { ns: ns.clone(), queue: queue.to_string() });
+                    }
+                }
+            }
+        }
+        self.lines.forget_idle(run);
+    }
+
+    fn apply_timers(&mut self, transition: &Transition, now: Millis) {
+        let run = transition.header.run;
+        let Some(kept) = self.runs.get_mut(&run) else { return };
+        for change in &transition.timers {
+            let key = match change {
+                TimerChange::Set { key, .. } | TimerChange::Clear(key) => *key,
+            };
+            if let Some(old) = kept.timers.remove(&key) {
+                self.timers.remove(&(old.wall, old.due, run, key));
+            }
+            if let TimerChange::Set { due, .. } = change {
+                let timer = match *due {
+                    Due::After(ms) => TimerRow { key, due: now + ms, wall: false },
+                    Due::At(at) => TimerRow { key, due: at, wall: true },
+                };
+                kept.timers.insert(key, timer);
+                self.timers.insert((timer.wall, timer.due, run, key));
+                self.changes.push(Change::Timers);
+            }
+        }
+    }
+
+    fn apply_gates(&mut self, ns: &Namespace, transition: &Transition, now: Millis) {
+        let run = transition.header.run;
+        let Some(kept) = self.runs.get_mut(&run) else { return };
+        for change in &transition.gates {
+            match change {
+                GateChange::Add { id, token } => {
+                    self.tokens.insert(token.clone(), (run, id.activation));
+                    let (ns, token) = (ns.clone(), Some(token.clone()));
+                    let row = GateRow { ns, position: 0, id: *id, token, arrival: None, closed: false };
+                    kept.gates.insert(id.activation, row);
+                }
+                GateChange::Arrive(gate) => {
+                    if let Some(token) = &gate.token {
+                        self.tokens.insert(token.clone(), (run, gate.id.activation));
+                    }
+                    self.next_gate += 1;
+                    let deadline = gate.timeout_ms.map(|ms| now + ms);
+                    let row = GateRow {
+                        ns: ns.clone(),
+                        position: self.next_gate,
+                        id: gate.id,
+                        token: gate.token.clone(),
+                        arrival: Some(Arrived { at: now, gate: (**gate).clone(), deadline }),
+                        closed: false,
+                    };
+                    kept.gates.insert(gate.id.activation, row);
+                }
+                GateChange::Close { id } => {
+                    if let Some(gate) = kept.gates.get_mut(&id.activation) {
+                        gate.closed = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records the claim of a task and gives it out.
+    pub fn claimed(&mut self, picked: Picked, now: Millis) -> Option<Claimed> {
+        let kept = self.runs.get_mut(&picked.run)?;
+        let task = kept.tasks.get(&picked.fence)?.task.clone();
+        if !picked.before {
+            let n = kept.records.len() as u64 + 1;
+            kept.records.push(Numbered { n, ts: now, record: task.started(Some(picked.held.worker.clone())) });
+            self.changes.push(Change::Run { run: picked.run });
+            self.changes.push(Change::Leases);
+        }
+        let (ns, flow) = (kept.ns.clone(), kept.rows.header.flow.clone());
+        Some(Claimed { ns, run: picked.run, flow, task, held: picked.held })
+    }
+
+    fn commit_documents(&mut self, commit: DocumentCommit, now: Millis) -> Result<Committed, Refused> {
+        if let Some(committed) = self.document_commands.get(&commit.command) {
+            return Ok(Committed { before: true, ..*committed });
+        }
+        for change in &commit.documents {
+            let current = self.documents.get(&(commit.ns.clone(), change.key.clone())).map(|found| found.revision);
+            let expected = match change.expect {
+                Expect::Any => true,
+                Expect::Absent => current.is_none(),
+                Expect::Revision(revision) => current == Some(revision),
+            };
+            if !expected {
+                return Err(Refused::Revision { key: change.key.clone(), current });
+            }
+        }
+        for change in commit.documents {
+            self.change_document(&commit.ns, change, now);
+        }
+        for message in commit.messages {
+            self.send(&commit.ns, message);
+        }
+        for event in commit.events {
+            self.publish(&commit.ns, event, now);
+        }
+        for (to, id) in &commit.drops {
+            self.drop_message(*to, id);
+        }
+        let committed = Committed { at: now, first: 0, before: false };
+        self.document_commands.insert(commit.command, committed);
+        Ok(committed)
+    }
+
+    fn change_document(&mut self, ns: &Namespace, change: DocumentChange, now: Millis) {
+        let at = (ns.clone(), change.key.clone());
+        if let Some(old) = self.documents.get(&at) {
+            self.holds.drop_item(&Item::Document(ns.clone(), change.key.clone(), old.revision));
+        }
+        self.lines.set_rules(ns, &change.key, change.body.as_ref());
+        if change.key.kind == kind::QUEUE {
+            self.changes.push(Change::Tasks { ns: ns.clone(), queue: change.key.id.clone() });
+        }
+        self.changes.push(Change::Documents { ns: ns.clone(), kind: change.key.kind.clone() });
+        match change.body {
+            Some(body) => {
+                self.revision += 1;
+                let (revision, due) = (self.revision, change.due);
+                let document = Document { ns: ns.clone(), key: change.key, revision, body, due, changed_at: now };
+                self.documents.insert(at, document);
+            }
+            None => {
+                self.documents.remove(&at);
+            }
+        }
+    }
+
+    pub fn trim(&mut self, what: &Trim) {
+        match what {
+            Trim::Timeline(run) => {
+                if let Some(kept) = self.runs.get_mut(run).filter(|kept| kept.ended_at.is_some()) {
+                    kept.trimmed = true;
+                    kept.records.clear();
+                    kept.values.clear();
+                    kept.commands.clear();
+                    kept.gates.clear();
+                    let header = std::mem::take(&mut kept.rows.header);
+                    kept.rows = Run::new(*run);
+                    kept.rows.header = header;
+                    self.tokens.retain(|_, (of, _)| of != run);
+                }
+            }
+            Trim::Run(run) => {
+                let Some(kept) = self.runs.get(run).filter(|kept| kept.ended_at.is_some()) else { return };
+                if let Some((flow, key)) = &kept.key {
+                    self.keys.remove(&(kept.ns.clone(), flow.clone(), key.clone()));
+                }
+                self.by_position.remove(&kept.position);
+                self.tokens.retain(|_, (of, _)| of != run);
+                self.runs.remove(run);
+            }
+            Trim::Events { ns, before } => {
+                let old = |(_, (of, item)): &(&u64, &(Namespace, FeedItem))| of == ns && item.at < *before;
+                let old: Vec<u64> = self.events.iter().filter(old).map(|(at, _)| *at).collect();
+                for at in old {
+                    self.events.remove(&at);
+                }
+                let events = &self.events;
+                self.event_ids.retain(|_, at| events.contains_key(at));
+            }
+        }
+    }
+}

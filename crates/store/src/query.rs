@@ -1,0 +1,269 @@
+//! What is read.
+
+use eddyline_machine::run::Run;
+use eddyline_machine::{Claim, record::GateId};
+use eddyline_machine::{Data, Expiry, GateArrival, Message, Millis, RunId, Status, Task, TaskRef, TimerKey, Version};
+
+use crate::claim::Held;
+use crate::document::Document;
+use crate::ids::Namespace;
+
+/// Pages hold at most this many items.
+pub const MAX_PAGE: usize = 1_000;
+
+/// A run as it is stored: everything that `decide` reads but its payloads.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    pub summary: Summary,
+    /// To be completed by [`Run::load`].
+    pub rows: Run,
+}
+
+/// What [`crate::Store::load`] found.
+#[derive(Debug, Clone)]
+pub enum Found {
+    Nothing,
+    /// The run is still at the version that the caller has.
+    Same,
+    /// Its timeline and state were deleted after its end; the header is left.
+    Trimmed(Box<Summary>),
+    Run(Box<Loaded>),
+}
+
+/// A run in a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    pub ns: Namespace,
+    pub run: RunId,
+    /// Its place among all runs of the store, in the order of creation.
+    pub position: u64,
+    pub version: Version,
+    /// How many records its timeline has.
+    pub records: u64,
+    pub created_at: Millis,
+    /// When its first step was decided.
+    pub started_at: Option<Millis>,
+    pub ended_at: Option<Millis>,
+    pub trimmed: bool,
+    pub header: eddyline_machine::run::Header,
+}
+
+/// Which runs; every field that is set must match.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RunFilter {
+    pub flow: Option<String>,
+    pub status: Option<Status>,
+    /// All of these.
+    pub tags: Vec<String>,
+    pub external_id: Option<String>,
+    /// Created at that moment or later.
+    pub since: Option<Millis>,
+    /// Created before that moment.
+    pub until: Option<Millis>,
+    /// Ended before that moment.
+    pub ended_before: Option<Millis>,
+    pub trimmed: Option<bool>,
+}
+
+/// A part of a list: what comes after the position of the last item that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    pub after: Option<u64>,
+    pub limit: usize,
+}
+
+impl Default for Page {
+    fn default() -> Page {
+        Page { after: None, limit: MAX_PAGE }
+    }
+}
+
+/// Everything that hangs on a run and is not read by `decide`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Beside {
+    pub tasks: Vec<TaskRow>,
+    pub timers: Vec<TimerRow>,
+    pub gates: Vec<GateRow>,
+    /// To the run, oldest first.
+    pub messages: Vec<Message>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskRow {
+    pub task: Task,
+    pub queued_at: Millis,
+    pub closed: bool,
+    pub held: Option<Held>,
+}
+
+/// A timer: due by the store's clock, or by the wall clock where a moment was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TimerRow {
+    pub key: TimerKey,
+    pub due: Millis,
+    pub wall: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct GateRow {
+    pub ns: Namespace,
+    pub position: u64,
+    pub id: GateId,
+    pub token: Option<String>,
+    /// Once its activation has got there.
+    pub arrival: Option<Arrived>,
+    /// Opened, timed out or cancelled; its token still finds it.
+    pub closed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arrived {
+    pub at: Millis,
+    pub gate: GateArrival,
+    /// When it times out.
+    pub deadline: Option<Millis>,
+}
+
+/// Which gates. Without `token` only those are listed that were arrived at and are open, oldest first.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GateFilter {
+    pub run: Option<RunId>,
+    pub reason: Option<eddyline_machine::record::GateReason>,
+    pub token: Option<String>,
+    /// Gates that wait for an event of this name and key, as canonical JSON.
+    pub event: Option<(String, Option<String>)>,
+}
+
+impl GateRow {
+    /// `token` finds a gate in any state, anything else only one that is arrived at and open.
+    pub(crate) fn matches(&self, filter: &GateFilter) -> bool {
+        if let Some(token) = &filter.token {
+            return self.token.as_ref() == Some(token);
+        }
+        let Some(arrived) = &self.arrival else { return false };
+        !self.closed
+            && filter.run.is_none_or(|run| run == self.id.run)
+            && filter.reason.is_none_or(|reason| reason == arrived.gate.reason)
+            && filter.event.as_ref().is_none_or(|(name, key)| {
+                arrived.gate.event.as_ref().is_some_and(|event| event.name == *name && event.key == *key)
+            })
+    }
+}
+
+/// Which documents of a kind.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DocumentFilter {
+    pub kind: String,
+    /// Only this one.
+    pub id: Option<String>,
+    /// Ids that begin so.
+    pub prefix: Option<String>,
+    /// Ids after this one.
+    pub after: Option<String>,
+}
+
+/// What is numbered across runs. A reader that goes on after the last position it saw misses nothing that commits late.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Feed {
+    /// Runs in the order of creation, of one flow or of all.
+    Runs { flow: Option<String> },
+    /// Events, all or those of a name, and then of a key as canonical JSON.
+    Events { name: Option<String>, key: Option<String> },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct FeedItem {
+    pub position: u64,
+    pub at: Millis,
+    pub what: Fed,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fed {
+    Run { run: RunId, flow: String },
+    Event { id: String, name: String, key: Option<String>, payload: Data },
+}
+
+/// What can be due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Due {
+    Timers,
+    Messages,
+    Leases,
+    Documents,
+}
+
+/// What is due now, handed out to nobody else for [`crate::HOLD_MS`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DueBatch {
+    pub items: Vec<DueItem>,
+    /// How long until something of the kind is due; none if nothing is in sight. Zero: there is more.
+    pub next_in: Option<Millis>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum DueItem {
+    Timer {
+        ns: Namespace,
+        run: RunId,
+        timer: TimerRow,
+    },
+    /// The messages that wait for one run, oldest first.
+    Messages {
+        ns: Namespace,
+        to: RunId,
+        messages: Vec<Message>,
+    },
+    Lease {
+        ns: Namespace,
+        run: RunId,
+        task: TaskRef,
+        why: Expiry,
+        claim: Claim,
+    },
+    Document(Document),
+}
+
+/// A queue as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QueueState {
+    pub name: String,
+    pub ready: usize,
+    pub claimed: usize,
+    /// Of the task that has waited longest.
+    pub oldest: Option<Millis>,
+}
+
+/// What is deleted for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trim {
+    /// Records, activations and values of an ended run; its header is left.
+    Timeline(RunId),
+    /// An ended run altogether, with its idempotency key.
+    Run(RunId),
+    /// Events from before that moment.
+    Events { ns: Namespace, before: Millis },
+}
+
+/// Something may have changed. A hint, which can come twice, late or not at all; what is true is read from the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Run {
+        run: RunId,
+    },
+    /// There are tasks to claim.
+    Tasks {
+        ns: Namespace,
+        queue: String,
+    },
+    Timers,
+    Messages,
+    Leases,
+    Documents {
+        ns: Namespace,
+        kind: String,
+    },
+    Events {
+        ns: Namespace,
+    },
+}
