@@ -2,7 +2,9 @@
 //! true is always read from the store.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use eddyline_machine::RunId;
 use eddyline_store::Change;
@@ -16,45 +18,103 @@ pub(crate) type Hints = broadcast::Receiver<Arc<[Change]>>;
 /// Who waits for which run.
 #[derive(Debug, Default)]
 pub(crate) struct Bus {
-    waiting: Mutex<HashMap<RunId, Weak<Notify>>>,
+    /// For anything that it records.
+    records: Listeners,
+    /// For its end alone: a run of many steps wakes whoever waits for its result once.
+    ends: Listeners,
+    chores: Vec<Interest>,
 }
 
-impl Bus {
-    /// Notified whenever the run may have changed.
-    pub fn listen(&self, run: RunId) -> Arc<Notify> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+/// What wakes a loop. The bus alone listens to the store, so that a commit does not wake loops it has no work for.
+pub(crate) struct Interest {
+    pub wakes: Box<dyn Fn(&Change) -> bool + Send + Sync>,
+    pub wake: Arc<Notify>,
+}
+
+impl fmt::Debug for Interest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interest").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Listeners(Mutex<HashMap<RunId, Weak<Notify>>>);
+
+impl Listeners {
+    fn listen(&self, run: RunId) -> Arc<Notify> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(notify) = waiting.get(&run).and_then(Weak::upgrade) {
             return notify;
         }
         let notify = Arc::new(Notify::new());
-        waiting.retain(|_, listener| listener.strong_count() > 0);
+        if waiting.len() >= waiting.capacity() {
+            waiting.retain(|_, listener| listener.strong_count() > 0);
+        }
         waiting.insert(run, Arc::downgrade(&notify));
         notify
     }
 
     fn wake(&self, run: RunId) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(notify) = waiting.get(&run).and_then(Weak::upgrade) {
             notify.notify_waiters();
         }
     }
 
     fn wake_all(&self) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.values().filter_map(Weak::upgrade).for_each(|notify| notify.notify_waiters());
     }
+}
 
-    pub async fn run(self: Arc<Bus>, mut hints: Hints, committing: Committing, mut shutdown: Shutdown) {
+impl Bus {
+    pub fn new(chores: Vec<Interest>) -> Bus {
+        Bus { chores, ..Bus::default() }
+    }
+
+    /// Notified whenever the timeline of the run may have grown.
+    pub fn listen(&self, run: RunId) -> Arc<Notify> {
+        self.records.listen(run)
+    }
+
+    /// Notified when the run may have ended.
+    pub fn listen_for_end(&self, run: RunId) -> Arc<Notify> {
+        self.ends.listen(run)
+    }
+
+    fn wake_all(&self) {
+        self.records.wake_all();
+        self.ends.wake_all();
+        self.chores.iter().for_each(|chore| chore.wake.notify_one());
+    }
+
+    /// Passes hints on. Everybody is woken now and then in any case: a hint may not have come.
+    pub async fn run(self: Arc<Bus>, mut hints: Hints, committing: Committing, poll: Duration, mut shutdown: Shutdown) {
+        let mut poll = tokio::time::interval(poll);
         loop {
             let changes = tokio::select! {
                 changes = hints.recv() => changes,
+                _ = poll.tick() => {
+                    let _ = committing.send(Order::HintAll).await;
+                    continue;
+                }
                 () = shutdown.wait() => return self.wake_all(),
             };
             match changes {
                 Ok(changes) => {
+                    for chore in &self.chores {
+                        if changes.iter().any(|change| (chore.wakes)(change)) {
+                            chore.wake.notify_one();
+                        }
+                    }
                     for change in changes.iter() {
                         match change {
-                            Change::Run { run } => self.wake(*run),
+                            Change::Run { run, ended } => {
+                                self.records.wake(*run);
+                                if *ended {
+                                    self.ends.wake(*run);
+                                }
+                            }
                             Change::Tasks { ns, queue } => {
                                 let _ = committing.send(Order::Hint(ns.clone(), queue.clone())).await;
                             }
@@ -62,7 +122,10 @@ impl Bus {
                         }
                     }
                 }
-                Err(broadcast::error::RecvError::Lagged(_)) => self.wake_all(),
+                Err(broadcast::error::RecvError::Lagged(_)) => {
+                    self.wake_all();
+                    let _ = committing.send(Order::HintAll).await;
+                }
                 Err(broadcast::error::RecvError::Closed) => return,
             }
         }

@@ -2,13 +2,13 @@
 //! to stop. Tests wait for its rounds instead of sleeping.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_machine::Millis;
 use eddyline_store::Change;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Notify, watch};
 
-use crate::bus::Hints;
 use crate::error::Result;
 use crate::shutdown::Shutdown;
 
@@ -23,7 +23,7 @@ pub(crate) trait Chore: Send + Sync {
     fn round(&mut self) -> impl Future<Output = Result<Option<Millis>>> + Send;
 
     /// Whether a change may have made work for it.
-    fn wakes(&self, change: &Change) -> bool;
+    fn wakes(change: &Change) -> bool;
 
     /// It looks again after this long at the latest.
     fn at_latest_ms(&self) -> Millis;
@@ -32,7 +32,7 @@ pub(crate) trait Chore: Send + Sync {
 /// Counts the rounds of a loop.
 pub(crate) type Rounds = watch::Sender<u64>;
 
-pub(crate) async fn drive(mut chore: impl Chore, mut hints: Hints, rounds: Rounds, mut shutdown: Shutdown) {
+pub(crate) async fn drive(mut chore: impl Chore, wake: Arc<Notify>, rounds: Rounds, mut shutdown: Shutdown) {
     while !shutdown.is_now() {
         let next = match chore.round().await {
             Ok(next) => next.unwrap_or(Millis::MAX).min(chore.at_latest_ms()),
@@ -49,7 +49,7 @@ pub(crate) async fn drive(mut chore: impl Chore, mut hints: Hints, rounds: Round
         }
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(next as u64)) => {}
-            () = wanted(&mut hints, &chore) => {}
+            () = wake.notified() => {}
             () = shutdown.wait() => {}
         }
     }
@@ -57,16 +57,4 @@ pub(crate) async fn drive(mut chore: impl Chore, mut hints: Hints, rounds: Round
 
 fn chore_name<C: Chore>(_: &C) -> &'static str {
     C::NAME
-}
-
-/// Returns at the next hint that matters to the loop. Missed hints matter.
-async fn wanted(hints: &mut Hints, chore: &impl Chore) {
-    loop {
-        match hints.recv().await {
-            Ok(changes) if changes.iter().any(|change| chore.wakes(change)) => return,
-            Ok(_) => {}
-            Err(broadcast::error::RecvError::Lagged(_)) => return,
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-        }
-    }
 }

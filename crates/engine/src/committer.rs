@@ -40,6 +40,8 @@ pub(crate) enum Order {
     Release(Vec<Claimed>),
     /// There may be something to claim.
     Hint(Namespace, String),
+    /// There may be something to claim anywhere: hints were lost.
+    HintAll,
     /// All of these before anything is sent: what a worker reports, and its claim of what comes of it.
     All(Vec<Order>),
 }
@@ -273,6 +275,7 @@ impl Committer {
                 }
             },
             Order::Hint(ns, queue) => self.dispatcher.hint(ns, queue),
+            Order::HintAll => self.dispatcher.hint_all(),
             Order::Release(claimed) => claimed.into_iter().for_each(|claimed| self.release_task(claimed)),
             Order::All(orders) => orders.into_iter().for_each(|order| self.take(order)),
         }

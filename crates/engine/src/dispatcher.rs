@@ -30,6 +30,8 @@ pub(crate) struct Dispatcher {
     fresh: BTreeSet<ParkId>,
     /// Queues that may have something: one of those parked there is tried.
     hinted: BTreeSet<(Namespace, String)>,
+    /// The same, of queues where nobody was parked: whoever was being tried at that moment is tried again.
+    missed: BTreeSet<(Namespace, String)>,
     /// Queues that a rate holds back, by when to try again.
     later: BTreeMap<Millis, BTreeSet<(Namespace, String)>>,
     next: ParkId,
@@ -57,9 +59,17 @@ impl Dispatcher {
     }
 
     pub fn hint(&mut self, ns: Namespace, queue: String) {
-        if self.by_queue.contains_key(&(ns.clone(), queue.clone())) {
-            self.hinted.insert((ns, queue));
+        let queue = (ns, queue);
+        if self.by_queue.contains_key(&queue) {
+            self.hinted.insert(queue);
+        } else {
+            self.missed.insert(queue);
         }
+    }
+
+    /// Every queue may have something.
+    pub fn hint_all(&mut self) {
+        self.hinted.extend(self.by_queue.keys().cloned());
     }
 
     /// There is something to try.
@@ -125,6 +135,11 @@ impl Dispatcher {
             let queues = parked.request.queues.iter().map(|queue| (parked.request.ns.clone(), queue.clone()));
             self.later.entry(at).or_default().extend(queues);
         }
+        let request = &parked.request;
+        let missed = |queue: &String| self.missed.remove(&(request.ns.clone(), queue.clone()));
+        if request.queues.iter().map(missed).fold(false, |any, missed| any | missed) {
+            self.fresh.insert(id);
+        }
         self.put(id, parked);
     }
 
@@ -155,5 +170,39 @@ impl Dispatcher {
             }
         }
         Some(parked)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use eddyline_store::Offer;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_hint_that_comes_while_the_only_claim_is_being_tried_is_not_missed() {
+        let mut dispatcher = Dispatcher::default();
+        let (reply, _answer) = oneshot::channel();
+        let request = ClaimRequest {
+            ns: Namespace::default(),
+            request: RequestId(Uuid::from_u128(1)),
+            worker: "w".to_owned(),
+            queues: vec!["q".to_owned()],
+            offer: Arc::new(Offer::default()),
+            max: 1,
+            lease_ms: 1,
+        };
+        dispatcher.park(Parked { request, reply, once: false });
+        let (id, parked) = dispatcher.pick(&[]).pop().expect("the claim goes with the next commit");
+        assert!(!dispatcher.wants());
+        // Between the moment at which it was tried and the moment at which that is known.
+        dispatcher.hint(Namespace::default(), "q".to_owned());
+        dispatcher.put_back(id, parked, &Claims::default());
+        assert!(dispatcher.wants(), "the task would never be claimed");
+        assert_eq!(dispatcher.pick(&[]).len(), 1);
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use eddyline_store::{Namespace, Store};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use crate::bus::Bus;
+use crate::bus::{Bus, Interest};
 use crate::chore::{Chore, drive};
 use crate::committer::{Committer, Committing};
 use crate::config::Config;
@@ -58,15 +58,18 @@ impl Engine {
         let (stop, stopping) = shutdown::channel();
         let (committer, committing) = Committer::new(store.clone(), flows.clone(), config.clone());
         let instance = Instance { store: store.clone(), flows, committing: committing.clone(), config };
-        let bus = Arc::new(Bus::default());
-        let mut loops = Loops { set: JoinSet::new(), rounds: BTreeMap::new(), store, stopping: stopping.clone() };
-        loops.set.spawn(bus.clone().run(instance.store.watch(), committing, stopping.clone()));
+        let hints = store.watch();
+        let (set, rounds) = (JoinSet::new(), BTreeMap::new());
+        let mut loops = Loops { set, rounds, interests: Vec::new(), stopping: stopping.clone() };
         loops.spawn(Inbox(instance.clone()));
         loops.spawn(Events(instance.clone()));
         loops.spawn(Timers(instance.clone()));
         loops.spawn(LeaseReaper(instance.clone()));
         loops.spawn(Reconciler { instance: instance.clone(), at: None });
         loops.spawn(Retention(instance.clone()));
+        let bus = Arc::new(Bus::new(loops.interests));
+        let poll = Duration::from_millis(instance.config.poll_ms.max(1) as u64);
+        loops.set.spawn(bus.clone().run(hints, committing, poll, stopping.clone()));
         loops.set.spawn(committer.run(stopping.clone()));
         let running = Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds };
         let facts = Arc::new(ClaimFacts::default());
@@ -117,7 +120,7 @@ impl Engine {
 struct Loops {
     set: JoinSet<()>,
     rounds: BTreeMap<&'static str, watch::Receiver<u64>>,
-    store: Arc<dyn Store>,
+    interests: Vec<Interest>,
     stopping: Shutdown,
 }
 
@@ -125,6 +128,8 @@ impl Loops {
     fn spawn<C: Chore + 'static>(&mut self, chore: C) {
         let (rounds, seen) = watch::channel(0);
         self.rounds.insert(C::NAME, seen);
-        self.set.spawn(drive(chore, self.store.watch(), rounds, self.stopping.clone()));
+        let wake = Arc::new(Notify::new());
+        self.interests.push(Interest { wakes: Box::new(C::wakes), wake: wake.clone() });
+        self.set.spawn(drive(chore, wake, rounds, self.stopping.clone()));
     }
 }

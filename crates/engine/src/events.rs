@@ -81,7 +81,7 @@ impl Chore for Events {
         Ok(more.then_some(0))
     }
 
-    fn wakes(&self, change: &Change) -> bool {
+    fn wakes(change: &Change) -> bool {
         matches!(change, Change::Events { .. })
     }
 

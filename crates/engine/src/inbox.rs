@@ -37,7 +37,7 @@ impl Chore for Inbox {
         Ok(due.next_in)
     }
 
-    fn wakes(&self, change: &Change) -> bool {
+    fn wakes(change: &Change) -> bool {
         matches!(change, Change::Messages)
     }
 

@@ -31,7 +31,7 @@ impl Chore for LeaseReaper {
         Ok(due.next_in)
     }
 
-    fn wakes(&self, change: &Change) -> bool {
+    fn wakes(change: &Change) -> bool {
         matches!(change, Change::Leases)
     }
 

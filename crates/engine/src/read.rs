@@ -133,7 +133,7 @@ impl Engine {
         let until = tokio::time::Instant::now() + wait;
         let mut at = run;
         for _ in 0..MAX_CHAIN {
-            let notify = self.bus.listen(at);
+            let notify = self.bus.listen_for_end(at);
             let notified = notify.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();

@@ -44,7 +44,7 @@ impl Chore for Reconciler {
         Ok(Some(self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 }))
     }
 
-    fn wakes(&self, _: &Change) -> bool {
+    fn wakes(_: &Change) -> bool {
         false
     }
 

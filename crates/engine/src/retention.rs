@@ -42,7 +42,7 @@ impl Chore for Retention {
         Ok(Some(if more { 0 } else { keep.every_ms }))
     }
 
-    fn wakes(&self, _: &Change) -> bool {
+    fn wakes(_: &Change) -> bool {
         false
     }
 

@@ -25,7 +25,7 @@ impl Chore for Timers {
         Ok(due.next_in)
     }
 
-    fn wakes(&self, change: &Change) -> bool {
+    fn wakes(change: &Change) -> bool {
         matches!(change, Change::Timers)
     }
 

@@ -150,12 +150,13 @@ impl Lines {
         self.looked_at = Some(now);
     }
 
-    /// A document changed; if it holds rules, they hold from now on.
-    pub fn set_rules(&mut self, ns: &Namespace, key: &DocumentKey, body: Option<&Value>) {
+    /// A document changed; if it holds rules, they hold from now on. The queues in which others may be next because of it.
+    pub fn set_rules(&mut self, ns: &Namespace, key: &DocumentKey, body: Option<&Value>) -> Vec<String> {
         match key.kind.as_str() {
             kind::QUEUE => {
                 let rules = body.and_then(|body| QueueRules::deserialize(body).ok()).unwrap_or_default();
                 self.line(ns, &key.id).rules = rules;
+                vec![key.id.clone()]
             }
             kind::LIMIT => {
                 let at = (ns.clone(), key.id.clone());
@@ -163,8 +164,10 @@ impl Lines {
                     Some(rules) => self.limits.insert(at, rules),
                     None => self.limits.remove(&at),
                 };
+                let of_ns = self.lines.iter().filter(|((of, _), _)| of == ns);
+                of_ns.map(|((_, queue), _)| queue.to_string()).collect()
             }
-            _ => {}
+            _ => Vec::new(),
         }
     }
 

@@ -248,8 +248,10 @@ pub enum Trim {
 /// Something may have changed. A hint, which can come twice, late or not at all; what is true is read from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// The timeline of a run has grown; `ended` says that this was its last record.
     Run {
         run: RunId,
+        ended: bool,
     },
     /// There are tasks to claim.
     Tasks {

@@ -340,6 +340,8 @@ suite! { ($)
     watching:
         a_hint_comes_for_each_kind_of_change
         a_hint_comes_when_there_is_room_again
+        a_hint_comes_when_a_limit_changes
+        a_hint_says_that_a_run_has_ended
         a_hint_comes_when_a_run_is_resumed
         a_hint_does_not_come_before_what_it_hints_at;
     reopening:

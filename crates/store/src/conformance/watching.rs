@@ -23,11 +23,11 @@ pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
 
     let mut hints = t.store.watch();
     let run = t.start("one", json!(null)).await;
-    expect(&mut hints, &[Change::Run { run }, tasks("default")]).await;
+    expect(&mut hints, &[Change::Run { run, ended: false }, tasks("default")]).await;
 
     let mut hints = t.store.watch();
     t.take_one().await;
-    expect(&mut hints, &[Change::Run { run }, Change::Leases]).await;
+    expect(&mut hints, &[Change::Run { run, ended: false }, Change::Leases]).await;
 
     let mut hints = t.store.watch();
     t.start("start", json!(null)).await;
@@ -35,7 +35,7 @@ pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
 
     let mut hints = t.store.watch();
     let nap = t.start("nap", json!(null)).await;
-    expect(&mut hints, &[Change::Run { run: nap }, Change::Timers]).await;
+    expect(&mut hints, &[Change::Run { run: nap, ended: false }, Change::Timers]).await;
 
     let mut hints = t.store.watch();
     t.send(vec![note(run, "m1")]).await;
@@ -65,13 +65,34 @@ pub async fn a_hint_comes_when_there_is_room_again(t: &mut Trial<'_>) {
     expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
 }
 
+pub async fn a_hint_comes_when_a_limit_changes(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.start("one", json!(null)).await;
+    let mut hints = t.store.watch();
+    t.put(kind::LIMIT, "api", json!({"concurrency": 3})).await;
+    expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
+}
+
+pub async fn a_hint_says_that_a_run_has_ended(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    let run = t.start("one", json!(null)).await;
+    let claimed = t.take_one().await;
+    let mut hints = t.store.watch();
+    t.complete(&claimed, json!(null)).await;
+    expect(&mut hints, &[Change::Run { run, ended: true }]).await;
+}
+
 pub async fn a_hint_comes_when_a_run_is_resumed(t: &mut Trial<'_>) {
     t.flow(ONE);
     let run = t.start("one", json!(null)).await;
     t.pause(run).await;
     let mut hints = t.store.watch();
     t.resume(run).await;
-    expect(&mut hints, &[Change::Run { run }, Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
+    expect(
+        &mut hints,
+        &[Change::Run { run, ended: false }, Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }],
+    )
+    .await;
 }
 
 /// A listener that reads what a hint is about finds it.
@@ -87,7 +108,7 @@ pub async fn a_hint_does_not_come_before_what_it_hints_at(t: &mut Trial<'_>) {
     let mut seen = 0;
     while seen < 20 {
         for change in next(&mut hints).await.iter() {
-            if let Change::Run { run } = change {
+            if let Change::Run { run, .. } = change {
                 assert!(matches!(t.store.load(*run, None).await.unwrap(), Found::Run(_)));
                 seen += 1;
             }

@@ -98,7 +98,7 @@ impl Group<'_> {
                 Some(added) => added.held = Some(held.clone()),
                 None => self.write_claim(key, &held)?,
             }
-            self.runs.push(run);
+            self.runs.push((run, false));
             self.hint(Change::Leases);
         }
         Ok(Claimed { ns, run, flow, task, held })

@@ -9,7 +9,7 @@ use super::encode::EncodedDocuments;
 use super::group::{Group, UsedUp};
 use super::trouble::Outcome;
 use crate::commit::{CommandId, Committed};
-use crate::document::{DocumentChange, DocumentKey, Expect, kind};
+use crate::document::{DocumentChange, DocumentKey, Expect};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
@@ -77,9 +77,8 @@ impl Group<'_> {
         if let Some(old) = self.revision_of(ns, key)? {
             self.used_up(UsedUp::Item(Item::Document(ns.clone(), key.clone(), old)));
         }
-        lines.set_rules(ns, key, change.body.as_ref());
-        if key.kind == kind::QUEUE {
-            self.hint(Change::Tasks { ns: ns.clone(), queue: key.id.clone() });
+        for queue in lines.set_rules(ns, key, change.body.as_ref()) {
+            self.hint(Change::Tasks { ns: ns.clone(), queue });
         }
         self.hint(Change::Documents { ns: ns.clone(), kind: key.kind.clone() });
         let Some(body) = body else {

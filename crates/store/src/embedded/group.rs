@@ -30,7 +30,7 @@ pub(super) struct Group<'a> {
     pub begun: bool,
     /// Tasks that were added, by key, and not written yet: those that are claimed in the same group are written once.
     pub added: BTreeMap<i64, Added>,
-    pub runs: Vec<RunId>,
+    pub runs: Vec<(RunId, bool)>,
     pub changes: Vec<Change>,
     /// Counters of `meta` that changed.
     pub gates_moved: bool,
@@ -150,7 +150,7 @@ impl<'a> Group<'a> {
     }
 
     pub fn take_changes(&mut self) -> Vec<Change> {
-        let runs = std::mem::take(&mut self.runs).into_iter().map(|run| Change::Run { run });
+        let runs = std::mem::take(&mut self.runs).into_iter().map(|(run, ended)| Change::Run { run, ended });
         std::mem::take(&mut self.changes).into_iter().chain(runs).collect()
     }
 
@@ -171,6 +171,11 @@ impl<'a> Group<'a> {
     pub fn drop_message(&mut self, to: RunId, id: &str) -> Outcome<()> {
         self.write("DELETE FROM messages WHERE target = ?1 AND id = ?2", params![to.0.as_bytes(), id])?;
         self.used_up(UsedUp::Message(to, id.to_owned()));
+        // Others for the same run may have waited for this one.
+        let mut others = self.conn.prepare_cached("SELECT 1 FROM messages WHERE target = ?1")?;
+        if others.exists([to.0.as_bytes()])? {
+            self.hint(Change::Messages);
+        }
         Ok(())
     }
 

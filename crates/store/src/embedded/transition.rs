@@ -50,7 +50,7 @@ impl Group<'_> {
         for (limit, ms) in &transition.slow_limits {
             lines.slow(&commit.ns, limit, self.now + ms);
         }
-        self.runs.push(run);
+        self.runs.push((run, transition.header.phase == Phase::Ended));
         Ok(Ok(Committed { at: self.now, first: first as u64, before: false }))
     }
 

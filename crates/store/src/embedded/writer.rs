@@ -30,6 +30,8 @@ pub(super) const UNANSWERED: usize = 64;
 /// A group is closed when it has so many requests, or so many bytes.
 const GROUP_REQUESTS: usize = 512;
 const GROUP_BYTES: usize = 8 << 20;
+/// Callers that the writer itself wakes after a commit; where there are more, another thread does, and it goes on.
+const ANSWERED_HERE: usize = 4;
 /// While groups are written anyway, it costs next to nothing to note that somebody serves.
 const SERVED_WITH_GROUP_MS: Millis = 1_000;
 /// How long the writer waits for readers to let go of the log before it goes on without.
@@ -101,6 +103,10 @@ impl Writer {
             return refuse(group, &closed);
         }
         match self.carry_out(&group) {
+            // A few are answered at once: to wake another thread for them would cost them more than it saves here.
+            Ok(answers) if group.len() <= ANSWERED_HERE => {
+                group.into_iter().zip(answers).for_each(|(request, answer)| request.answer(answer));
+            }
             Ok(answers) => {
                 let durable = group.into_iter().zip(answers).collect();
                 // The thread is there for as long as this one.

@@ -190,7 +190,7 @@ impl Rows {
     }
 
     pub fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Vec<FeedItem> {
-        let (from, limit) = (page.after.unwrap_or(0) + 1, page.limit.min(MAX_PAGE));
+        let (from, limit) = (page.after.unwrap_or(0).saturating_add(1), page.limit.min(MAX_PAGE));
         match feed {
             Feed::Runs { flow } => {
                 let runs = self.by_position.range(from..).filter_map(|(_, run)| self.runs.get(run));

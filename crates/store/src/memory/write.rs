@@ -10,7 +10,7 @@ use eddyline_machine::{
 use super::rows::{KeptRun, KeptTask, Rows};
 use crate::claim::Claimed;
 use crate::commit::{Command, Committed, DocumentCommit, NewEvent, RunCommit, StartKey, Taken};
-use crate::document::{Document, DocumentChange, Expect, kind};
+use crate::document::{Document, DocumentChange, Expect};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
@@ -53,7 +53,7 @@ impl Rows {
         for (limit, ms) in &transition.slow_limits {
             self.lines.slow(&commit.ns, limit, now + ms);
         }
-        self.changes.push(Change::Run { run });
+        self.changes.push(Change::Run { run, ended: transition.header.phase == Phase::Ended });
         Ok(committed)
     }
 
@@ -121,6 +121,10 @@ impl Rows {
             }
         }
         self.holds.drop_message(to, id);
+        // Others for the same run may have waited for this one.
+        if self.inboxes.contains_key(&to) {
+            self.changes.push(Change::Messages);
+        }
     }
 
     fn send(&mut self, ns: &Namespace, message: Message) {
@@ -315,7 +319,7 @@ impl Rows {
         if !picked.before {
             let n = kept.records.len() as u64 + 1;
             kept.records.push(Numbered { n, ts: now, record: task.started(Some(picked.held.worker.clone())) });
-            self.changes.push(Change::Run { run: picked.run });
+            self.changes.push(Change::Run { run: picked.run, ended: false });
             self.changes.push(Change::Leases);
         }
         let (ns, flow) = (kept.ns.clone(), kept.rows.header.flow.clone());
@@ -359,9 +363,8 @@ impl Rows {
         if let Some(old) = self.documents.get(&at) {
             self.holds.drop_item(&Item::Document(ns.clone(), change.key.clone(), old.revision));
         }
-        self.lines.set_rules(ns, &change.key, change.body.as_ref());
-        if change.key.kind == kind::QUEUE {
-            self.changes.push(Change::Tasks { ns: ns.clone(), queue: change.key.id.clone() });
+        for queue in self.lines.set_rules(ns, &change.key, change.body.as_ref()) {
+            self.changes.push(Change::Tasks { ns: ns.clone(), queue });
         }
         self.changes.push(Change::Documents { ns: ns.clone(), kind: change.key.kind.clone() });
         match change.body {

@@ -10,7 +10,6 @@ mod reports;
 mod world;
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
 
 use proptest::collection::vec;
@@ -25,6 +24,8 @@ use world::World;
 
 /// How many histories there are, unless `EDDYLINE_CASES` says otherwise.
 const CASES: u32 = 60;
+/// Which ones, unless `EDDYLINE_SEED` says otherwise: the same every time, so that a test fails for a reason.
+const SEED: u64 = 20_261_115;
 /// How long they are, at most; half as long on average.
 const LENGTH: usize = 300;
 /// With so many histories everything in [`EVERYTHING`] happens.
@@ -66,7 +67,7 @@ type Reached = Arc<Mutex<BTreeSet<String>>>;
 
 /// Fails with the seed, and with the shortest history that was found.
 pub fn random_histories(backend: &dyn Backend) {
-    let seed = number("EDDYLINE_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish());
+    let seed = number("EDDYLINE_SEED").unwrap_or(SEED);
     let cases = number("EDDYLINE_CASES").map_or(CASES, |cases| cases as u32);
     let config = Config {
         cases,

@@ -1,0 +1,198 @@
+//! What a disk can do to a store: be full, fail to sync, be somebody else's. And the order of things: nothing is
+//! acknowledged before it is on disk, which being killed cannot show and a trace of system calls can.
+//!
+//! The process that suffers is this test binary itself, started with the name of the test `child`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use eddyline_engine::{Config, EngineError, StartRequest};
+use eddyline_store::{Embedded, Namespace, Options, Page, RunFilter, Store, StoreError};
+use rig::{Rig, done};
+use serde_json::json;
+
+const FLOW: &str = "name: f\nsteps: {a: {}, b: {after: [a]}}";
+const DIR: &str = "DISK_DIR";
+/// How a run that was acknowledged is announced.
+const ACK: &str = "acknowledged ";
+const ABORTED: i32 = 6;
+
+#[test]
+fn nothing_is_acknowledged_before_it_is_synced() {
+    let Some(strace) = strace() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace");
+    let traced = Command::new(strace)
+        .args(["-f", "-s", "200", "-e", "trace=write,fdatasync,fsync", "-o"])
+        .arg(&trace)
+        .args(child_command())
+        .env(DIR, dir.path().join("store"))
+        .output()
+        .unwrap();
+    let acknowledged = acknowledged(&traced);
+    assert!(acknowledged.len() >= 20, "{traced:?}");
+    let (mut synced, mut acks) = (false, 0);
+    for line in std::fs::read_to_string(&trace).unwrap().lines() {
+        let is_sync = line.contains("fdatasync(") || line.contains("fsync(") || line.contains("fdatasync resumed");
+        if is_sync && line.ends_with("= 0") {
+            synced = true;
+        }
+        if line.contains("write(1") && line.contains(ACK) {
+            assert!(synced, "acknowledged without a sync since the last: {line}");
+            synced = false;
+            acks += 1;
+        }
+    }
+    assert_eq!(acks, acknowledged.len(), "every acknowledgement is in the trace");
+}
+
+#[test]
+fn a_sync_that_fails_stops_the_process() {
+    let Some(strace) = strace() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let traced = Command::new(strace)
+        .args(["-f", "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=12", "-o", "/dev/null"])
+        .args(child_command())
+        .env(DIR, &store)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&traced.stderr);
+    assert_eq!(traced.status.signal(), Some(ABORTED), "{:?} {said}", traced.status);
+    assert!(said.contains("eddyline") && said.contains("store"), "it says nothing of use: {said}");
+    let acknowledged = acknowledged(&traced);
+    assert!(!acknowledged.is_empty() && acknowledged.len() < 20, "{} acknowledged", acknowledged.len());
+    // Whatever was acknowledged before is there, and the store opens.
+    let runs = runs_in(&store);
+    for run in &acknowledged {
+        assert!(runs.contains(run), "{run} was acknowledged and is lost");
+    }
+}
+
+#[test]
+fn a_second_process_is_told_who_has_the_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Embedded::open(dir.path(), Options::default()).unwrap();
+    let second = Command::new(std::env::current_exe().unwrap()).args(CHILD).env(DIR, dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success());
+    let pid = std::process::id().to_string();
+    for word in [&dir.path().display().to_string(), &pid] {
+        assert!(said.contains(word), "no {word} in: {said}");
+    }
+    drop(store);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_keeps_reading_and_recovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]).arg(dir.path()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        println!("skipped: a small disk can be mounted only by root");
+        return;
+    }
+    let _unmount = Unmount(dir.path());
+    let ballast = dir.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 3 << 20]).unwrap();
+    let store = Arc::new(Embedded::open(&dir.path().join("store"), Options::default()).unwrap());
+    let mut rig = Rig::on(store.clone(), Config::default());
+    rig.register(FLOW).await;
+    let start = || {
+        let input = json!({"text": "x".repeat(20_000)});
+        rig.engine.start_run(&rig.ns, StartRequest { flow: "f".to_owned(), input, ..StartRequest::default() })
+    };
+    let mut acknowledged = Vec::new();
+    let refused = loop {
+        match start().await {
+            Ok(started) => acknowledged.push(started.run),
+            Err(error) => break error,
+        }
+        assert!(acknowledged.len() < 1_000, "the disk never gets full");
+    };
+    assert!(matches!(refused, EngineError::Store(StoreError::Full(_))), "{refused}");
+    // It keeps reading, and what was acknowledged is there, no more and no less.
+    let listed = rig.engine.list(&rig.ns, &RunFilter::default(), Page::default()).await.unwrap();
+    assert_eq!(listed.len(), acknowledged.len());
+    assert!(matches!(start().await, Err(EngineError::Store(StoreError::Full(_)))));
+    // There is space again: everything goes on by itself.
+    std::fs::remove_file(&ballast).unwrap();
+    acknowledged.push(start().await.unwrap().run);
+    rig.work(4, |task| done(json!({"of": task.activation})));
+    for run in acknowledged {
+        rig.output(run).await;
+    }
+    rig.stop().await;
+    drop(store);
+}
+
+/// What the other tests start: runs are started one after the other, each announced once it is acknowledged.
+#[test]
+#[ignore = "a process for the other tests"]
+fn child() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = match Embedded::open(Path::new(&dir), Options::default()) {
+            Ok(store) => Arc::new(store),
+            Err(error) => {
+                eprintln!("{error}");
+                std::process::exit(1);
+            }
+        };
+        let rig = Rig::on(store, Config::default());
+        rig.register(FLOW).await;
+        for n in 0..25 {
+            let run = rig.start("f", json!({"n": n})).await;
+            let mut out = std::io::stdout().lock();
+            out.write_all(format!("{ACK}{run}\n").as_bytes()).unwrap();
+            out.flush().unwrap();
+        }
+        rig.stop().await;
+    });
+}
+
+const CHILD: [&str; 4] = ["--exact", "child", "--ignored", "--nocapture"];
+
+fn child_command() -> Vec<String> {
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    std::iter::once(exe).chain(CHILD.map(str::to_owned)).collect()
+}
+
+fn acknowledged(output: &Output) -> Vec<String> {
+    let lines = BufReader::new(&output.stdout[..]).lines().map_while(Result::ok);
+    lines.filter_map(|line| line.rsplit_once(ACK).map(|(_, run)| run.trim().to_owned())).collect()
+}
+
+fn runs_in(store: &Path) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = Embedded::open(store, Options::default()).unwrap();
+        let runs = store.runs(Some(&Namespace::default()), &RunFilter::default(), Page::default()).await.unwrap();
+        runs.into_iter().map(|summary| summary.run.to_string()).collect()
+    })
+}
+
+/// The program that traces system calls, if it is installed and may be used.
+fn strace() -> Option<&'static str> {
+    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
+    if works.is_ok_and(|status| status.success()) {
+        return Some("strace");
+    }
+    println!("skipped: strace is not installed, or may not be used here");
+    None
+}
+
+struct Unmount<'a>(&'a Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
