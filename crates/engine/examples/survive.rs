@@ -41,8 +41,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let run: RunId = serde_json::from_value(json!(lines.next().ok_or("the child said nothing")??))?;
     for line in lines {
         let line = line?;
-        println!("process {}   {line}", child.id());
-        if line.starts_with("pricing each[1]") {
+        println!("{line}");
+        if line.ends_with("pricing each[1]") {
             child.kill()?;
             println!("process {}   killed", child.id());
             break;
@@ -123,11 +123,15 @@ async fn work(engine: Engine) {
     }
 }
 
+fn say(what: &str) {
+    println!("process {}   {what}", std::process::id());
+}
+
 fn handle(task: &Assignment) -> Op {
     let done = |output: Value| Op::Complete { output: Data::from(output), emits: Vec::new(), logs: Vec::new() };
     match (task.handler.as_str(), task.attempt) {
         ("reserve", 1) => {
-            println!("reserving, attempt 1: the warehouse does not answer");
+            say("reserving, attempt 1: the warehouse does not answer");
             Op::Fail {
                 error: Failure::new("Busy", "the warehouse did not answer"),
                 retryable: true,
@@ -135,15 +139,15 @@ fn handle(task: &Assignment) -> Op {
             }
         }
         ("reserve", attempt) => {
-            println!("reserving, attempt {attempt}");
+            say(&format!("reserving, attempt {attempt}"));
             done(json!({"total": 90, "items": [{"sku": "a", "cents": 250}, {"sku": "b", "cents": 400}]}))
         }
         ("price", _) => {
-            println!("pricing {}", task.activation);
+            say(&format!("pricing {}", task.activation));
             done(task.input["cents"].clone())
         }
         (handler, _) => {
-            println!("{handler}");
+            say(&format!("{handler}ping"));
             done(json!(format!("{handler} done")))
         }
     }

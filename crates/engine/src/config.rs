@@ -77,8 +77,8 @@ impl Default for Config {
             hot_activations: 200_000,
             due_batch: 500,
             poll_ms: 2_000,
-            reconcile_ms: 30_000,
-            reconcile_batch: 200,
+            reconcile_ms: 60_000,
+            reconcile_batch: 50,
             retention: Retention::default(),
             chance: Arc::new(system_chance),
         }

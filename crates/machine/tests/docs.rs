@@ -360,7 +360,7 @@ fn every_field_of_every_kind_is_listed() {
 #[test]
 fn the_tour_of_the_readme_is_the_tour() {
     let told = tour::tell().unwrap();
-    let block = README.blocks().into_iter().find(|block| block.text.contains("flow.start")).expect("the tour");
+    let block = README.blocks().into_iter().find(|block| block.text.contains("played-here")).expect("the tour");
     let (before, after) = block.text.split_once("  …\n").expect("a line that stands for others");
     assert!(told.starts_with(before), "{told}");
     assert!(told.ends_with(after), "{told}");

@@ -14,7 +14,8 @@ pub const EXPRESSIONS: Page =
 pub const PERFORMANCE: Page =
     Page { name: "docs/performance.md", text: include_str!("../../../../docs/performance.md") };
 pub const TIMELINE: Page = Page { name: "docs/timeline.md", text: include_str!("../../../../docs/timeline.md") };
-pub const PAGES: [Page; 5] = [README, FLOWS, EXPRESSIONS, TIMELINE, PERFORMANCE];
+pub const STORES: Page = Page { name: "docs/stores.md", text: include_str!("../../../../docs/stores.md") };
+pub const PAGES: [Page; 6] = [README, FLOWS, EXPRESSIONS, TIMELINE, STORES, PERFORMANCE];
 
 /// A fenced block.
 #[derive(Debug, Clone)]
