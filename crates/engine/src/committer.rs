@@ -7,7 +7,7 @@
 mod batch;
 mod prepare;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use eddyline_machine::{Answer, Input, Millis, Run, RunId, ValueId};
@@ -149,8 +149,8 @@ pub(crate) struct Committer {
     lanes: HashMap<RunId, Lane>,
     ready: VecDeque<RunId>,
     dispatcher: Dispatcher,
-    /// Claims that were being tried when they were called off.
-    called_off: HashSet<RequestId>,
+    /// Claims that are being tried, and whether they were called off meanwhile.
+    trying: HashMap<RequestId, bool>,
     loads: FuturesUnordered<BoxFuture<'static, (RunId, Result<Load>)>>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The store's time as of the last look.
@@ -213,7 +213,7 @@ impl Committer {
             lanes: HashMap::new(),
             ready: VecDeque::new(),
             dispatcher: Dispatcher::default(),
-            called_off: HashSet::new(),
+            trying: HashMap::new(),
             loads: FuturesUnordered::new(),
             sent: FuturesUnordered::new(),
             now: 0,
@@ -271,7 +271,10 @@ impl Committer {
                     let _ = parked.reply.send(Ok(Vec::new()));
                 }
                 None => {
-                    self.called_off.insert(request);
+                    // Neither parked nor being tried: it has its answer.
+                    if let Some(called_off) = self.trying.get_mut(&request) {
+                        *called_off = true;
+                    }
                 }
             },
             Order::Hint(ns, queue) => self.dispatcher.hint(ns, queue),

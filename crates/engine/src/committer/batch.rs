@@ -68,8 +68,10 @@ impl Committer {
                 }
             }
         }
-        let picked = self.dispatcher.pick(&added);
-        picked.into_iter().filter(|(_, parked)| !parked.reply.is_closed()).collect()
+        let mut picked = self.dispatcher.pick(&added);
+        picked.retain(|(_, parked)| !parked.reply.is_closed());
+        self.trying.extend(picked.iter().map(|(_, parked)| (parked.request.request, false)));
+        picked
     }
 
     pub(super) fn finished(&mut self, sent: Sent) {
@@ -86,6 +88,7 @@ impl Committer {
                     self.failed(prepared, &error);
                 }
                 for (_, parked) in sent.claims {
+                    self.trying.remove(&parked.request.request);
                     let _ = parked.reply.send(Err(EngineError::Store(error.clone())));
                 }
                 return;
@@ -180,7 +183,7 @@ impl Committer {
     }
 
     fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {
-        let called_off = self.called_off.remove(&parked.request.request);
+        let called_off = self.trying.remove(&parked.request.request).unwrap_or(false);
         if claims.tasks.is_empty() && !parked.once && !called_off {
             return self.dispatcher.put_back(id, parked, &claims);
         }
