@@ -1,8 +1,8 @@
 //! What people do to a run.
 
-use eddyline_machine::run::{Phase, Run};
-use eddyline_machine::{ActId, Answer, Data, Failure, Input, OpenedBy, RunId, Start, StepAct, decide};
-use eddyline_store::{GateFilter, GateRow, Namespace, Page, Trim};
+use eddyline_machine::run::{Phase, Reused, Run};
+use eddyline_machine::{ActId, Answer, Data, Failure, Input, OpenedBy, RunId, Start, StepAct, ValueId, decide};
+use eddyline_store::{GateFilter, GateRow, Namespace, Page, Store, Trim};
 use serde_json::Value;
 
 use crate::assignment::materialise;
@@ -53,7 +53,12 @@ impl Engine {
             StepActRequest::Skip => StepAct::Skip,
             StepActRequest::Retry => StepAct::Retry,
         };
-        self.act(ns, run, Input::Act { activation: activation.to_owned(), by: by.to_owned(), act }).await
+        let input = Input::Act { activation: activation.to_owned(), by: by.to_owned(), act };
+        self.act(ns, run, input).await.map_err(|error| match error {
+            // The one thing that can be wrong with it by now.
+            EngineError::Invalid { .. } => EngineError::NotFound { what: "activation", id: activation.to_owned() },
+            other => other,
+        })
     }
 
     /// A new run that takes over what completed and runs the rest again. The old one must have failed or been cancelled.
@@ -131,7 +136,7 @@ impl Engine {
         ns: &Namespace,
         old: &Run,
         flow: std::sync::Arc<crate::Registered>,
-        reuse: Vec<eddyline_machine::run::Reused>,
+        reuse: Vec<Reused>,
         input: Option<Value>,
     ) -> Result<RunId> {
         let (store, run) = (&*self.instance.store, old.header.run);
@@ -149,22 +154,7 @@ impl Engine {
                 materialise(store, run, &input, &mut values).await?.into()
             }
         };
-        // Payloads of the old run become payloads of the new one: everything it takes over is loaded first.
-        let mut wanted = Vec::new();
-        for reused in &reuse {
-            let _ = reused.clone().carried(|data| {
-                wanted.push(data.clone());
-                Data::null()
-            });
-        }
-        for data in &wanted {
-            materialise(store, run, data, &mut values).await?;
-        }
-        let find = |data: &Data| {
-            let found = data.materialise(&|id| values.iter().find(|(have, _)| *have == id).map(|(_, value)| value));
-            found.map_or_else(|_| Data::null(), Data::from)
-        };
-        let reuse = reuse.into_iter().map(|reused| reused.carried(find)).collect();
+        let reuse = taken_over(store, run, reuse, &mut values).await?;
         let header = &old.header;
         let start = Start {
             input: Some(input),
@@ -180,4 +170,28 @@ impl Engine {
         let starting = self.hand_in_new(new, start, NewRun { ns: ns.clone(), flow, key: None }).await?;
         Ok(starting.started().await?.run)
     }
+}
+
+/// Payloads of the old run become payloads of the new one: everything it takes over is loaded first.
+async fn taken_over(
+    store: &dyn Store,
+    run: RunId,
+    reuse: Vec<Reused>,
+    values: &mut Vec<(ValueId, Data)>,
+) -> Result<Vec<Reused>> {
+    let mut wanted = Vec::new();
+    for reused in &reuse {
+        let _ = reused.clone().carried(|data| {
+            wanted.push(data.clone());
+            Data::null()
+        });
+    }
+    for data in &wanted {
+        materialise(store, run, data, values).await?;
+    }
+    let find = |data: &Data| {
+        let found = data.materialise(&|id| values.iter().find(|(have, _)| *have == id).map(|(_, value)| value));
+        found.map_or_else(|_| Data::null(), Data::from)
+    };
+    Ok(reuse.into_iter().map(|reused| reused.carried(find)).collect())
 }

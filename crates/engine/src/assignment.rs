@@ -44,6 +44,8 @@ pub struct Assignment {
     pub deadline: Option<Millis>,
     /// Of a code run: what it remembers, by name.
     pub memo: Option<Map<String, Value>>,
+    /// About how many bytes its inputs have.
+    pub bytes: usize,
 }
 
 impl Handed {
@@ -58,6 +60,11 @@ impl Handed {
         Handed { claimed, about: Some((input, header.flow_version.clone())), values }
     }
 
+    /// The same, to be assembled, with the claim left here.
+    pub fn take_up(&mut self) -> Handed {
+        Handed { claimed: self.claimed.clone(), about: self.about.take(), values: std::mem::take(&mut self.values) }
+    }
+
     /// Puts everything together, reading what is not at hand.
     pub async fn assemble(mut self, store: &dyn Store, flows: &Flows) -> Result<Assignment> {
         let run = self.claimed.run;
@@ -70,6 +77,8 @@ impl Handed {
         };
         let claimed = &self.claimed;
         let task = claimed.task.clone();
+        let payloads = [Some(&task.input), task.gate.as_ref(), Some(&run_input)];
+        let bytes = payloads.into_iter().flatten().map(|data| data.bytes(MAX_INPUT_BYTES)).sum();
         let memo = match task.kind {
             TaskKind::Step => None,
             TaskKind::Run => Some(memo(store, flows, run, 0).await?),
@@ -94,6 +103,7 @@ impl Handed {
                 None => None,
             },
             memo,
+            bytes,
         })
     }
 

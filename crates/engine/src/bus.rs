@@ -1,19 +1,13 @@
-//! Wake-ups. Hints of the store go to those who wait for a run, and tell the committer where there may be tasks; what is
-//! true is always read from the store.
-
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+//! Wake-ups. Hints of the store go to those who wait for a run, and to the loops that have work; what is true is always
+//! read from the store. The committer alone listens to the store and passes hints on: most of them follow from its own
+//! commits, and a task more to wake with each of those would cost more than the rest of a step.
 
 use eddyline_machine::RunId;
 use eddyline_store::Change;
-use tokio::sync::{Notify, broadcast};
-
-use crate::committer::{Committing, Order};
-use crate::shutdown::Shutdown;
-
-pub(crate) type Hints = broadcast::Receiver<Arc<[Change]>>;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::Notify;
 
 /// Who waits for which run.
 #[derive(Debug, Default)]
@@ -25,7 +19,7 @@ pub(crate) struct Bus {
     chores: Vec<Interest>,
 }
 
-/// What wakes a loop. The bus alone listens to the store, so that a commit does not wake loops it has no work for.
+/// What wakes a loop: a commit does not wake loops it has no work for.
 pub(crate) struct Interest {
     pub wakes: Box<dyn Fn(&Change) -> bool + Send + Sync>,
     pub wake: Arc<Notify>,
@@ -82,51 +76,24 @@ impl Bus {
         self.ends.listen(run)
     }
 
-    fn wake_all(&self) {
+    pub fn wake_all(&self) {
         self.records.wake_all();
         self.ends.wake_all();
         self.chores.iter().for_each(|chore| chore.wake.notify_one());
     }
 
-    /// Passes hints on. Everybody is woken now and then in any case: a hint may not have come.
-    pub async fn run(self: Arc<Bus>, mut hints: Hints, committing: Committing, poll: Duration, mut shutdown: Shutdown) {
-        let mut poll = tokio::time::interval(poll);
-        loop {
-            let changes = tokio::select! {
-                changes = hints.recv() => changes,
-                _ = poll.tick() => {
-                    let _ = committing.send(Order::HintAll).await;
-                    continue;
+    pub fn pass_on(&self, changes: &[Change]) {
+        for chore in &self.chores {
+            if changes.iter().any(|change| (chore.wakes)(change)) {
+                chore.wake.notify_one();
+            }
+        }
+        for change in changes {
+            if let Change::Run { run, ended } = change {
+                self.records.wake(*run);
+                if *ended {
+                    self.ends.wake(*run);
                 }
-                () = shutdown.wait() => return self.wake_all(),
-            };
-            match changes {
-                Ok(changes) => {
-                    for chore in &self.chores {
-                        if changes.iter().any(|change| (chore.wakes)(change)) {
-                            chore.wake.notify_one();
-                        }
-                    }
-                    for change in changes.iter() {
-                        match change {
-                            Change::Run { run, ended } => {
-                                self.records.wake(*run);
-                                if *ended {
-                                    self.ends.wake(*run);
-                                }
-                            }
-                            Change::Tasks { ns, queue } => {
-                                let _ = committing.send(Order::Hint(ns.clone(), queue.clone())).await;
-                            }
-                            _ => {}
-                        }
-                    }
-                }
-                Err(broadcast::error::RecvError::Lagged(_)) => {
-                    self.wake_all();
-                    let _ = committing.send(Order::HintAll).await;
-                }
-                Err(broadcast::error::RecvError::Closed) => return,
             }
         }
     }

@@ -9,14 +9,16 @@ mod prepare;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use eddyline_machine::{Answer, Input, Millis, Run, RunId, ValueId};
-use eddyline_store::{Claimed, Found, Namespace, RequestId, StartKey, Store, Taken};
+use eddyline_store::{Change, Claimed, Found, Namespace, RequestId, StartKey, Store, Taken};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
+use crate::bus::Bus;
 use crate::config::Config;
 use crate::dispatcher::{Dispatcher, Parked};
 use crate::error::{EngineError, Result};
@@ -38,10 +40,6 @@ pub(crate) enum Order {
     Unpark(RequestId),
     /// Claimed, but never delivered.
     Release(Vec<Claimed>),
-    /// There may be something to claim.
-    Hint(Namespace, String),
-    /// There may be something to claim anywhere: hints were lost.
-    HintAll,
     /// All of these before anything is sent: what a worker reports, and its claim of what comes of it.
     All(Vec<Order>),
 }
@@ -140,11 +138,14 @@ impl Committing {
     }
 }
 
+type Hints = broadcast::Receiver<Arc<[Change]>>;
+
 pub(crate) struct Committer {
     store: Arc<dyn Store>,
     flows: Arc<Flows>,
     config: Arc<Config>,
     orders: mpsc::Receiver<Order>,
+    hints: Option<Hints>,
     hot: HotRuns,
     lanes: HashMap<RunId, Lane>,
     ready: VecDeque<RunId>,
@@ -155,6 +156,8 @@ pub(crate) struct Committer {
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The store's time as of the last look.
     now: Millis,
+    /// What was accepted is still committed, and nothing more is claimed.
+    stopping: bool,
 }
 
 /// A run with inputs that wait.
@@ -205,6 +208,7 @@ impl Committer {
     pub fn new(store: Arc<dyn Store>, flows: Arc<Flows>, config: Arc<Config>) -> (Committer, Committing) {
         let (sender, orders) = mpsc::channel(config.queue);
         let committer = Committer {
+            hints: Some(store.watch()),
             store,
             flows,
             orders,
@@ -217,17 +221,19 @@ impl Committer {
             loads: FuturesUnordered::new(),
             sent: FuturesUnordered::new(),
             now: 0,
+            stopping: false,
         };
         (committer, Committing(sender))
     }
 
     /// Until everything that was handed in before the shutdown is answered.
-    pub async fn run(mut self, mut shutdown: Shutdown) {
+    pub async fn run(mut self, bus: Arc<Bus>, mut shutdown: Shutdown) {
         let mut orders = Vec::with_capacity(GATHER);
-        let mut stopping = false;
+        let mut poll = tokio::time::interval(Duration::from_millis(self.config.poll_ms.max(1) as u64));
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.send_batches().await;
-            if stopping && self.sent.is_empty() && self.loads.is_empty() && self.ready.is_empty() {
+            if self.stopping && self.sent.is_empty() && self.loads.is_empty() && self.ready.is_empty() {
                 break;
             }
             let next_try = self.dispatcher.next_try().map(|at| (at - self.now).max(1) as u64);
@@ -235,20 +241,24 @@ impl Committer {
                 biased;
                 Some(sent) = self.sent.next(), if !self.sent.is_empty() => self.finished(sent),
                 Some((run, load)) = self.loads.next(), if !self.loads.is_empty() => self.loaded(run, load),
+                // Before orders, of which there may always be more.
+                changes = hear(&mut self.hints) => self.hinted(&bus, changes),
                 taken = self.orders.recv_many(&mut orders, GATHER) => {
                     if taken == 0 {
-                        stopping = true;
+                        self.stopping = true;
                     }
                     for order in orders.drain(..) {
                         self.take(order);
                     }
                 }
+                // Hints may not have come.
+                _ = poll.tick() => self.dispatcher.hint_all(),
                 () = sleep_ms(next_try), if next_try.is_some() => {
                     self.now = self.store.now().await.unwrap_or(self.now);
                     self.dispatcher.wake_due(self.now);
                 }
-                () = shutdown.wait(), if !stopping => {
-                    stopping = true;
+                () = shutdown.wait(), if !self.stopping => {
+                    self.stopping = true;
                     // What is in the channel was accepted: it is still answered.
                     self.orders.close();
                     while let Ok(order) = self.orders.try_recv() {
@@ -257,15 +267,34 @@ impl Committer {
                     for parked in self.dispatcher.drain() {
                         let _ = parked.reply.send(Ok(Vec::new()));
                     }
+                    bus.wake_all();
                 }
             }
         }
+        bus.wake_all();
+    }
+
+    fn hinted(&mut self, bus: &Bus, changes: Option<Arc<[Change]>>) {
+        let Some(changes) = changes else {
+            self.dispatcher.hint_all();
+            return bus.wake_all();
+        };
+        for change in changes.iter() {
+            if let Change::Tasks { ns, queue } = change {
+                self.dispatcher.hint(ns.clone(), queue.clone());
+            }
+        }
+        bus.pass_on(&changes);
     }
 
     fn take(&mut self, order: Order) {
         match order {
             Order::Submit(submission) => self.accept(submission),
-            Order::Park(parked) => self.dispatcher.park(parked),
+            Order::Park(parked) => {
+                if let Some(repeated) = self.dispatcher.park(parked) {
+                    let _ = repeated.reply.send(Ok(Vec::new()));
+                }
+            }
             Order::Unpark(request) => match self.dispatcher.unpark(request) {
                 Some(parked) => {
                     let _ = parked.reply.send(Ok(Vec::new()));
@@ -277,8 +306,6 @@ impl Committer {
                     }
                 }
             },
-            Order::Hint(ns, queue) => self.dispatcher.hint(ns, queue),
-            Order::HintAll => self.dispatcher.hint_all(),
             Order::Release(claimed) => claimed.into_iter().for_each(|claimed| self.release_task(claimed)),
             Order::All(orders) => orders.into_iter().for_each(|order| self.take(order)),
         }
@@ -398,6 +425,18 @@ async fn load(store: &dyn Store, flows: &Flows, run: RunId, what: Wanted) -> Res
             Ok(Load::Whole(Box::new(Hot { ns, flow, run })))
         }
     }
+}
+
+/// The next hints; none if some were missed. Waits for ever once the store says nothing any more.
+async fn hear(hints: &mut Option<Hints>) -> Option<Arc<[Change]>> {
+    if let Some(store) = hints {
+        match store.recv().await {
+            Ok(changes) => return Some(changes),
+            Err(broadcast::error::RecvError::Lagged(_)) => return None,
+            Err(broadcast::error::RecvError::Closed) => *hints = None,
+        }
+    }
+    std::future::pending().await
 }
 
 async fn sleep_ms(ms: Option<u64>) {

@@ -11,10 +11,14 @@ pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
 pub const MAX_INPUT_BYTES: usize = 12 << 20;
 /// A payload nests at most this deep, so that aggregates of payloads stay readable.
 pub const MAX_PAYLOAD_DEPTH: u16 = 64;
+/// Nothing waits longer than ten years: more is a mistake, and sums of a few of them are far from overflowing.
+pub const MAX_WAIT_MS: Millis = 3_650 * DAY_MS;
 /// How many runs one call starts.
 pub const MAX_STARTS: usize = 10_000;
 /// How many tasks one claim gets.
 pub const MAX_CLAIM: usize = 1_000;
+/// When they have this many bytes of inputs, the rest of them goes into another answer.
+pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
 const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 
@@ -43,6 +47,8 @@ pub struct Config {
     /// Runs that the reconciler looks at in one go.
     pub reconcile_batch: usize,
     pub retention: Retention,
+    /// So many tasks of a namespace wait to be claimed before starts are refused. Children and retries are not.
+    pub backlog: usize,
     /// Where randomness comes from: 32 fresh bytes a call.
     pub chance: Chance,
 }
@@ -80,6 +86,7 @@ impl Default for Config {
             reconcile_ms: 60_000,
             reconcile_batch: 50,
             retention: Retention::default(),
+            backlog: 1_000_000,
             chance: Arc::new(system_chance),
         }
     }

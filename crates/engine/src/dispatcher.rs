@@ -2,9 +2,10 @@
 //! again with the commit that adds a task it suits: the task is handed over by the very commit that made it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use eddyline_machine::{Millis, Task};
-use eddyline_store::{ClaimRequest, Claims, Namespace, RequestId};
+use eddyline_store::{ClaimRequest, Claims, Namespace, Offer, RequestId};
 use tokio::sync::oneshot;
 
 use crate::assignment::Handed;
@@ -45,16 +46,28 @@ pub(crate) struct Added<'a> {
 }
 
 impl Dispatcher {
-    pub fn park(&mut self, parked: Parked) {
+    /// Lets a claim wait. One that waits under the same request is given back: whoever repeats a claim has given up the
+    /// first, and the two could not be told apart when one is called off.
+    pub fn park(&mut self, parked: Parked) -> Option<Parked> {
+        let repeated = self.by_request.get(&parked.request.request).copied().and_then(|id| self.take(id));
         self.next += 1;
         let id = self.next;
         self.fresh.insert(id);
         self.put(id, parked);
+        repeated
     }
 
-    /// The claim is not wanted any more; it is given back unless it is being tried right now.
+    /// The claim does not wait any longer; it is given back unless it is being tried right now. One that was not tried at
+    /// all is tried first, if somebody still listens: it may repeat one that got tasks, and "nothing" would be a lie.
     pub fn unpark(&mut self, request: RequestId) -> Option<Parked> {
         let id = *self.by_request.get(&request)?;
+        if self.fresh.contains(&id)
+            && let Some(parked) = self.parked.get_mut(&id)
+            && !parked.reply.is_closed()
+        {
+            parked.once = true;
+            return None;
+        }
         self.take(id)
     }
 
@@ -67,8 +80,12 @@ impl Dispatcher {
         }
     }
 
-    /// Every queue may have something.
+    /// Every queue may have something. Claims whose callers went away without a word are let go of.
     pub fn hint_all(&mut self) {
+        let gone = self.parked.iter().filter(|(_, parked)| parked.reply.is_closed()).map(|(id, _)| *id);
+        for id in gone.collect::<Vec<_>>() {
+            self.take(id);
+        }
         self.hinted.extend(self.by_queue.keys().cloned());
     }
 
@@ -101,8 +118,8 @@ impl Dispatcher {
             }
         }
         for queue in std::mem::take(&mut self.hinted) {
-            if let Some(id) = self.by_queue.get(&queue).and_then(|ids| ids.first()) {
-                room.entry(*id).or_insert_with(|| self.parked[id].request.max);
+            for (id, max) in self.first_of_each_offer(&queue) {
+                room.entry(id).or_insert(max);
             }
         }
         // Where to begin among those of a queue: everybody before has all the tasks it asked for.
@@ -117,9 +134,10 @@ impl Dispatcher {
                 *from = first + 1;
             }
             let suits = |id: &&ParkId| {
-                let offer = &self.parked[*id].request.offer;
+                let parked = &self.parked[*id];
                 room.get(id).is_none_or(|room| *room > 0)
-                    && offer.takes(task.kind, &task.handler, &task.requires, task.build.as_deref())
+                    && !parked.reply.is_closed()
+                    && parked.request.offer.takes(task.kind, &task.handler, &task.requires, task.build.as_deref())
             };
             if let Some(id) = ids.range(*from..).find(suits) {
                 let room = room.entry(*id).or_insert_with(|| self.parked[id].request.max);
@@ -129,8 +147,27 @@ impl Dispatcher {
         room.into_keys().filter_map(|id| self.take(id).map(|parked| (id, parked))).collect()
     }
 
-    /// A claim was tried and got nothing: it waits on, in its old place.
-    pub fn put_back(&mut self, id: ParkId, parked: Parked, claims: &Claims) {
+    /// Who is tried when a queue may have something. What is there may suit the last in line alone, so one of each kind
+    /// of worker is tried: all of a kind would get the same.
+    fn first_of_each_offer(&self, queue: &(Namespace, String)) -> Vec<(ParkId, usize)> {
+        let (mut offers, mut found): (Vec<&Arc<Offer>>, _) = (Vec::new(), Vec::new());
+        let waiting = self.by_queue.get(queue).into_iter().flatten();
+        for (id, parked) in waiting.filter_map(|id| Some((*id, self.parked.get(id)?))) {
+            let offer = &parked.request.offer;
+            let known = offers.iter().any(|known| Arc::ptr_eq(known, offer) || *known == offer);
+            if !known && !parked.reply.is_closed() {
+                offers.push(offer);
+                found.push((id, parked.request.max));
+            }
+        }
+        found
+    }
+
+    /// A claim was tried and got nothing: it waits on, in its old place. It is given back if it was repeated meanwhile.
+    pub fn put_back(&mut self, id: ParkId, parked: Parked, claims: &Claims) -> Option<Parked> {
+        if self.by_request.contains_key(&parked.request.request) {
+            return Some(parked);
+        }
         if let Some(at) = claims.retry_at {
             let queues = parked.request.queues.iter().map(|queue| (parked.request.ns.clone(), queue.clone()));
             self.later.entry(at).or_default().extend(queues);
@@ -141,6 +178,7 @@ impl Dispatcher {
             self.fresh.insert(id);
         }
         self.put(id, parked);
+        None
     }
 
     pub fn drain(&mut self) -> Vec<Parked> {
@@ -176,27 +214,46 @@ impl Dispatcher {
 #[cfg(test)]
 #[allow(clippy::expect_used)]
 mod tests {
-    use std::sync::Arc;
-
-    use eddyline_store::Offer;
     use uuid::Uuid;
 
     use super::*;
 
-    #[test]
-    fn a_hint_that_comes_while_the_only_claim_is_being_tried_is_not_missed() {
-        let mut dispatcher = Dispatcher::default();
-        let (reply, _answer) = oneshot::channel();
+    fn parked(id: u128) -> (Parked, oneshot::Receiver<Result<Vec<Handed>>>) {
+        let (reply, answer) = oneshot::channel();
         let request = ClaimRequest {
             ns: Namespace::default(),
-            request: RequestId(Uuid::from_u128(1)),
+            request: RequestId(Uuid::from_u128(id)),
             worker: "w".to_owned(),
             queues: vec!["q".to_owned()],
             offer: Arc::new(Offer::default()),
             max: 1,
             lease_ms: 1,
         };
-        dispatcher.park(Parked { request, reply, once: false });
+        (Parked { request, reply, once: false }, answer)
+    }
+
+    #[test]
+    fn a_claim_that_is_called_off_is_tried_once_unless_nobody_listens() {
+        let mut dispatcher = Dispatcher::default();
+        let (listened_to, _answer) = parked(1);
+        let (alone, answer) = parked(2);
+        drop(answer);
+        dispatcher.park(listened_to);
+        dispatcher.park(alone);
+        assert!(dispatcher.unpark(RequestId(Uuid::from_u128(1))).is_none());
+        assert!(dispatcher.unpark(RequestId(Uuid::from_u128(2))).is_some());
+        let (id, parked) = dispatcher.pick(&[]).pop().expect("it goes with the next commit");
+        assert!(parked.once, "and is answered by it");
+        // One that was tried, and waits again, is given back.
+        dispatcher.put_back(id, parked, &Claims::default());
+        assert!(dispatcher.unpark(RequestId(Uuid::from_u128(1))).is_some());
+    }
+
+    #[test]
+    fn a_hint_that_comes_while_the_only_claim_is_being_tried_is_not_missed() {
+        let mut dispatcher = Dispatcher::default();
+        let (parked, _answer) = parked(1);
+        dispatcher.park(parked);
         let (id, parked) = dispatcher.pick(&[]).pop().expect("the claim goes with the next commit");
         assert!(!dispatcher.wants());
         // Between the moment at which it was tried and the moment at which that is known.

@@ -9,12 +9,13 @@ use eddyline_store::{Namespace, Store};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use crate::backlog::Backlogs;
 use crate::bus::{Bus, Interest};
 use crate::chore::{Chore, drive};
 use crate::committer::{Committer, Committing};
 use crate::config::Config;
 use crate::error::{EngineError, Result};
-use crate::events::{Events, ensure_cursor};
+use crate::events::{Events, ensure_cursor, keep_events};
 use crate::flows::{Flows, Registered, Registration};
 use crate::inbox::Inbox;
 use crate::instance::Instance;
@@ -24,6 +25,7 @@ use crate::report::ClaimFacts;
 use crate::retention::Retention;
 use crate::shutdown::{self, Shutdown, Stop};
 use crate::timers::Timers;
+use crate::workers::Workers;
 
 /// How long a shutdown waits for what is on its way before it lets go.
 const SHUTDOWN: Duration = Duration::from_secs(10);
@@ -34,7 +36,11 @@ pub struct Engine {
     pub(crate) instance: Instance,
     pub(crate) bus: Arc<Bus>,
     pub(crate) facts: Arc<ClaimFacts>,
+    pub(crate) backlogs: Arc<Backlogs>,
     pub(crate) stopping: Shutdown,
+    pub(crate) workers: Arc<Workers>,
+    /// Sent to whenever a worker is told to drain.
+    pub(crate) drained: watch::Sender<()>,
     running: Arc<Running>,
 }
 
@@ -57,8 +63,7 @@ impl Engine {
         let flows = Arc::new(Flows::default());
         let (stop, stopping) = shutdown::channel();
         let (committer, committing) = Committer::new(store.clone(), flows.clone(), config.clone());
-        let instance = Instance { store: store.clone(), flows, committing: committing.clone(), config };
-        let hints = store.watch();
+        let instance = Instance { store: store.clone(), flows, committing, config };
         let (set, rounds) = (JoinSet::new(), BTreeMap::new());
         let mut loops = Loops { set, rounds, interests: Vec::new(), stopping: stopping.clone() };
         loops.spawn(Inbox(instance.clone()));
@@ -68,12 +73,11 @@ impl Engine {
         loops.spawn(Reconciler { instance: instance.clone(), at: None });
         loops.spawn(Retention(instance.clone()));
         let bus = Arc::new(Bus::new(loops.interests));
-        let poll = Duration::from_millis(instance.config.poll_ms.max(1) as u64);
-        loops.set.spawn(bus.clone().run(hints, committing, poll, stopping.clone()));
-        loops.set.spawn(committer.run(stopping.clone()));
+        loops.set.spawn(committer.run(bus.clone(), stopping.clone()));
         let running = Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds };
         let facts = Arc::new(ClaimFacts::default());
-        Engine { instance, bus, facts, stopping, running: Arc::new(running) }
+        let (backlogs, workers, drained) = (Arc::default(), Arc::default(), watch::Sender::new(()));
+        Engine { instance, bus, facts, backlogs, stopping, workers, drained, running: Arc::new(running) }
     }
 
     /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.
@@ -103,7 +107,10 @@ impl Engine {
     pub async fn register(&self, ns: &Namespace, name: Option<&str>, text: &str) -> Result<Registration> {
         let instance = &self.instance;
         ensure_cursor(instance, ns).await?;
-        instance.flows.register(&*instance.store, instance.command(), ns, name, text).await
+        let registered = instance.flows.register(&*instance.store, instance.command(), ns, name, text).await?;
+        let flow = self.flow(ns, &registered.name, Some(&registered.version)).await?;
+        keep_events(instance, ns, flow.look_back_ms()).await?;
+        Ok(registered)
     }
 
     /// A flow at a version, or at its current one.

@@ -1,7 +1,7 @@
 //! What a caller is told when something cannot be done.
 
-use eddyline_machine::RunId;
 use eddyline_machine::definition::Problems;
+use eddyline_machine::{Millis, RunId};
 use eddyline_store::StoreError;
 
 pub type Result<T> = std::result::Result<T, EngineError>;
@@ -24,6 +24,9 @@ pub enum EngineError {
     Conflict(String),
     #[error("{what} is {bytes} bytes, and the limit is {limit}")]
     TooLarge { what: &'static str, bytes: usize, limit: usize },
+    /// There is enough to do already; later there may be room.
+    #[error("{message}")]
+    TooMany { message: String, retry_after_ms: Millis },
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the engine is shutting down")]

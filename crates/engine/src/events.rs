@@ -5,13 +5,14 @@
 //! before. Whichever of the two commits later sees the other, so an event and a gate made at the same moment always meet.
 
 use eddyline_machine::{
-    ActId, Data, Due as Since, GateChange, Input, Message, MessageBody, Millis, OpenedBy, RunId, Transition,
+    ActId, Data, Due as Since, EventWait, GateChange, Input, Message, MessageBody, Millis, OpenedBy, RunId, Transition,
     canonical_json,
 };
 use eddyline_store::{
     Change, Command, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Fed, Feed,
-    FeedItem, GateFilter, MAX_PAGE, Namespace, NewEvent, Page, Refused, Store,
+    FeedItem, GateFilter, GateRow, MAX_PAGE, Namespace, NewEvent, Page, Refused, Store,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::chore::Chore;
@@ -21,10 +22,15 @@ use crate::instance::Instance;
 use crate::start::payload;
 
 /// How far the events of a namespace have been told to gates.
-const CURSOR: &str = "cursor";
-const EVENTS: &str = "events";
+pub(crate) const CURSOR: &str = "cursor";
+pub(crate) const EVENTS: &str = "events";
 /// Events that are told in one commit.
 const EVENTS_A_ROUND: usize = 100;
+/// What the messages of one commit weigh at most, and a message with a small payload: one event may open 100,000 gates.
+const BYTES_A_COMMIT: usize = 4 << 20;
+const MESSAGE_BYTES: usize = 2 << 10;
+/// How often it is tried to note how long events are kept, while others move the cursor.
+const KEEP_TRIES: usize = 100;
 /// Events that one call publishes.
 pub const MAX_EVENTS: usize = 1_000;
 /// What a message is called that makes a new gate look back.
@@ -72,13 +78,18 @@ impl Chore for Events {
     const NAME: &'static str = "events";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let filter =
-            DocumentFilter { kind: CURSOR.to_owned(), id: Some(EVENTS.to_owned()), ..DocumentFilter::default() };
-        let mut more = false;
-        for cursor in self.0.store.documents(None, &filter, MAX_PAGE).await? {
-            more |= self.tell(cursor).await?;
+        let (mut more, mut failed) = (false, None);
+        for cursor in cursors(&*self.0.store).await? {
+            // What is wrong in one namespace keeps no other from its events.
+            match self.tell(cursor).await {
+                Ok(there_is) => more |= there_is,
+                Err(error) => failed = Some(error),
+            }
         }
-        Ok(more.then_some(0))
+        match failed {
+            Some(error) if !more => Err(error),
+            _ => Ok(more.then_some(0)),
+        }
     }
 
     fn wakes(change: &Change) -> bool {
@@ -91,21 +102,27 @@ impl Chore for Events {
 }
 
 impl Events {
-    /// Tells of the next events of a namespace; whether there are more.
+    /// Tells of the next events of a namespace, as much as goes into one commit; whether there is more.
     async fn tell(&self, cursor: Document) -> Result<bool> {
-        let at = cursor.body["position"].as_u64().unwrap_or(0);
+        let mut told = Told::of(&cursor);
         let feed = Feed::Events { name: None, key: None };
-        let page = Page { after: Some(at), limit: EVENTS_A_ROUND };
+        let page = Page { after: Some(told.position), limit: EVENTS_A_ROUND };
         let events = self.0.store.feed(&cursor.ns, &feed, page).await?;
-        let Some(last) = events.last().map(|event| event.position) else { return Ok(false) };
-        let mut messages = Vec::new();
+        if events.is_empty() {
+            return Ok(false);
+        }
+        let (mut messages, mut room) = (Vec::new(), BYTES_A_COMMIT);
         for event in &events {
-            messages.extend(openings(&*self.0.store, &cursor.ns, event).await?);
+            told.gates = openings(&*self.0.store, &cursor.ns, event, told.gates, &mut room, &mut messages).await?;
+            if told.gates.is_some() {
+                break;
+            }
+            told.position = event.position;
         }
         let moved = DocumentChange {
             key: cursor.key,
             expect: Expect::Revision(cursor.revision),
-            body: Some(json!({"position": last})),
+            body: Some(json!(told)),
             due: None,
         };
         // Refused if another instance has told of them: then it moved the cursor as well.
@@ -114,29 +131,79 @@ impl Events {
     }
 }
 
-/// A message for every gate that waits for an event. A gate without a key takes any event of its name.
-async fn openings(store: &dyn Store, ns: &Namespace, event: &FeedItem) -> Result<Vec<Message>> {
-    let Fed::Event { name, key, payload, .. } = &event.what else { return Ok(Vec::new()) };
-    let keys = match key {
-        Some(key) => vec![Some(key.clone()), None],
-        None => vec![None],
-    };
-    let mut messages = Vec::new();
-    for key in keys {
-        let filter = GateFilter { event: Some((name.clone(), key)), ..GateFilter::default() };
-        let mut after = None;
-        loop {
-            let gates = store.gates(ns, &filter, Page { after, limit: MAX_PAGE }).await?;
-            let Some(last) = gates.last() else { break };
-            after = Some(last.position);
-            messages.extend(gates.iter().map(|gate| Message {
-                to: gate.id.run,
-                id: format!("event:{}:{}", event.position, gate.id.activation),
-                body: MessageBody::Input(Box::new(open(gate.id.activation, event.position, payload))),
-            }));
-        }
+/// How far the events of a namespace have been told.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+struct Told {
+    /// Up to here to all gates.
+    position: u64,
+    /// Of the next event: up to which gates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gates: Option<Gates>,
+    /// Events are kept at least as long as some gate may look back.
+    #[serde(default)]
+    keep_ms: Millis,
+}
+
+/// Those with the event's key come first, then those that take any.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Gates {
+    any_key: bool,
+    after: Option<u64>,
+}
+
+impl Told {
+    fn of(cursor: &Document) -> Told {
+        Told::deserialize(&cursor.body).unwrap_or_default()
     }
-    Ok(messages)
+}
+
+/// A message for every gate that waits for an event, as far as there is room; where to go on, if there was not enough. A
+/// gate without a key takes any event of its name.
+async fn openings(
+    store: &dyn Store,
+    ns: &Namespace,
+    event: &FeedItem,
+    from: Option<Gates>,
+    room: &mut usize,
+    messages: &mut Vec<Message>,
+) -> Result<Option<Gates>> {
+    let Fed::Event { name, key, payload, .. } = &event.what else { return Ok(None) };
+    let weight = payload.bytes(BYTES_A_COMMIT).max(MESSAGE_BYTES);
+    let mut gates = from.unwrap_or(Gates { any_key: key.is_none(), after: None });
+    loop {
+        if *room < weight && !messages.is_empty() {
+            return Ok(Some(gates));
+        }
+        let wanted = key.clone().filter(|_| !gates.any_key);
+        let filter = GateFilter { event: Some((name.clone(), wanted)), ..GateFilter::default() };
+        let page = Page { after: gates.after, limit: (*room / weight).clamp(1, MAX_PAGE) };
+        let found = store.gates(ns, &filter, page).await?;
+        match found.last() {
+            Some(last) => gates.after = Some(last.position),
+            None if gates.any_key => return Ok(None),
+            None => gates = Gates { any_key: true, after: None },
+        }
+        *room = room.saturating_sub(found.len() * weight);
+        messages.extend(found.iter().filter(|gate| reaches(gate, event)).map(|gate| Message {
+            to: gate.id.run,
+            id: format!("event:{}:{}", event.position, gate.id.activation),
+            body: MessageBody::Input(Box::new(open(gate.id.activation, event.position, payload))),
+        }));
+    }
+}
+
+/// Whether a gate looks back far enough. It may have come after the event that is only told of now.
+fn reaches(gate: &GateRow, event: &FeedItem) -> bool {
+    let arrived = gate.arrival.as_ref();
+    arrived.and_then(|arrived| Some(since(arrived.at, arrived.gate.event.as_ref()?))).is_some_and(|at| event.at >= at)
+}
+
+fn since(arrived_at: Millis, wait: &EventWait) -> Millis {
+    match wait.since {
+        Since::At(moment) => moment,
+        // Before the commit, so it is less than none.
+        Since::After(ms) => arrived_at + ms,
+    }
 }
 
 fn open(activation: ActId, position: u64, payload: &Data) -> Input {
@@ -167,11 +234,7 @@ pub(crate) async fn looked_back(store: &dyn Store, ns: &Namespace, run: RunId, m
     else {
         return Ok(None);
     };
-    let since = match wait.since {
-        Since::At(moment) => moment,
-        // Before the commit, so it is less than none.
-        Since::After(ms) => at + ms,
-    };
+    let since = since(at, &wait);
     let feed = Feed::Events { name: Some(wait.name), key: wait.key };
     let mut after = wait.after;
     loop {
@@ -190,13 +253,55 @@ pub(crate) async fn looked_back(store: &dyn Store, ns: &Namespace, run: RunId, m
 
 /// Where the events of a namespace are told from; made before anything can be published there.
 pub(crate) async fn ensure_cursor(instance: &Instance, ns: &Namespace) -> Result<()> {
-    let filter = DocumentFilter { kind: CURSOR.to_owned(), id: Some(EVENTS.to_owned()), ..DocumentFilter::default() };
-    if instance.store.documents(Some(ns), &filter, 1).await?.is_empty() {
+    if cursor(&*instance.store, ns).await?.is_none() {
         let key = DocumentKey::new(CURSOR, EVENTS);
-        let made = DocumentChange { key, expect: Expect::Absent, body: Some(json!({"position": 0})), due: None };
+        let made = DocumentChange { key, expect: Expect::Absent, body: Some(json!(Told::default())), due: None };
         commit(instance, ns, vec![made], Vec::new(), Vec::new()).await?;
     }
     Ok(())
+}
+
+/// Has events of a namespace kept for at least so long.
+pub(crate) async fn keep_events(instance: &Instance, ns: &Namespace, keep_ms: Millis) -> Result<()> {
+    for _ in 0..KEEP_TRIES {
+        let Some(cursor) = cursor(&*instance.store, ns).await? else { return Ok(()) };
+        let told = Told::of(&cursor);
+        if told.keep_ms >= keep_ms {
+            return Ok(());
+        }
+        let (expect, body) = (Expect::Revision(cursor.revision), Some(json!(Told { keep_ms, ..told })));
+        let change = DocumentChange { key: cursor.key, expect, body, due: None };
+        if commit(instance, ns, vec![change], Vec::new(), Vec::new()).await? {
+            return Ok(());
+        }
+    }
+    Err(EngineError::Conflict("events are published too fast to change how long they are kept; try again".to_owned()))
+}
+
+/// The namespaces that may have events, each with how long its gates need them.
+pub(crate) async fn kept_events(store: &dyn Store) -> Result<Vec<(Namespace, Millis)>> {
+    let cursors = cursors(store).await?;
+    Ok(cursors.into_iter().map(|cursor| (cursor.ns.clone(), Told::of(&cursor).keep_ms)).collect())
+}
+
+fn the_cursor() -> DocumentFilter {
+    DocumentFilter { kind: CURSOR.to_owned(), id: Some(EVENTS.to_owned()), ..DocumentFilter::default() }
+}
+
+async fn cursor(store: &dyn Store, ns: &Namespace) -> Result<Option<Document>> {
+    Ok(store.documents(Some(ns), &the_cursor(), 1).await?.pop())
+}
+
+/// Of every namespace.
+async fn cursors(store: &dyn Store) -> Result<Vec<Document>> {
+    let (mut filter, mut all) = (the_cursor(), Vec::new());
+    loop {
+        let page = store.documents(None, &filter, MAX_PAGE).await?;
+        let Some(last) = page.last() else { return Ok(all) };
+        filter.after = Some(last.key.id.clone());
+        filter.after_ns = Some(last.ns.clone());
+        all.extend(page);
+    }
 }
 
 /// Whether it was carried out; not, if somebody else was there first.

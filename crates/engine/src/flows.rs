@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::definition::{self, Problem};
-use eddyline_machine::{ActId, Flow, Run, StepId};
+use eddyline_machine::flow::{Since, Waits};
+use eddyline_machine::{ActId, Flow, Millis, Run, StepId};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Namespace, Store,
 };
@@ -148,6 +149,16 @@ impl Registered {
     /// What is wrong with the input of a run.
     pub fn check_input(&self, input: &Value) -> std::result::Result<(), Vec<String>> {
         self.input.as_ref().map_or(Ok(()), |schema| check(schema, input))
+    }
+
+    /// How far back its gates look for events, as far as that is a time and not the life of a run.
+    pub(crate) fn look_back_ms(&self) -> Millis {
+        let gates = self.flow.graph().into_iter().flat_map(|graph| &graph.steps).filter_map(|step| step.gate.as_ref());
+        let since = gates.filter_map(|gate| match gate.waits {
+            Waits::Event { since: Since::Ago { ms }, .. } => Some(ms),
+            _ => None,
+        });
+        since.max().unwrap_or(0)
     }
 
     pub(crate) fn checks_emits(&self) -> bool {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_machine::explain::{WaitsFor, explain};
-use eddyline_machine::run::{End, Outcome, Run};
+use eddyline_machine::run::{Activation, End, Outcome, Run};
 use eddyline_machine::view::{AttemptView, RunView, StepView};
 use eddyline_machine::{Data, Failure, Millis, Numbered, RunId, Status};
 use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary};
 use serde_json::Value;
 
 use crate::assignment::materialise;
+use crate::config::MAX_INPUT_BYTES;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
@@ -20,6 +21,8 @@ use crate::flows::Registered;
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// How many runs a chain of continued runs is followed along.
 const MAX_CHAIN: usize = 10_000;
+/// A page of steps ends when its payloads have this many bytes.
+const MAX_PAGE_BYTES: usize = 4 << 20;
 
 /// A run as its header tells it.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,42 +93,80 @@ impl Engine {
 
     /// Every step that has come into being, in the order in which that happened, with what it waits for.
     pub async fn steps(&self, ns: &Namespace, run: RunId) -> Result<Vec<StepInfo>> {
+        Ok(self.steps_within(ns, run, 0, usize::MAX, usize::MAX).await?.0)
+    }
+
+    /// Some of them, from a place on: up to `limit`, fewer where their payloads are large. And how many there are in all.
+    pub async fn steps_from(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        from: usize,
+        limit: usize,
+    ) -> Result<(Vec<StepInfo>, usize)> {
+        self.steps_within(ns, run, from, limit, MAX_PAGE_BYTES).await
+    }
+
+    async fn steps_within(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        from: usize,
+        limit: usize,
+        most_bytes: usize,
+    ) -> Result<(Vec<StepInfo>, usize)> {
         let (flow, rows, _) = self.whole(ns, run).await?;
         let view = self.view(run).await?;
         let mut waits: BTreeMap<String, WaitsFor> =
             explain(&flow.flow, &rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
-        let (mut steps, mut values) = (Vec::new(), Vec::new());
-        for activation in rows.activations.iter().skip(1) {
+        let total = rows.activations.len().saturating_sub(1);
+        let (mut steps, mut bytes) = (Vec::new(), 0usize);
+        for activation in rows.activations.iter().skip(1).skip(from).take(limit) {
+            if bytes >= most_bytes {
+                break;
+            }
             let name = rows.activation_name(&flow.flow, activation.id);
-            let seen = view.steps().get(&name);
             let step = rows.step(activation.id).and_then(|step| flow.flow.graph().map(|graph| graph.step(step)));
-            let store = &*self.instance.store;
-            let input = match &activation.input {
-                Some(input) => Some(materialise(store, run, input, &mut values).await?),
-                None => None,
-            };
-            let output = match activation.end() {
-                Some(End::Completed(output)) => Some(materialise(store, run, output, &mut values).await?),
-                _ => None,
-            };
-            let error = match activation.end() {
-                Some(End::Failed(failure)) => Some(failure.clone()),
-                _ => None,
-            };
+            let (input, output) = self.payloads(run, activation, &mut bytes).await?;
+            let seen = view.steps().get(&name);
             steps.push(StepInfo {
                 step: step.map_or_else(|| name.clone(), |step| step.name.clone()),
                 status: activation.end().map_or_else(|| seen.map_or("pending", StepView::status), End::status),
                 attempts: seen.map_or_else(Vec::new, |seen| seen.attempts.clone()),
+                input,
+                output,
+                error: match activation.end() {
+                    Some(End::Failed(failure)) => Some(failure.clone()),
+                    _ => None,
+                },
                 started_at: seen.and_then(|seen| seen.started_at),
                 ended_at: seen.and_then(StepView::ended_at),
                 waits_for: waits.remove(&name),
                 activation: name,
-                input,
-                output,
-                error,
             });
         }
-        Ok(steps)
+        Ok((steps, total))
+    }
+
+    /// What an activation was given, and what it came to, each as far as it can be shown in one piece.
+    async fn payloads(
+        &self,
+        run: RunId,
+        activation: &Activation,
+        bytes: &mut usize,
+    ) -> Result<(Option<Value>, Option<Value>)> {
+        let output = match activation.end() {
+            Some(End::Completed(output)) => Some(output),
+            _ => None,
+        };
+        let mut shown = [None, None];
+        for (shown, data) in shown.iter_mut().zip([activation.input.as_ref(), output]) {
+            let Some(data) = data else { continue };
+            *shown = self.small_payload(run, data, MAX_INPUT_BYTES).await?;
+            *bytes = bytes.saturating_add(data.bytes(MAX_INPUT_BYTES).min(MAX_INPUT_BYTES));
+        }
+        let [input, output] = shown;
+        Ok((input, output))
     }
 
     /// The end of a run, if it comes within `wait`. A run that was continued is followed to its last part.
@@ -221,20 +262,28 @@ impl Engine {
     async fn outcome(&self, run: RunId, outcome: &Outcome) -> Result<(Option<Value>, Option<Failure>)> {
         Ok(match outcome {
             Outcome::Completed(output) => (Some(self.payload(run, output).await?), None),
-            Outcome::Failed(failure) => (None, Some(failure.clone())),
-            Outcome::Cancelled(also) => (None, also.first().cloned()),
+            Outcome::Failed(_) | Outcome::Cancelled(_) => (None, failure(outcome)),
         })
     }
 }
 
+/// What went wrong. A run that was cancelled has an error only if something failed on the way to its end, such as an undo;
+/// the first then lists the others.
+fn failure(outcome: &Outcome) -> Option<Failure> {
+    match outcome {
+        Outcome::Completed(_) => None,
+        Outcome::Failed(failure) => Some(failure.clone()),
+        Outcome::Cancelled(failures) => {
+            let (first, others) = failures.split_first()?;
+            let mut first = first.clone();
+            first.also.extend(others.iter().cloned());
+            Some(first)
+        }
+    }
+}
+
 fn trimmed(summary: Summary) -> RunInfo {
-    let (status, error) = (
-        summary.header.status(),
-        match &summary.header.outcome {
-            Some(Outcome::Failed(failure)) => Some(failure.clone()),
-            _ => None,
-        },
-    );
+    let (status, error) = (summary.header.status(), summary.header.outcome.as_ref().and_then(failure));
     let (emitted_events, waiting_for) = (Vec::new(), Vec::new());
     RunInfo { summary, status, input: None, output: None, error, emitted_events, waiting_for }
 }
@@ -278,15 +327,14 @@ impl Follower {
                 self.ended = last.record.entry.is_terminal();
                 return Ok(Some(records));
             }
-            let _ = tokio::time::timeout(LOOK_AGAIN, notified).await;
-            if self.trimmed().await? {
-                return Err(EngineError::Trimmed(self.run));
+            match self.engine.instance.store.summary(self.run).await?.filter(|summary| !summary.trimmed) {
+                None => return Err(EngineError::Trimmed(self.run)),
+                // Whoever begins at or behind the last record has nothing to wait for.
+                Some(summary) if summary.ended_at.is_some() && summary.records <= self.after => self.ended = true,
+                Some(_) => {
+                    let _ = tokio::time::timeout(LOOK_AGAIN, notified).await;
+                }
             }
         }
-    }
-
-    async fn trimmed(&self) -> Result<bool> {
-        let summary = self.engine.instance.store.summary(self.run).await?;
-        Ok(summary.is_none_or(|summary| summary.trimmed))
     }
 }

@@ -33,7 +33,10 @@ impl Chore for Reconciler {
         let page = Page { after, limit: self.instance.config.reconcile_batch };
         let runs = self.instance.store.runs(None, &filter, page).await?;
         for summary in &runs {
-            self.look_at(summary.run).await?;
+            // One run that cannot be looked at must not keep it from all the others.
+            if let Err(error) = self.look_at(summary.run).await {
+                tracing::warn!(instance = self.instance.config.instance, run = %summary.run, "not looked at: {error}");
+            }
         }
         self.at = match (runs.len() == page.limit, runs.last()) {
             (true, Some(last)) => Some((which, Some(last.position))),
@@ -56,9 +59,8 @@ impl Chore for Reconciler {
 impl Reconciler {
     async fn look_at(&self, run: RunId) -> Result<()> {
         let store = &self.instance.store;
-        // Read first what hangs on the run, then the run: what is missing beside it cannot have been added since.
-        let beside = store.beside(run).await?;
         let Found::Run(loaded) = store.load(run, None).await? else { return Ok(()) };
+        let beside = store.beside(run).await?;
         let now = store.now().await?;
         if !beside.messages.is_empty() || loaded.rows.header.status().is_end() {
             return Ok(());
@@ -71,7 +73,7 @@ impl Reconciler {
                 inputs.push(Input::ChildEnded { activation: activation.id, child, end });
             }
         }
-        // Again, to be sure that it did not move meanwhile.
+        // What hangs on it was read between two looks at the same version, so the two belong together.
         let still = matches!(store.load(run, Some(loaded.rows.header.version)).await?, Found::Same);
         if still && !inputs.is_empty() && store.beside(run).await?.messages.is_empty() {
             metrics::counter!("eddyline_reconciled_total").increment(inputs.len() as u64);

@@ -4,22 +4,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use eddyline_machine::{Answer, Claim, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef};
-use eddyline_store::{ClaimRequest, Claimed, Extended, Lease, Namespace, Offer, RequestId, Store, Taken};
+use eddyline_machine::{Answer, Claim, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef};
+use eddyline_store::{ClaimRequest, Namespace, Offer, RequestId, Store, StoreError, Taken};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::assignment::{Assignment, Handed, memo};
 use crate::committer::{Order, Outcome};
-use crate::config::{MAX_CLAIM, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH};
+use crate::config::{MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS};
 use crate::dispatcher::Parked;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::start::bad_wait;
 use crate::token::TaskToken;
 
 /// The kind of failure when a task's input cannot be handed over.
 const TOO_LARGE: &str = "PayloadTooLarge";
+/// The end of the year 9999, about.
+const MAX_MOMENT_MS: Millis = 253_402_300_799_999;
 /// Claims of code runs whose facts are kept at hand.
 const FACTS_AT_HAND: usize = 100_000;
 
@@ -42,8 +45,9 @@ pub struct Waiting {
     request: RequestId,
     worker: String,
     answer: oneshot::Receiver<Result<Vec<Handed>>>,
+    answered: bool,
     /// Claimed, and not yet in the caller's hands.
-    undelivered: Vec<Claimed>,
+    undelivered: Vec<Handed>,
 }
 
 /// What a worker says of one of its tasks.
@@ -88,11 +92,11 @@ impl Engine {
             queues: claim.queues,
             offer: claim.offer,
             max: claim.max.clamp(1, MAX_CLAIM),
-            lease_ms: claim.lease_ms.unwrap_or(self.instance.config.lease_ms),
+            lease_ms: self.lease_ms(claim.lease_ms),
         };
         let (reply, answer) = oneshot::channel();
-        let waiting =
-            Waiting { engine: self.clone(), request: id, worker: claim.worker, answer, undelivered: Vec::new() };
+        let (engine, worker, undelivered) = (self.clone(), claim.worker, Vec::new());
+        let waiting = Waiting { engine, request: id, worker, answer, answered: false, undelivered };
         (Order::Park(Parked { request, reply, once }), waiting)
     }
 
@@ -145,11 +149,9 @@ impl Engine {
         for (places, answer) in on_their_way {
             let outcomes = match answer.await.map_err(|_| EngineError::Stopped)? {
                 Ok(outcomes) => outcomes,
-                Err(EngineError::NotFound { .. }) => {
-                    let unknown =
-                        Outcome::Answered { answer: Answer::Invalid("there is no such task".to_owned()), at: 0 };
-                    std::iter::once(unknown).chain(places.iter().skip(1).map(|_| Outcome::NotTried)).collect()
-                }
+                Err(EngineError::NotFound { .. }) => refused("there is no such task".to_owned(), places.len()),
+                // Something is wrong with this run; that must not keep the reports on others from their answers.
+                Err(EngineError::Bug(why) | EngineError::Store(StoreError::Corrupt(why))) => refused(why, places.len()),
                 Err(EngineError::Trimmed(_)) => {
                     vec![Outcome::Answered { answer: Answer::Closed, at: 0 }; places.len()]
                 }
@@ -166,16 +168,8 @@ impl Engine {
         Ok((reported, waiting))
     }
 
-    /// A worker is alive and has these tasks: their leases run from now on. Those it has lost, in their order.
-    pub async fn heartbeat(
-        &self,
-        worker: &str,
-        tasks: &[TaskToken],
-        lease_ms: Option<Millis>,
-    ) -> Result<Vec<Extended>> {
-        let leases: Vec<Lease> = tasks.iter().map(|token| Lease { run: token.run, fence: token.fence }).collect();
-        let lease_ms = lease_ms.unwrap_or(self.instance.config.lease_ms);
-        Ok(self.instance.store.extend(worker, &leases, lease_ms).await?)
+    fn lease_ms(&self, asked: Option<Millis>) -> Millis {
+        asked.unwrap_or(self.instance.config.lease_ms).clamp(1, MAX_WAIT_MS)
     }
 
     /// What a code run has come to remember beyond the change numbered `after`.
@@ -194,37 +188,60 @@ impl Engine {
 }
 
 impl Waiting {
-    /// The tasks, as soon as there are any; none after `wait`.
-    pub async fn tasks(mut self, wait: Duration) -> Result<Vec<Assignment>> {
-        let handed = match tokio::time::timeout(wait, &mut self.answer).await {
-            Ok(handed) => handed,
-            Err(_) => {
-                // Called off rather than dropped: a task that is being claimed right now still gets here.
-                self.engine.committing().send(Order::Unpark(self.request)).await?;
-                (&mut self.answer).await
-            }
-        };
-        let handed = handed.map_err(|_| EngineError::Stopped)??;
-        self.undelivered = handed.iter().map(|handed| handed.claimed.clone()).collect();
-        let mut tasks = Vec::with_capacity(handed.len());
-        for handed in handed {
-            tasks.extend(self.engine.hand_over(&self.worker, handed).await?);
+    /// The tasks, as soon as there are any; none after `wait`. Those that would make too much for one answer come back to
+    /// the queue.
+    pub async fn tasks(self, wait: Duration) -> Result<Vec<Assignment>> {
+        Ok(self.part(wait).await?.0)
+    }
+
+    /// The same, where what is too much for one answer is given with the next part.
+    pub async fn part(mut self, wait: Duration) -> Result<(Vec<Assignment>, Option<Waiting>)> {
+        if !self.answered {
+            let handed = match tokio::time::timeout(wait, &mut self.answer).await {
+                Ok(handed) => handed,
+                Err(_) => {
+                    // Called off rather than dropped: a task that is being claimed right now still gets here.
+                    self.engine.committing().send(Order::Unpark(self.request)).await?;
+                    (&mut self.answer).await
+                }
+            };
+            self.answered = true;
+            self.undelivered = handed.map_err(|_| EngineError::Stopped)??;
         }
-        self.undelivered.clear();
-        Ok(tasks)
+        let (mut tasks, mut taken, mut bytes) = (Vec::new(), 0, 0);
+        while taken < self.undelivered.len() && bytes < MAX_CLAIM_BYTES {
+            // The claim stays among the undelivered until all of this part is in the caller's hands.
+            let handed = self.undelivered[taken].take_up();
+            taken += 1;
+            if let Some(task) = self.engine.hand_over(&self.worker, handed).await? {
+                bytes += task.bytes;
+                tasks.push(task);
+            }
+        }
+        self.undelivered.drain(..taken);
+        let more = !self.undelivered.is_empty();
+        Ok((tasks, more.then_some(self)))
     }
 }
 
 /// Whoever asked went away: what was claimed for it comes back at once, without costing an attempt.
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.answer.close();
-        if let Ok(Ok(handed)) = self.answer.try_recv() {
-            self.undelivered.extend(handed.into_iter().map(|handed| handed.claimed));
+        let committing = &self.engine.committing().0;
+        if !self.answered {
+            self.answer.close();
+            match self.answer.try_recv() {
+                Ok(handed) => {
+                    self.undelivered.extend(handed.into_iter().flatten());
+                }
+                // It must not be tried in the place of somebody who is still there.
+                Err(_) => drop(committing.try_send(Order::Unpark(self.request))),
+            }
         }
         if !self.undelivered.is_empty() {
             // If the committer has no room for it now, the leases end by themselves.
-            let _ = self.engine.committing().0.try_send(Order::Release(std::mem::take(&mut self.undelivered)));
+            let undelivered = std::mem::take(&mut self.undelivered).into_iter().map(|handed| handed.claimed);
+            let _ = committing.try_send(Order::Release(undelivered.collect()));
         }
     }
 }
@@ -256,6 +273,12 @@ impl Engine {
     }
 }
 
+/// The first is invalid, the others are not tried.
+fn refused(why: String, count: usize) -> Vec<Outcome> {
+    let invalid = Outcome::Answered { answer: Answer::Invalid(why), at: 0 };
+    std::iter::once(invalid).chain(std::iter::repeat_n(Outcome::NotTried, count.saturating_sub(1))).collect()
+}
+
 /// What is wrong with a report before anything is looked up.
 fn problem(op: &Op) -> Option<String> {
     let within = |what: &str, data: &eddyline_machine::Data| {
@@ -270,11 +293,18 @@ fn problem(op: &Op) -> Option<String> {
             .or_else(|| emits.iter().find_map(|(event, payload)| within(&format!("the payload of {event}"), payload))),
         Op::Emit { payload, .. } | Op::Publish { payload, .. } => within("the payload", payload),
         Op::ContinueAs { input } => within("the input", input),
+        Op::Fail { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
+        Op::Defer { after_ms, .. } => bad_wait("the delay", *after_ms),
         Op::Code { op, .. } => match op {
             eddyline_machine::CodeOp::Done { output } => within("the output", output),
             eddyline_machine::CodeOp::Call { input, .. } | eddyline_machine::CodeOp::Child { input, .. } => {
                 within("the input", input)
             }
+            eddyline_machine::CodeOp::Failed { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
+            eddyline_machine::CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
+            eddyline_machine::CodeOp::Sleep { due: Due::At(at) } => (!(0..=MAX_MOMENT_MS).contains(at))
+                .then(|| format!("the moment {at} is beyond the years that can be written")),
+            eddyline_machine::CodeOp::Wait { timeout_ms: Some(ms), .. } => bad_wait("the timeout", *ms),
             _ => None,
         },
         _ => None,
@@ -294,7 +324,7 @@ impl ClaimFacts {
         facts.insert((run, fence), claim);
     }
 
-    async fn of(&self, store: &dyn Store, run: RunId, fence: Fence) -> Result<Claim> {
+    pub async fn of(&self, store: &dyn Store, run: RunId, fence: Fence) -> Result<Claim> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(run, fence)).cloned();
         if let Some(claim) = known {
             return Ok(claim);

@@ -5,12 +5,28 @@ use eddyline_store::{Change, Page, RunFilter, Trim};
 
 use crate::chore::Chore;
 use crate::error::Result;
+use crate::events::kept_events;
 use crate::instance::Instance;
 
 /// Runs that are trimmed in one round.
 const RUNS_A_ROUND: usize = 100;
 
+/// How long a repeat of a command is told from a new one; whoever does not know what came of one asks at once.
+const TRACES_MS: Millis = 24 * 60 * 60 * 1_000;
+
 pub(crate) struct Retention(pub Instance);
+
+impl Retention {
+    /// Events go by their age, in every namespace, unless a gate may still look back at them.
+    async fn trim_events(&self, now: Millis) -> Result<()> {
+        for (ns, keep_ms) in kept_events(&*self.0.store).await? {
+            let before = now - keep_ms.max(self.0.config.retention.events_ms);
+            let what = Trim::Events { ns, before };
+            while self.0.store.trim(&what).await? {}
+        }
+        Ok(())
+    }
+}
 
 impl Chore for Retention {
     const NAME: &'static str = "retention";
@@ -28,6 +44,8 @@ impl Chore for Retention {
         for summary in &headers {
             while store.trim(&Trim::Run(summary.run)).await? {}
         }
+        self.trim_events(now).await?;
+        while store.trim(&Trim::Traces { before: now - TRACES_MS }).await? {}
         let trimmed = timelines.len() + headers.len();
         if trimmed > 0 {
             metrics::counter!("eddyline_runs_trimmed_total").increment(trimmed as u64);

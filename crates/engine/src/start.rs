@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::committer::{NewRun, Outcome};
-use crate::config::{MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS};
+use crate::config::{MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
@@ -64,12 +64,16 @@ impl Engine {
 
     async fn hand_in_start(&self, ns: &Namespace, request: StartRequest) -> Result<Starting> {
         let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
+        self.backlogs.admit(&*self.instance.store, ns, self.instance.config.backlog).await?;
         let input = payload("the input", request.input)?;
         if let Data::Json(json) = &input {
             flow.check_input(json).map_err(|details| EngineError::Invalid {
                 message: format!("the input is not what {} asks for", flow.flow.name),
                 details,
             })?;
+        }
+        for (what, ms) in [("the delay", request.delay_ms), ("the deadline", request.deadline_ms)] {
+            ms.and_then(|ms| bad_wait(what, ms)).map_or(Ok(()), |problem| Err(EngineError::invalid(problem)))?;
         }
         let now = self.instance.store.now().await?;
         let run = self.instance.new_run(now);
@@ -135,6 +139,11 @@ pub(crate) fn payload(what: &'static str, value: Value) -> Result<Data> {
         return Err(EngineError::invalid(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep")));
     }
     Ok(data)
+}
+
+/// What is wrong with a time to wait from outside.
+pub(crate) fn bad_wait(what: &str, ms: Millis) -> Option<String> {
+    (!(0..=MAX_WAIT_MS).contains(&ms)).then(|| format!("{what} of {ms} ms is not between nothing and ten years"))
 }
 
 /// Tells whether two starts under one key ask for the same.

@@ -22,6 +22,9 @@ const FLOW: &str = "name: f\nsteps: {a: {}, b: {after: [a]}}";
 const DIR: &str = "DISK_DIR";
 /// How a run that was acknowledged is announced.
 const ACK: &str = "acknowledged ";
+/// The same for a task that was handed over, and for a report that was taken.
+const CLAIMED: &str = "handed over ";
+const REPORTED: &str = "taken ";
 const ABORTED: i32 = 6;
 
 #[test]
@@ -44,13 +47,13 @@ fn nothing_is_acknowledged_before_it_is_synced() {
         if is_sync && line.ends_with("= 0") {
             synced = true;
         }
-        if line.contains("write(1") && line.contains(ACK) {
+        if line.contains("write(1") && [ACK, CLAIMED, REPORTED].iter().any(|said| line.contains(said)) {
             assert!(synced, "acknowledged without a sync since the last: {line}");
             synced = false;
             acks += 1;
         }
     }
-    assert_eq!(acks, acknowledged.len(), "every acknowledgement is in the trace");
+    assert_eq!(acks, 3 * acknowledged.len(), "every start, claim and report is in the trace");
 }
 
 #[test]
@@ -132,7 +135,8 @@ async fn a_full_disk_refuses_keeps_reading_and_recovers() {
     drop(store);
 }
 
-/// What the other tests start: runs are started one after the other, each announced once it is acknowledged.
+/// What the other tests start: runs are started one after the other, a task is claimed and reported on after each, and
+/// everything is announced once it is acknowledged.
 #[test]
 #[ignore = "a process for the other tests"]
 fn child() {
@@ -150,12 +154,20 @@ fn child() {
         rig.register(FLOW).await;
         for n in 0..25 {
             let run = rig.start("f", json!({"n": n})).await;
-            let mut out = std::io::stdout().lock();
-            out.write_all(format!("{ACK}{run}\n").as_bytes()).unwrap();
-            out.flush().unwrap();
+            announce(ACK, &run.to_string());
+            let task = rig.claim("w").await.unwrap();
+            announce(CLAIMED, &task.task_id());
+            rig.report(&task, done(json!(n))).await;
+            announce(REPORTED, &task.task_id());
         }
         rig.stop().await;
     });
+}
+
+fn announce(what: &str, of: &str) {
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("{what}{of}\n").as_bytes()).unwrap();
+    out.flush().unwrap();
 }
 
 const CHILD: [&str; 4] = ["--exact", "child", "--ignored", "--nocapture"];

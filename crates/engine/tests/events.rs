@@ -4,8 +4,11 @@
 
 mod rig;
 
-use eddyline_engine::PublishRequest;
+use std::sync::Arc;
+
+use eddyline_engine::{Config, PublishRequest};
 use eddyline_machine::{Data, Op};
+use eddyline_store::{ManualClock, Memory};
 use rig::{Rig, done};
 use serde_json::{Value, json};
 
@@ -30,12 +33,12 @@ async fn an_event_opens_the_gates_of_its_key_and_no_others() {
 
 #[tokio::test]
 async fn a_gate_looks_back_over_what_was_published_since_its_run_began() {
-    let rig = Rig::memory();
+    let clock = ManualClock::at(1_767_323_045_678);
+    let rig = Rig::on(Arc::new(Memory::with_clock(clock.clone())), Config::default());
     rig.register("name: f\nsteps: {a: {}, paid: {after: [a], await: {event: paid}}}\noutput: '${steps.paid.output}'")
         .await;
     rig.engine.publish(&rig.ns, vec![event("paid", None, json!("before the run"))]).await.unwrap();
-    // The store's clock counts in milliseconds: what follows is later than what was before.
-    tokio::time::sleep(std::time::Duration::from_millis(3)).await;
+    clock.advance(1);
     let run = rig.start("f", json!(null)).await;
     rig.engine.publish(&rig.ns, vec![event("paid", Some(json!("any")), json!("before the gate"))]).await.unwrap();
     let task = rig.claim("w").await.unwrap();

@@ -6,16 +6,19 @@ mod rig;
 
 use std::sync::Arc;
 
-use eddyline_engine::{ClaimTasks, Config, Engine};
+use eddyline_engine::{ClaimTasks, Config, Engine, Holding, TaskId};
 use eddyline_machine::Answer;
-use eddyline_store::{Extended, ManualClock, Memory, Store};
+use eddyline_store::{Embedded, ManualClock, Memory, Options, Store};
 use rig::{LONG, Rig, claim, done};
 use serde_json::json;
 
 const HOUR: i64 = 3_600_000;
 
 fn rig(clock: &Arc<ManualClock>) -> Rig {
-    let store: Arc<dyn Store> = Arc::new(Memory::with_clock(clock.clone()));
+    on(Arc::new(Memory::with_clock(clock.clone())))
+}
+
+fn on(store: Arc<dyn Store>) -> Rig {
     Rig::on(store, Config { poll_ms: 5, ..Config::default() })
 }
 
@@ -29,7 +32,18 @@ async fn looked(engine: &Engine, of: &str) {
 #[tokio::test]
 async fn an_hour_either_way_ends_no_lease_and_fires_nothing() {
     let clock = ManualClock::at(1_767_323_045_678);
-    let rig = rig(&clock);
+    jumps(rig(&clock), clock).await;
+}
+
+#[tokio::test]
+async fn on_disk_an_hour_either_way_ends_no_lease_and_fires_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = ManualClock::at(1_767_323_045_678);
+    let options = Options { clock: clock.clone(), ..Options::default() };
+    jumps(on(Arc::new(Embedded::open(dir.path(), options).unwrap())), clock).await;
+}
+
+async fn jumps(rig: Rig, clock: Arc<ManualClock>) {
     rig.register("name: f\nsteps: {a: {timeout: 10m}, nap: {await: {time: 5m}}, b: {after: [nap]}}").await;
     let run = rig.start("f", json!(null)).await;
     let lease = ClaimTasks { lease_ms: Some(60_000), ..claim("w") };
@@ -41,8 +55,8 @@ async fn an_hour_either_way_ends_no_lease_and_fires_nothing() {
         looked(&rig.engine, "lease_reaper").await;
         assert_eq!(rig.kinds(run).await, before, "after a jump by {jump} ms");
     }
-    let held = rig.engine.heartbeat("w", &[task.token], None).await.unwrap();
-    assert!(matches!(held[..], [Extended::Until { .. }]), "{held:?}");
+    let held = TaskId { run, fence: task.token.fence };
+    assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held]);
     // Time that really passes fires the timer, once, wherever the wall clock stands.
     clock.jump(-HOUR);
     clock.advance(5 * 60_000);

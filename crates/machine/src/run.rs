@@ -34,6 +34,11 @@ pub struct Run {
     pub(crate) index: Index,
 }
 
+/// Rows are written with every transition; what a field says by default is left out of them.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// What can be looked up by more than a number; derived from the activations.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Index {
@@ -52,37 +57,59 @@ pub struct Header {
     pub flow: String,
     pub flow_version: String,
     pub phase: Phase,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub input: Option<Data>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub external_id: Option<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tags: Vec<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub parent: Option<Parent>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub retry_of: Option<RunId>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub continued_as: Option<RunId>,
     /// How many runs are above it.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub depth: u32,
     /// Set once the run is on its way to its end; final at the end.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub outcome: Option<Outcome>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub cancel_reason: Option<String>,
     /// Its first step has been decided.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub begun: bool,
     /// Since when events count for its gates: its start, or that of the run it goes on from.
     pub events_since: Millis,
     /// It has a deadline that still binds it.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub deadline: bool,
     /// Tasks queued or claimed.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub open_tasks: u32,
     pub step_count: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub completed_steps: u32,
     /// What is left of a transition that touched too much; a message of the run to itself goes on with it.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub agenda: Vec<Work>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub next_value: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub next_fence: u64,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub next_end: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub next_publish: u32,
     /// Where undo has got to: what completed before this is still to be undone.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub undo_below: Option<u32>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub code: Option<CodeHeader>,
 }
 
@@ -153,24 +180,35 @@ pub struct Activation {
     pub place: Place,
     pub state: State,
     /// One token an arm.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub arms: Vec<Token>,
     /// The scope whose steps were made inside it.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub body: Option<ScopeBody>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub gate: GateState,
     /// The secret of 256 bits that opens the gate, where a webhook or a person does.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub gate_token: Option<String>,
     /// Of a spread's item: the item.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub item: Option<Data>,
     /// Once it has begun.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub input: Option<Data>,
     /// The number of the newest attempt; 0 before the first.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub attempt: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tasks: Vec<TaskLog>,
     /// Its place in the order of ends, once it has ended.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub ended: Option<u32>,
     /// Its failure was handled.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub handled: bool,
     /// Its effect was undone.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub undone: bool,
 }
 
@@ -285,6 +323,7 @@ pub struct Inside {
     /// Parts that have not ended.
     pub open: u32,
     /// It is to end like this as soon as nothing in it is open; what is undecided in it is being cancelled.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub closing: Option<End>,
     pub what: What,
 }
@@ -359,8 +398,10 @@ pub enum GateState {
 pub struct TaskLog {
     pub fence: Fence,
     pub attempt: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub seq: u32,
     /// Numbers below `seq` that were never applied.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub gaps: Vec<u32>,
 }
 

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::flow::Retry;
 use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, GateReason, Record, TriggeredBy};
-use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Reused};
+use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Reused, is_default};
 
 /// One thing that happens to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -319,16 +319,24 @@ pub struct Task {
     pub kind: TaskKind,
     pub attempt: u32,
     pub input: Data,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub gate: Option<Data>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
     /// Names, each with its key as canonical JSON where it has one.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub limits: Vec<(String, Option<String>)>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub requires: Vec<String>,
     /// Tasks of a queue take turns by this, as canonical JSON.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub key: Option<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub timeout_ms: Option<Millis>,
+    #[serde(default, skip_serializing_if = "is_default")]
     pub start_timeout_ms: Option<Millis>,
     /// Only workers of this build are offered it.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub build: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! The store on disk: SQLite in one directory, for one process.
 //!
-//! One thread writes ([`writer`]), in groups, each durable with one sync before it is answered. Others read, each with a
+//! One writes at a time ([`writer`]), in groups, each durable with one sync before it is answered. Others read, each with a
 //! connection of its own ([`readers`]), and one copies the log back into the database ([`checkpoint`]). Tasks are in
 //! memory as well, in the order in which they are claimed ([`shared`]); everything else is only on disk.
 
@@ -49,8 +49,8 @@ use checkpoint::{Keeper, Stop};
 use lock::Lock;
 use readers::Readers;
 use shared::Shared;
-use trouble::{Outcome, Trouble};
-use writer::{Request, Writer};
+use trouble::{Gravity, Outcome, Trouble};
+use writer::{Desk, Request, Writer};
 
 pub use options::{DiskFailure, Hook, Options};
 pub use stats::Stats;
@@ -63,6 +63,7 @@ pub struct Embedded {
     requests: Option<mpsc::Sender<Request>>,
     readers: Readers,
     stop: Arc<Stop>,
+    desk: Option<Arc<Desk>>,
     writer: Option<JoinHandle<()>>,
     answerer: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<()>>,
@@ -88,9 +89,10 @@ impl Embedded {
             .map_err(|trouble| opening(dir, trouble))?;
         let stop = Arc::new(Stop::default());
         let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
-        let writer = Writer::new(conn, found.kept, shared.clone(), answers);
+        let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers)));
         let answerer = spawn("eddyline-answer", move || writer::answer(durable))?;
-        let writer = spawn("eddyline-write", move || writer.run(queue))?;
+        let served = desk.clone();
+        let writer = spawn("eddyline-write", move || served.run(queue))?;
         let asked = stop.clone();
         let keeper = spawn("eddyline-keep", move || keeper.run(&asked))?;
         Ok(Embedded {
@@ -98,6 +100,7 @@ impl Embedded {
             requests: Some(requests),
             readers,
             stop,
+            desk: Some(desk),
             writer: Some(writer),
             answerer: Some(answerer),
             keeper: Some(keeper),
@@ -134,8 +137,12 @@ impl Embedded {
         self.shared.check()?;
         let closed = || self.shared.check().err().unwrap_or(StoreError::Unknown);
         let (answer, answered) = oneshot::channel();
-        let requests = self.requests.as_ref().ok_or_else(closed)?;
-        requests.send(request(answer)).await.map_err(|_| closed())?;
+        let (Some(desk), Some(requests)) = (&self.desk, &self.requests) else { return Err(closed()) };
+        if let Some(request) = desk.at_once(request(answer)) {
+            let room = requests.reserve().await.map_err(|_| closed())?;
+            desk.expect();
+            room.send(request);
+        }
         answered.await.map_err(|_| closed())?
     }
 
@@ -157,6 +164,7 @@ impl Drop for Embedded {
         self.readers.stop();
         self.requests = None;
         join(&mut self.writer);
+        self.desk = None;
         join(&mut self.answerer);
     }
 }
@@ -197,11 +205,11 @@ impl Store for Embedded {
         written
     }
 
-    async fn extend(&self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
         self.shared.check()?;
         let now = self.shared.time.now();
         let lines = &mut self.shared.tasks().lines;
-        Ok(leases.iter().map(|lease| lines.extend(worker, lease.run, lease.fence, lease_ms, now)).collect())
+        Ok(leases.iter().map(|lease| lines.extend(ns, worker, *lease, lease_ms, now)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
@@ -251,6 +259,11 @@ impl Store for Embedded {
         Ok(self.shared.tasks().lines.states(ns))
     }
 
+    async fn backlog(&self, ns: &Namespace) -> Result<usize> {
+        self.shared.check()?;
+        Ok(self.shared.tasks().lines.ready(ns))
+    }
+
     async fn trim(&self, what: &Trim) -> Result<bool> {
         let what = what.clone();
         self.write(|answer| Request::Trim { what, answer }).await
@@ -275,8 +288,16 @@ impl Restored {
         let latest = restore::latest(conn)?;
         let time = StoreTime::open(options.clock.clone(), latest);
         let now = time.now();
-        let mut lines = restore::lines(conn, |_, _, held| restore::reopened(held, latest, now))?;
+        let held = |_, _, held| restore::reopened(held, latest, now);
+        let start = |by, queued_at| restore::still_to_start(by, queued_at, latest, now);
+        let mut lines = restore::lines(conn, held, start)?;
         lines.opened(now);
+        let served_at = match restore::note_unserved(conn, latest, now) {
+            Ok(()) => now,
+            // It can be read, and has to be: what ends by itself may make space.
+            Err(trouble) if trouble.gravity() == Gravity::Full => served_at,
+            Err(trouble) => return Err(trouble),
+        };
         Ok(Restored { time, served_at, lines, kept: restore::kept(conn)? })
     }
 }

@@ -59,8 +59,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// before is answered so, and a claim with a known `request` gets what it got, as far as that is still held.
     async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written>;
 
-    /// Leases that the worker has run `lease_ms` from now on; those it has not are lost.
-    async fn extend(&self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>>;
+    /// Leases that the worker of that namespace has run `lease_ms` from now on; those it has not are lost.
+    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>>;
 
     /// What is due, each item handed out to one caller until it is used up by a commit or [`HOLD_MS`] have passed.
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch>;
@@ -77,7 +77,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Gates by token, or those that are open, in the order in which they were arrived at.
     async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>>;
 
-    /// Documents of a kind in the order of their ids, of one namespace or of all.
+    /// Documents of a kind in the order of their ids, then of their namespaces; of one namespace or of all.
     async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>>;
 
     /// What came after a position, oldest first, never skipping what commits late.
@@ -85,6 +85,9 @@ pub trait Store: Debug + Send + Sync + 'static {
 
     /// Queues that have or had tasks since the store was opened.
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>>;
+
+    /// How many tasks of a namespace could be claimed by a worker that takes everything.
+    async fn backlog(&self, ns: &Namespace) -> Result<usize>;
 
     /// Deletes for good, a bounded part at a time; true while there is more to delete. What is going is hidden from the
     /// first call on. A run that has not ended is left alone.

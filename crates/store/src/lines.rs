@@ -6,6 +6,7 @@
 //! claim looks at the heads of classes and never scans tasks.
 
 mod bucket;
+mod leases;
 mod order;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,21 +15,19 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use eddyline_machine::{ActId, Claim, Expiry, Fence, Millis, RunId, Task, TaskKind, TaskRef};
+use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task, TaskKind};
 
 pub(crate) use bucket::{Bucket, BucketKey};
+pub use leases::UNWATCHED_MS;
 use order::{Line, Rank};
 
-use crate::claim::{ClaimRequest, Extended, Held, Offer, RequestId};
+use crate::claim::{ClaimRequest, Held, Offer, RequestId};
 use crate::document::{DocumentKey, LimitRules, QueueRules, Rate, kind};
 use crate::ids::Namespace;
 use crate::query::{Change, QueueState};
 
 /// A step of priority is worth so much waiting.
 pub const AGE_MS: Millis = 60_000;
-/// If nobody asked for ended leases for longer than this, nobody was serving, and the time is not held against workers.
-pub const UNWATCHED_MS: Millis = 5_000;
-
 /// What any worker would take or leave together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Class {
@@ -106,7 +105,8 @@ struct Entry {
     queued_at: Millis,
     activation: ActId,
     timeout_ms: Option<Millis>,
-    start_timeout_ms: Option<Millis>,
+    /// When it is too late to be claimed.
+    start_by: Option<Millis>,
     closed: bool,
     held: Option<Held>,
     /// Where it is in `expiries`.
@@ -120,6 +120,8 @@ pub(crate) struct Queued<'a> {
     pub queued_at: Millis,
     /// Its place among all tasks that were ever queued.
     pub place: u64,
+    /// When it is too late to be claimed.
+    pub start_by: Option<Millis>,
     pub closed: bool,
     pub held: Option<Held>,
 }
@@ -134,22 +136,7 @@ pub(crate) struct Picked {
     pub before: bool,
 }
 
-/// A task whose time is up.
-#[derive(Debug, Clone)]
-pub(crate) struct TimeUp {
-    pub ns: Namespace,
-    pub run: RunId,
-    pub task: TaskRef,
-    pub why: Expiry,
-    pub claim: Claim,
-}
-
 impl Lines {
-    /// The store was opened: from now on it counts whether anybody asks for ended leases.
-    pub fn opened(&mut self, now: Millis) {
-        self.looked_at = Some(now);
-    }
-
     /// A document changed; if it holds rules, they hold from now on. The queues in which others may be next because of it.
     pub fn set_rules(&mut self, ns: &Namespace, key: &DocumentKey, body: Option<&Value>) -> Vec<String> {
         match key.kind.as_str() {
@@ -187,6 +174,27 @@ impl Lines {
         let bucket = self.buckets.entry(key.clone()).or_insert(Bucket::full(1, until));
         bucket.closed_until = bucket.closed_until.max(until);
         self.spent.insert(key);
+    }
+
+    /// Forgets rates that are as if nothing had ever been claimed, and were so before that moment already.
+    pub fn forget_full(&mut self, before: Millis) -> Vec<BucketKey> {
+        let rate = |key: &BucketKey| match key.kind.as_str() {
+            BucketKey::QUEUE => self.lines.get(&(key.ns.clone(), Arc::from(key.name.as_str())))?.rules.rate,
+            BucketKey::LIMIT => self.limits.get(&(key.ns.clone(), key.name.clone()))?.rate,
+            _ => None,
+        };
+        let full = |key: &BucketKey, bucket: &Bucket| {
+            bucket.at < before
+                && bucket.closed_until < before
+                && rate(key).is_none_or(|rate| bucket.is_full(rate, before))
+        };
+        let found: Vec<BucketKey> =
+            self.buckets.iter().filter(|(key, bucket)| full(key, bucket)).map(|(key, _)| key.clone()).collect();
+        for key in &found {
+            self.buckets.remove(key);
+            self.spent.remove(key);
+        }
+        found
     }
 
     /// Facts of a run that its claims depend on, known for as long as it has tasks. The queues that have more to offer
@@ -252,7 +260,7 @@ impl Lines {
             queued_at: queued.queued_at,
             activation: task.activation,
             timeout_ms: task.timeout_ms,
-            start_timeout_ms: task.start_timeout_ms,
+            start_by: queued.start_by,
             closed: queued.closed,
             held: None,
             expiry: None,
@@ -281,10 +289,10 @@ impl Lines {
         self.put_back(run, fence, entry);
     }
 
-    /// Its queue, if a bound has room again, so that others may be claimed.
-    pub fn remove(&mut self, run: RunId, fence: Fence) -> Option<Arc<str>> {
-        let (ns, entry) = self.lift(run, fence)?;
-        match &entry.held {
+    /// The queues in which others may be claimed now, because a bound has room again.
+    pub fn remove(&mut self, run: RunId, fence: Fence) -> Vec<String> {
+        let Some((ns, entry)) = self.lift(run, fence) else { return Vec::new() };
+        let roomier = match &entry.held {
             Some(held) => {
                 if let Some(claimed) = self.requests.get_mut(&held.request) {
                     claimed.retain(|at| *at != (run, fence));
@@ -293,15 +301,20 @@ impl Lines {
                     }
                 }
                 self.count(&ns, &entry, -1);
-                self.is_bounded(&ns, &entry).then_some(entry.queue)
+                self.bounded_with(&ns, &entry)
             }
             None => {
                 if !entry.closed && !self.is_paused(run) {
                     self.line(&ns, &entry.queue).leave(&entry.class, &entry.key, entry.rank);
                 }
-                None
+                Vec::new()
             }
+        };
+        // This one and the set are the last to know it: keys of limits come and go, and their classes with them.
+        if Arc::strong_count(&entry.class) == 2 {
+            self.classes.remove(&entry.class);
         }
+        roomier
     }
 
     /// Gives out tasks.
@@ -309,7 +322,8 @@ impl Lines {
         if let Some(before) = self.requests.get(&request.request) {
             let before = before.clone();
             let again = |(run, fence): (RunId, Fence)| {
-                let held = self.runs.get(&run)?.tasks.get(&fence)?.held.clone()?;
+                let of_run = self.runs.get(&run).filter(|of_run| of_run.ns == request.ns)?;
+                let held = of_run.tasks.get(&fence)?.held.clone()?;
                 (held.worker == request.worker).then_some(Picked { run, fence, held, before: true })
             };
             return (before.into_iter().filter_map(again).collect(), None);
@@ -325,91 +339,6 @@ impl Lines {
         (picked, retry_at)
     }
 
-    /// Runs the lease from now on, whether or not it has run out: it ends only by a commit.
-    pub fn extend(&mut self, worker: &str, run: RunId, fence: Fence, lease_ms: Millis, now: Millis) -> Extended {
-        let Some((_, mut entry)) = self.lift(run, fence) else { return Extended::Lost };
-        let closed = entry.closed;
-        let extended = match &mut entry.held {
-            Some(held) if held.worker == worker => {
-                held.lease_ms = lease_ms;
-                held.lease_until = held.lease_until.max(now + lease_ms);
-                Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed }
-            }
-            _ => Extended::Lost,
-        };
-        self.schedule(run, fence, &mut entry);
-        self.put_back(run, fence, entry);
-        extended
-    }
-
-    /// Tasks whose time is up. Time in which nobody asked is added to what they have.
-    pub fn time_up(&mut self, now: Millis, limit: usize, mut wanted: impl FnMut(RunId, Fence) -> bool) -> Vec<TimeUp> {
-        if let Some(looked_at) = self.looked_at.replace(now)
-            && now - looked_at > UNWATCHED_MS
-        {
-            self.credit(looked_at, now);
-        }
-        let mut up = Vec::new();
-        for (at, run, fence) in &self.expiries {
-            if *at > now || up.len() >= limit {
-                break;
-            }
-            let Some(of_run) = self.runs.get(run) else { continue };
-            let Some(entry) = of_run.tasks.get(fence) else { continue };
-            let Some(why) = entry.why(now) else { continue };
-            if wanted(*run, *fence) {
-                let claim = entry.held.as_ref().map_or_else(Claim::default, |held| held.claim.clone());
-                let task = TaskRef { activation: entry.activation, fence: *fence };
-                up.push(TimeUp { ns: of_run.ns.clone(), run: *run, task, why, claim });
-            }
-        }
-        up
-    }
-
-    /// When the next one's time is up, of those whose time is not up yet.
-    pub fn next_expiry(&self, now: Millis) -> Option<Millis> {
-        self.expiries.range((now + 1, RunId::default(), Fence(0))..).next().map(|(at, _, _)| *at)
-    }
-
-    /// Adds to every lease and attempt the time in which nobody served.
-    pub fn credit(&mut self, from: Millis, now: Millis) {
-        let held: Vec<(RunId, Fence)> = self.expiries.iter().map(|(_, run, fence)| (*run, *fence)).collect();
-        for (run, fence) in held {
-            let Some((_, mut entry)) = self.lift(run, fence) else { continue };
-            if let Some(held) = &mut entry.held {
-                let granted = (held.lease_until - held.lease_ms).max(held.since);
-                let unserved = now - from.max(granted);
-                if unserved > 0 {
-                    held.lease_until += unserved;
-                    held.deadline = held.deadline.map(|deadline| deadline + unserved);
-                }
-            }
-            self.schedule(run, fence, &mut entry);
-            self.put_back(run, fence, entry);
-        }
-    }
-
-    /// Whether a task's time is up for this reason, now.
-    pub fn is_up(&self, run: RunId, fence: Fence, why: Expiry, now: Millis) -> bool {
-        let Some(entry) = self.runs.get(&run).and_then(|of_run| of_run.tasks.get(&fence)) else { return false };
-        match (why, &entry.held) {
-            (Expiry::LeaseLost, Some(held)) => held.lease_until <= now,
-            (Expiry::Timeout, Some(held)) => held.deadline.is_some_and(|deadline| deadline <= now),
-            (Expiry::Released, Some(_)) => true,
-            (Expiry::StartTimeout, None) => entry.start_by().is_some_and(|by| by <= now),
-            _ => false,
-        }
-    }
-
-    pub fn held(&self, run: RunId, fence: Fence) -> Option<&Held> {
-        self.runs.get(&run)?.tasks.get(&fence)?.held.as_ref()
-    }
-
-    /// Anything is held by a worker, so that time must be watched.
-    pub fn any_held(&self) -> bool {
-        !self.requests.is_empty()
-    }
-
     pub fn states(&self, ns: &Namespace) -> Vec<QueueState> {
         let lines = self.lines.iter().filter(|((of, _), _)| of == ns);
         let mut states: Vec<QueueState> = lines.map(|(_, line)| line.state()).collect();
@@ -423,10 +352,21 @@ impl Lines {
         states
     }
 
-    /// Whether anybody need be told: of a queue only if there is something left in it to claim.
-    pub fn is_worth(&self, change: &Change) -> bool {
-        let Change::Tasks { ns, queue } = change else { return true };
-        self.lines.get(&(ns.clone(), Arc::from(queue.as_str()))).is_some_and(Line::offers_anything)
+    /// How many tasks of a namespace wait in its lines.
+    pub fn ready(&self, ns: &Namespace) -> usize {
+        self.lines.iter().filter(|((of, _), _)| of == ns).map(|(_, line)| line.ready()).sum()
+    }
+
+    /// Whether anybody need be told: of a queue only if there is something left in it to claim, of leases only if one ends
+    /// before whoever serves looks after them anyway.
+    pub fn is_worth(&self, change: &Change, now: Millis) -> bool {
+        match change {
+            Change::Tasks { ns, queue } => {
+                self.lines.get(&(ns.clone(), Arc::from(queue.as_str()))).is_some_and(Line::offers_anything)
+            }
+            Change::Leases => self.expiries.first().is_some_and(|(at, ..)| *at <= now + UNWATCHED_MS),
+            _ => true,
+        }
     }
 
     fn best(&mut self, request: &ClaimRequest, now: Millis, retry_at: &mut Option<Millis>) -> Option<(RunId, Fence)> {
@@ -531,13 +471,18 @@ impl Lines {
         }
     }
 
-    fn is_bounded(&self, ns: &Namespace, entry: &Entry) -> bool {
-        let line = self.lines.get(&(ns.clone(), entry.queue.clone()));
-        let queue = line.is_some_and(|line| line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some());
-        let limit = |(name, _): &(String, Option<String>)| {
+    /// The queues whose tasks share a bound with this one: a limit holds across queues.
+    fn bounded_with(&self, ns: &Namespace, entry: &Entry) -> Vec<String> {
+        let bounds = |(name, _): &(String, Option<String>)| {
             self.limits.get(&(ns.clone(), name.clone())).is_some_and(|rules| rules.concurrency.is_some())
         };
-        queue || entry.class.limits.iter().any(limit)
+        if entry.class.limits.iter().any(bounds) {
+            let of_ns = self.lines.iter().filter(|((of, _), line)| of == ns && line.offers_anything());
+            return of_ns.map(|((_, queue), _)| queue.to_string()).collect();
+        }
+        let line = self.lines.get(&(ns.clone(), entry.queue.clone()));
+        let own = line.is_some_and(|line| line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some());
+        if own { vec![entry.queue.to_string()] } else { Vec::new() }
     }
 
     fn is_paused(&self, run: RunId) -> bool {
@@ -559,13 +504,6 @@ impl Lines {
         Some((of_run.ns.clone(), entry))
     }
 
-    fn schedule(&mut self, run: RunId, fence: Fence, entry: &mut Entry) {
-        entry.expiry = entry.expires_at();
-        if let Some(at) = entry.expiry {
-            self.expiries.insert((at, run, fence));
-        }
-    }
-
     fn put_back(&mut self, run: RunId, fence: Fence, entry: Entry) {
         if let Some(of_run) = self.runs.get_mut(&run) {
             of_run.tasks.insert(fence, entry);
@@ -576,29 +514,6 @@ impl Lines {
 impl OfRun {
     fn waiting(&self) -> impl Iterator<Item = (&Fence, &Entry)> {
         self.tasks.iter().filter(|(_, entry)| entry.held.is_none() && !entry.closed)
-    }
-}
-
-impl Entry {
-    fn start_by(&self) -> Option<Millis> {
-        self.start_timeout_ms.map(|ms| self.queued_at + ms)
-    }
-
-    fn expires_at(&self) -> Option<Millis> {
-        match &self.held {
-            Some(held) => Some(held.deadline.map_or(held.lease_until, |deadline| deadline.min(held.lease_until))),
-            None if self.closed => None,
-            None => self.start_by(),
-        }
-    }
-
-    fn why(&self, now: Millis) -> Option<Expiry> {
-        match &self.held {
-            Some(held) if held.deadline.is_some_and(|deadline| deadline <= now) => Some(Expiry::Timeout),
-            Some(held) if held.lease_until <= now => Some(Expiry::LeaseLost),
-            Some(_) => None,
-            None => self.start_by().filter(|by| *by <= now).map(|_| Expiry::StartTimeout),
-        }
     }
 }
 

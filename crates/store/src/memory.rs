@@ -96,7 +96,7 @@ impl Store for Memory {
             })
             .collect();
         let mut changes = std::mem::take(&mut rows.changes);
-        changes.retain(|change| rows.lines.is_worth(change));
+        changes.retain(|change| rows.lines.is_worth(change, now));
         drop(rows);
         if !changes.is_empty() {
             let _ = self.hints.send(changes.into());
@@ -104,10 +104,10 @@ impl Store for Memory {
         Ok(Written { commands, claims })
     }
 
-    async fn extend(&self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
         let mut rows = self.rows();
         let now = self.time.now();
-        Ok(leases.iter().map(|lease| rows.lines.extend(worker, lease.run, lease.fence, lease_ms, now)).collect())
+        Ok(leases.iter().map(|lease| rows.lines.extend(ns, worker, *lease, lease_ms, now)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
@@ -153,7 +153,7 @@ impl Store for Memory {
                 && document.key.kind == filter.kind
                 && filter.id.as_ref().is_none_or(|wanted| wanted == id)
                 && filter.prefix.as_ref().is_none_or(|prefix| id.starts_with(prefix.as_str()))
-                && filter.after.as_ref().is_none_or(|after| id > after)
+                && filter.is_after(id, &document.ns)
         };
         let mut found: Vec<Document> = rows.documents.values().filter(wanted).cloned().collect();
         found.sort_by(|a, b| (&a.key.id, &a.ns).cmp(&(&b.key.id, &b.ns)));
@@ -167,6 +167,10 @@ impl Store for Memory {
 
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
         Ok(self.rows().lines.states(ns))
+    }
+
+    async fn backlog(&self, ns: &Namespace) -> Result<usize> {
+        Ok(self.rows().lines.ready(ns))
     }
 
     async fn trim(&self, what: &Trim) -> Result<bool> {

@@ -160,6 +160,16 @@ pub struct DocumentFilter {
     pub prefix: Option<String>,
     /// Ids after this one.
     pub after: Option<String>,
+    /// Those with the id `after`, too, of namespaces after this one: the last document of a page, where all namespaces are
+    /// listed.
+    pub after_ns: Option<Namespace>,
+}
+
+impl DocumentFilter {
+    pub(crate) fn is_after(&self, id: &str, ns: &Namespace) -> bool {
+        let Some(after) = self.after.as_deref() else { return true };
+        id > after || (id == after && self.after_ns.as_ref().is_some_and(|after| ns > after))
+    }
 }
 
 /// What is numbered across runs. A reader that goes on after the last position it saw misses nothing that commits late.
@@ -243,6 +253,9 @@ pub enum Trim {
     Run(RunId),
     /// Events from before that moment.
     Events { ns: Namespace, before: Millis },
+    /// What was only kept for a while: ids of commands from before that moment, which tell a repeat after an unknown
+    /// outcome, and rates that nothing was claimed under since and that have filled up again.
+    Traces { before: Millis },
 }
 
 /// Something may have changed. A hint, which can come twice, late or not at all; what is true is read from the store.
@@ -260,6 +273,8 @@ pub enum Change {
     },
     Timers,
     Messages,
+    /// The time of a task is up soon. Of those that have longer than [`crate::UNWATCHED_MS`] nobody is told: whoever serves
+    /// looks at least that often.
     Leases,
     Documents {
         ns: Namespace,

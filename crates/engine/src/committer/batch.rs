@@ -25,7 +25,7 @@ pub(super) struct Sent {
 impl Committer {
     /// Sends batches for as long as there is something to send and room on the way.
     pub(super) async fn send_batches(&mut self) {
-        while self.sent.len() < self.config.in_flight && (!self.ready.is_empty() || self.dispatcher.wants()) {
+        while self.sent.len() < self.config.in_flight && (!self.ready.is_empty() || self.claims_wait()) {
             if let Ok(now) = self.store.now().await {
                 self.now = now;
             }
@@ -58,7 +58,14 @@ impl Committer {
         }
     }
 
+    fn claims_wait(&self) -> bool {
+        !self.stopping && self.dispatcher.wants()
+    }
+
     fn claims_for(&mut self, prepared: &[Prepared]) -> Vec<(ParkId, Parked)> {
+        if self.stopping {
+            return Vec::new();
+        }
         let mut added = Vec::new();
         for prepared in prepared {
             let ns = &prepared.commit.ns;
@@ -184,8 +191,11 @@ impl Committer {
 
     fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {
         let called_off = self.trying.remove(&parked.request.request).unwrap_or(false);
-        if claims.tasks.is_empty() && !parked.once && !called_off {
-            return self.dispatcher.put_back(id, parked, &claims);
+        if claims.tasks.is_empty() && !parked.once && !called_off && !self.stopping {
+            if let Some(repeated) = self.dispatcher.put_back(id, parked, &claims) {
+                let _ = repeated.reply.send(Ok(Vec::new()));
+            }
+            return;
         }
         metrics::counter!("eddyline_tasks_claimed_total").increment(claims.tasks.len() as u64);
         // There may be more of what it just got.

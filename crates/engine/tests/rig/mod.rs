@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod hooked;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -231,6 +231,15 @@ pub async fn a_claim_repeated_gets_the_same_tasks_and_no_more(t: &mut Trial<'_>)
     }
 }
 
+pub async fn a_claim_repeated_from_another_namespace_gets_nothing_of_it(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.start("one", json!(null)).await;
+    let request = t.ask();
+    assert_eq!(t.claim(request.clone()).await.tasks.len(), 1);
+    let foreign = ClaimRequest { ns: Namespace::new("other"), ..request };
+    assert!(t.claim(foreign).await.tasks.is_empty(), "another tenant got the task");
+}
+
 pub async fn of_a_claim_that_is_repeated_at_once_all_get_the_same(t: &mut Trial<'_>) {
     t.flow(ONE);
     t.start_all("one", (0..50).map(|n| json!(n))).await;

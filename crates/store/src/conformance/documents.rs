@@ -123,6 +123,28 @@ pub async fn documents_are_found_by_id_prefix_and_place(t: &mut Trial<'_>) {
     assert_eq!(find(DocumentFilter { id: Some("a/1".to_owned()), ..prefix("b") }, 9).await, Vec::<String>::new());
 }
 
+pub async fn documents_of_all_namespaces_are_read_in_pages(t: &mut Trial<'_>) {
+    let mut expected = Vec::new();
+    for id in ["a", "b", "b/c"] {
+        for ns in ["alpha", "default", "other", "zeta"] {
+            t.within(ns).put("thing", id, json!(null)).await;
+            expected.push((id.to_owned(), ns.to_owned()));
+        }
+    }
+    for limit in [1, 2, 3, 5, 100] {
+        let mut filter = DocumentFilter { kind: "thing".to_owned(), ..DocumentFilter::default() };
+        let mut read = Vec::new();
+        loop {
+            let page = t.store.documents(None, &filter, limit).await.unwrap();
+            let Some(last) = page.last() else { break };
+            filter.after = Some(last.key.id.clone());
+            filter.after_ns = Some(last.ns.clone());
+            read.extend(page.into_iter().map(|found| (found.key.id, found.ns.to_string())));
+        }
+        assert_eq!(read, expected, "in pages of {limit}");
+    }
+}
+
 pub async fn a_document_comes_back_as_it_was_written(t: &mut Trial<'_>) {
     let body = json!({"z": 1, "a": [0.1, -0.0, 1e300, i64::MIN, u64::MAX, null, true, "ü\u{0}\n😀"], "": {}});
     t.advance(123);

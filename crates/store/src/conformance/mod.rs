@@ -220,6 +220,7 @@ suite! { ($)
         a_claim_is_recorded_with_its_worker
         a_claim_sees_what_the_commands_of_its_call_added
         a_claim_repeated_gets_the_same_tasks_and_no_more
+        a_claim_repeated_from_another_namespace_gets_nothing_of_it
         of_a_claim_that_is_repeated_at_once_all_get_the_same
         a_queue_says_how_it_is;
     turns:
@@ -259,7 +260,8 @@ suite! { ($)
         time_in_which_nobody_asked_is_not_held_against_workers
         a_short_while_in_which_nobody_asked_counts
         time_before_anybody_asked_is_not_held_against_workers
-        leases_have_their_full_time_when_the_store_is_opened_again;
+        leases_have_their_full_time_when_the_store_is_opened_again
+        a_lease_is_not_extended_from_another_namespace;
     due:
         timers_follow_the_stores_clock
         timers_for_a_moment_follow_the_wall_clock
@@ -315,6 +317,7 @@ suite! { ($)
         of_many_who_change_one_revision_one_does
         a_commit_of_documents_is_a_whole
         documents_are_found_by_id_prefix_and_place
+        documents_of_all_namespaces_are_read_in_pages
         a_document_comes_back_as_it_was_written;
     feeds:
         a_reader_that_follows_the_runs_gets_each_once
@@ -331,7 +334,8 @@ suite! { ($)
         a_deleted_run_leaves_nothing
         places_are_not_given_twice
         a_trimmed_run_is_not_changed
-        events_go_by_their_age;
+        events_go_by_their_age
+        traces_go_by_their_age;
     namespaces:
         nothing_of_a_namespace_is_seen_from_another
         a_commit_to_a_run_of_another_namespace_is_refused
@@ -340,6 +344,7 @@ suite! { ($)
     watching:
         a_hint_comes_for_each_kind_of_change
         a_hint_comes_when_there_is_room_again
+        a_hint_comes_when_a_limit_has_room_again_in_another_queue
         a_hint_comes_when_a_limit_changes
         a_hint_says_that_a_run_has_ended
         a_hint_comes_when_a_run_is_resumed

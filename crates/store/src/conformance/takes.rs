@@ -184,7 +184,7 @@ pub async fn a_lease_that_is_extended_at_the_moment_it_ends_is_kept(t: &mut Tria
     let now = t.now().await;
     assert_eq!(claimed.held.lease_until, now);
     assert_eq!(t.due(Due::Leases, 10).await.items.len(), 1, "somebody is about to end it");
-    let kept = t.store.extend("w", &[lease(&claimed)], 5_000).await.unwrap();
+    let kept = t.store.extend(&t.ns, "w", &[lease(&claimed)], 5_000).await.unwrap();
     assert_eq!(kept, [Extended::Until { lease_until: now + 5_000, deadline: None, closed: false }]);
 
     let (input, taken) = expiry(&claimed, Expiry::LeaseLost);

@@ -113,6 +113,35 @@ pub async fn events_go_by_their_age(t: &mut Trial<'_>) {
     assert_eq!(read(&t.ns).await, ["e2", "e3", "e0"], "an id is free again when its event is gone");
 }
 
+/// A repeat is told apart for as long as somebody may repeat; rates are kept for as long as they hold anything back.
+pub async fn traces_go_by_their_age(t: &mut Trial<'_>) {
+    t.put(kind::LIMIT, "api", json!({"rate": {"count": 1, "per_ms": 3_600_000, "burst": 1}})).await;
+    t.flow("{name: limited, steps: {work: {limits: [api]}}}");
+    t.start_all("limited", (0..2).map(|n| json!(n))).await;
+    let put = |id: &str, expect| {
+        let key = DocumentKey::new("thing", id);
+        t.documents(vec![DocumentChange { key, expect, body: Some(json!(id)), due: None }])
+    };
+    let (old, new) = (put("old", Expect::Absent), put("new", Expect::Absent));
+    t.command(old.clone()).await.unwrap();
+    assert_eq!(t.take(9).await.len(), 1);
+    t.advance(60_000);
+    let before = t.now().await;
+    t.command(new.clone()).await.unwrap();
+    trim_fully(t, &Trim::Traces { before }).await;
+    assert!(t.command(new.clone()).await.unwrap().before, "it is known");
+    let refused = t.command(old).await;
+    assert!(matches!(refused, Err(Refused::Revision { .. })), "it is not known any more: {refused:?}");
+    assert_eq!(t.take(9).await.len(), 0, "the rate still holds back");
+    t.advance(3_600_000);
+    trim_fully(t, &Trim::Traces { before: t.now().await }).await;
+    assert_eq!(t.take(9).await.len(), 1, "one may pass, as if the rate had been kept");
+    assert_eq!(t.take(9).await.len(), 0);
+    if t.reopen().await {
+        assert_eq!(t.take(9).await.len(), 0, "after the store was opened again");
+    }
+}
+
 fn ids() -> Vec<ValueId> {
     (0..20).map(ValueId).collect()
 }

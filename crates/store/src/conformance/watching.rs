@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_secs(10);
 pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
     t.flow(ONE);
     t.flow(NAP);
-    t.flow("{name: start, steps: {work: {start_timeout: 1m, queue: slow}}}");
+    t.flow("{name: start, steps: {work: {start_timeout: 3s, queue: slow}}}");
     let tasks = |queue: &str| Change::Tasks { ns: t.ns.clone(), queue: queue.to_owned() };
     let documents = |kind: &str| Change::Documents { ns: t.ns.clone(), kind: kind.to_owned() };
 
@@ -27,8 +27,9 @@ pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
 
     let mut hints = t.store.watch();
     t.take_one().await;
-    expect(&mut hints, &[Change::Run { run, ended: false }, Change::Leases]).await;
+    expect(&mut hints, &[Change::Run { run, ended: false }]).await;
 
+    // Of time that is up only if that is soon.
     let mut hints = t.store.watch();
     t.start("start", json!(null)).await;
     expect(&mut hints, &[tasks("slow"), Change::Leases]).await;
@@ -63,6 +64,19 @@ pub async fn a_hint_comes_when_there_is_room_again(t: &mut Trial<'_>) {
     let mut hints = t.store.watch();
     t.complete(&claimed, json!(null)).await;
     expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
+}
+
+/// A limit holds across queues, and so does the room in it.
+pub async fn a_hint_comes_when_a_limit_has_room_again_in_another_queue(t: &mut Trial<'_>) {
+    t.flow("{name: here, steps: {work: {limits: [api]}}}");
+    t.flow("{name: there, steps: {work: {limits: [api], queue: far}}}");
+    t.put(kind::LIMIT, "api", json!({"concurrency": 1})).await;
+    t.start("here", json!(null)).await;
+    let claimed = t.take_one().await;
+    t.start("there", json!(null)).await;
+    let mut hints = t.store.watch();
+    t.complete(&claimed, json!(null)).await;
+    expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "far".to_owned() }]).await;
 }
 
 pub async fn a_hint_comes_when_a_limit_changes(t: &mut Trial<'_>) {

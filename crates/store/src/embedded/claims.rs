@@ -31,8 +31,10 @@ impl Group<'_> {
                     let task = &added.task;
                     self.kept.place += 1;
                     let place = self.kept.place;
-                    let queued = Queued { task, queued_at: self.now, place: place as u64, closed: false, held: None };
-                    lines.add(run, queued);
+                    let (queued_at, place_in_line) = (self.now, place as u64);
+                    let start_by = task.start_timeout_ms.map(|ms| queued_at + ms);
+                    let (closed, held) = (false, None);
+                    lines.add(run, Queued { task, queued_at, place: place_in_line, start_by, closed, held });
                     self.kept.keep_body(run, task);
                     self.hint(Change::Tasks { ns: ns.clone(), queue: task.queue.clone() });
                     if task.start_timeout_ms.is_some() {
@@ -53,8 +55,8 @@ impl Group<'_> {
                     }
                 }
                 (TaskChange::Remove(fence), _) => {
-                    if let Some(queue) = lines.remove(run, *fence) {
-                        self.hint(Change::Tasks { ns: ns.clone(), queue: queue.to_string() });
+                    for queue in lines.remove(run, *fence) {
+                        self.hint(Change::Tasks { ns: ns.clone(), queue });
                     }
                     self.kept.drop_body(run, *fence);
                     let key = key_of(position, fence.0);

@@ -16,7 +16,8 @@ const PAGE_BYTES: u64 = 4_096;
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 /// Prepared statements that a connection keeps.
 const STATEMENTS: usize = 128;
-const WRITER_CACHE_KIB: i64 = 64 << 10;
+/// More than hot runs need, and no more: whenever a page was split, SQLite goes over all of its cache at the commit.
+const WRITER_CACHE_KIB: i64 = 16 << 10;
 const READER_CACHE_KIB: i64 = 8 << 10;
 
 pub(super) fn database(dir: &Path) -> PathBuf {

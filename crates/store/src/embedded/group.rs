@@ -87,7 +87,7 @@ impl<'a> Group<'a> {
     /// Writes what was put off.
     pub fn finish(&mut self, lines: &mut Lines) -> Outcome<()> {
         self.write_added()?;
-        self.changes.retain(|change| lines.is_worth(change));
+        self.changes.retain(|change| lines.is_worth(change, self.now));
         for (key, bucket) in lines.take_spent() {
             self.write(
                 "INSERT OR REPLACE INTO buckets (ns, kind, name, key, keyed, whole, parts, at, closed_until) \

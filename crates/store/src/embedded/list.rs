@@ -184,8 +184,16 @@ pub(super) fn documents(
         wanted.and("id >= ?", prefix.clone());
         wanted.and("substr(id, 1, length(?)) = ?", prefix.clone());
     }
-    if let Some(after) = &filter.after {
-        wanted.and("id > ?", after.clone());
+    match (&filter.after, &filter.after_ns) {
+        (Some(after), None) => wanted.and("id > ?", after.clone()),
+        (Some(after), Some(ns)) => {
+            // The first condition finds the place by the index, the second is exact.
+            wanted.and("id >= ?", after.clone());
+            wanted.values.push(ns.as_str().to_owned().into());
+            let at = wanted.values.len();
+            wanted.only(&format!("(id, ns) > (?{}, ?{at})", at - 1));
+        }
+        (None, _) => {}
     }
     let order = format!(" ORDER BY id, ns LIMIT {}", limit.min(MAX_PAGE));
     wanted.all(conn, &format!("SELECT {DOCUMENT} FROM documents"), &order, document)

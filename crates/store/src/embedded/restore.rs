@@ -71,8 +71,36 @@ pub(super) fn reopened(mut held: Held, served_at: Millis, now: Millis) -> Held {
     held
 }
 
-/// The tasks, with the rules that bound them. `lease` says how a lease that is on disk is now.
-pub(super) fn lines(conn: &Connection, mut lease: impl FnMut(RunId, Fence, Held) -> Held) -> Outcome<Lines> {
+/// Until when a task may be claimed, likewise: nobody could have claimed it meanwhile.
+pub(super) fn still_to_start(start_by: Millis, queued_at: Millis, served_at: Millis, now: Millis) -> Millis {
+    start_by + (now - served_at.max(queued_at)).max(0)
+}
+
+/// Writes down what the time in which nobody served has added, so that it is not lost when the store is opened once more.
+/// The deadline of a task that nobody has is the end of its time to be claimed.
+pub(super) fn note_unserved(conn: &Connection, served_at: Millis, now: Millis) -> Outcome<()> {
+    let tx = conn.unchecked_transaction()?;
+    tx.execute(
+        "UPDATE tasks SET deadline = deadline + max(0, ?2 - max(?1, since)) \
+         WHERE worker IS NOT NULL AND deadline IS NOT NULL",
+        [served_at, now],
+    )?;
+    tx.execute(
+        "UPDATE tasks SET deadline = coalesce(deadline, queued_at + json_extract(body, '$.start_timeout_ms')) \
+         + max(0, ?2 - max(?1, queued_at)) WHERE worker IS NULL AND json_extract(body, '$.start_timeout_ms') IS NOT NULL",
+        [served_at, now],
+    )?;
+    tx.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('served_at', ?1)", [now])?;
+    Ok(tx.commit()?)
+}
+
+/// The tasks, with the rules that bound them. `lease` says how a lease that is on disk is now, and `start` until when a
+/// task may be claimed that could be until the first, and was queued at the second moment.
+pub(super) fn lines(
+    conn: &Connection,
+    mut lease: impl FnMut(RunId, Fence, Held) -> Held,
+    start: impl Fn(Millis, Millis) -> Millis,
+) -> Outcome<Lines> {
     let mut lines = Lines::default();
     read_rules(conn, &mut lines)?;
     read_buckets(conn, &mut lines)?;
@@ -92,7 +120,10 @@ pub(super) fn lines(conn: &Connection, mut lease: impl FnMut(RunId, Fence, Held)
         }
         let held = held(row, 11)?.map(|held| lease(run, Fence(number_of(key)), held));
         let (queued_at, place, closed) = (row.get(7)?, row.get::<_, i64>(6)? as u64, row.get(8)?);
-        lines.add(run, Queued { task: &task, queued_at, place, closed, held });
+        let noted: Option<Millis> = row.get("deadline")?;
+        let start_by = task.start_timeout_ms.map(|ms| noted.filter(|_| held.is_none()).unwrap_or(queued_at + ms));
+        let start_by = start_by.map(|by| start(by, queued_at));
+        lines.add(run, Queued { task: &task, queued_at, place, start_by, closed, held });
     }
     Ok(lines)
 }

@@ -11,6 +11,7 @@ use super::group::Group;
 use super::schema::key_of;
 use super::trouble::Outcome;
 use crate::ids::Namespace;
+use crate::lines::Lines;
 use crate::query::Trim;
 
 /// Rows of a table that one call deletes at most.
@@ -31,11 +32,12 @@ const BY_KEY: [&str; 2] = [
 
 impl Group<'_> {
     /// True while there is more to delete.
-    pub fn trim(&mut self, what: &Trim) -> Outcome<bool> {
+    pub fn trim(&mut self, lines: &mut Lines, what: &Trim) -> Outcome<bool> {
         match what {
             Trim::Timeline(run) => self.trim_timeline(*run),
             Trim::Run(run) => self.trim_run(*run),
             Trim::Events { ns, before } => self.trim_events(ns, *before),
+            Trim::Traces { before } => self.trim_traces(lines, *before),
         }
     }
 
@@ -86,6 +88,21 @@ impl Group<'_> {
             params![ns.as_str(), last, SLICE as i64],
         )?;
         Ok(deleted == SLICE)
+    }
+
+    fn trim_traces(&mut self, lines: &mut Lines, before: Millis) -> Outcome<bool> {
+        for key in lines.forget_full(before) {
+            self.write(
+                "DELETE FROM buckets WHERE ns = ?1 AND kind = ?2 AND name = ?3 AND key = ?4 AND keyed = ?5",
+                params![key.ns.as_str(), key.kind, key.name, key.key.as_deref().unwrap_or_default(), key.key.is_some()],
+            )?;
+        }
+        // They are in the order of their times, so only the first ones need to be looked at.
+        let mut oldest = self.conn.prepare_cached("SELECT row, at FROM commands ORDER BY row LIMIT 1")?;
+        let oldest: Option<(i64, Millis)> = oldest.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        let Some((first, _)) = oldest.filter(|(_, at)| *at < before) else { return Ok(false) };
+        self.write("DELETE FROM commands WHERE row < ?1 AND at < ?2", params![first + SLICE as i64, before])?;
+        Ok(true)
     }
 
     fn ended(&mut self, run: RunId) -> Outcome<Option<(i64, bool)>> {

@@ -1,9 +1,10 @@
-//! The one thread that writes. It takes everything that is waiting and makes it durable with one sync; while it does, the
-//! next group gathers. Nothing is answered before it is durable.
+//! The one that writes. A thread takes everything that is waiting and makes it durable with one sync; while it does, the
+//! next group gathers. A small request that finds nobody waiting is carried out where it is made ([`Desk::at_once`]): to
+//! wake a thread and be woken by it takes longer than the commit itself. Nothing is answered before it is durable.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use eddyline_machine::Millis;
@@ -19,7 +20,7 @@ use super::shared::Shared;
 use super::stats::count;
 use super::trouble::{Gravity, Outcome, Trouble};
 use crate::Written;
-use crate::claim::ClaimRequest;
+use crate::claim::{ClaimRequest, Held};
 use crate::error::{Result, StoreError};
 use crate::query::Trim;
 
@@ -34,6 +35,10 @@ const GROUP_BYTES: usize = 8 << 20;
 const ANSWERED_HERE: usize = 4;
 /// While groups are written anyway, it costs next to nothing to note that somebody serves.
 const SERVED_WITH_GROUP_MS: Millis = 1_000;
+/// What is carried out at once has no more commands, claims and bytes than this: it blocks a thread of the runtime.
+const SMALL_COMMANDS: usize = 2;
+const SMALL_CLAIMS: usize = 4;
+const SMALL_BYTES: usize = 64 << 10;
 /// How long the writer waits for readers to let go of the log before it goes on without.
 const RESTART_WAIT: Duration = Duration::from_millis(20);
 
@@ -70,6 +75,7 @@ pub(super) enum Answer {
     Nothing,
 }
 
+#[derive(Debug)]
 pub(super) struct Writer {
     conn: Connection,
     kept: Kept,
@@ -77,28 +83,76 @@ pub(super) struct Writer {
     answers: SyncSender<Durable>,
 }
 
-impl Writer {
-    pub fn new(conn: Connection, kept: Kept, shared: Arc<Shared>, answers: SyncSender<Durable>) -> Writer {
-        Writer { conn, kept, shared, answers }
+/// Where the writer sits. Whoever holds it writes.
+#[derive(Debug)]
+pub(super) struct Desk {
+    writer: Mutex<Writer>,
+    /// Requests that were sent to the thread and are not carried out.
+    waiting: AtomicUsize,
+}
+
+impl Desk {
+    pub fn new(writer: Writer) -> Desk {
+        Desk { writer: Mutex::new(writer), waiting: AtomicUsize::new(0) }
+    }
+
+    /// Carries a small request out on this thread, if nobody else writes or waits to. Otherwise it comes back.
+    pub fn at_once(&self, request: Request) -> Option<Request> {
+        if self.waiting.load(Ordering::Relaxed) > 0 || !request.is_small() || !may_block() {
+            return Some(request);
+        }
+        let Ok(mut writer) = self.writer.try_lock() else { return Some(request) };
+        if writer.shared.log_is_long.load(Ordering::Relaxed) {
+            return Some(request);
+        }
+        writer.serve(vec![request]);
+        None
+    }
+
+    /// A request is on its way to the thread.
+    pub fn expect(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Until the last sender is gone and everything that was sent is done.
-    pub fn run(mut self, mut requests: mpsc::Receiver<Request>) {
+    pub fn run(&self, mut requests: mpsc::Receiver<Request>) {
         let mut waiting = Vec::with_capacity(GROUP_REQUESTS);
         loop {
             if waiting.is_empty() && requests.blocking_recv_many(&mut waiting, GROUP_REQUESTS) == 0 {
                 break;
             }
-            let group = waiting.drain(..group_end(&waiting)).collect();
-            self.serve(group);
-            if self.shared.log_is_long.swap(false, Ordering::Relaxed) {
-                self.restart_log();
+            let group: Vec<Request> = waiting.drain(..group_end(&waiting)).collect();
+            let count = group.iter().filter(|request| !matches!(request, Request::Serving)).count();
+            let mut writer = self.writer();
+            writer.serve(group);
+            if writer.shared.log_is_long.swap(false, Ordering::Relaxed) {
+                writer.restart_log();
             }
+            drop(writer);
+            self.waiting.fetch_sub(count, Ordering::Relaxed);
         }
-        self.close();
+        self.writer().close();
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the runtime gets on while a thread of it waits for a disk.
+fn may_block() -> bool {
+    tokio::runtime::Handle::try_current().is_ok_and(|runtime| {
+        runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
+    })
+}
+
+impl Writer {
+    pub fn new(conn: Connection, kept: Kept, shared: Arc<Shared>, answers: SyncSender<Durable>) -> Writer {
+        Writer { conn, kept, shared, answers }
     }
 
     fn serve(&mut self, group: Vec<Request>) {
+        let _unexpected = Unexpected(self.shared.clone());
         if let Err(closed) = self.shared.check() {
             return refuse(group, &closed);
         }
@@ -128,7 +182,7 @@ impl Writer {
             let lines = &mut shared.tasks().lines;
             answers.push(match request {
                 Request::Commit { commands, claims, .. } => Answer::Written(group.commit(lines, commands, claims)?),
-                Request::Trim { what, .. } => Answer::More(group.trim(what)?),
+                Request::Trim { what, .. } => Answer::More(group.trim(lines, what)?),
                 Request::Serving => Answer::Nothing,
             });
         }
@@ -193,13 +247,15 @@ impl Writer {
         }
         self.kept = restore::kept(&self.conn)?;
         let mut tasks = self.shared.tasks();
-        let old = std::mem::take(&mut *tasks);
-        tasks.lines = restore::lines(&self.conn, |run, fence, held| match old.lines.held(run, fence) {
+        let (old, now) = (std::mem::take(&mut *tasks), self.shared.time.now());
+        let held = |run, fence, held: Held| match old.lines.held(run, fence) {
             // How far it was extended is known only here.
             Some(known) if known.request == held.request && known.since == held.since => known.clone(),
-            _ => held,
-        })?;
-        tasks.lines.opened(self.shared.time.now());
+            // The group that failed would have taken it away, and with it how far it was extended.
+            _ => Held { lease_until: held.lease_until.max(now + held.lease_ms), ..held },
+        };
+        tasks.lines = restore::lines(&self.conn, held, |start_by, _| start_by)?;
+        tasks.lines.opened(now);
         Ok(())
     }
 
@@ -228,6 +284,17 @@ impl Writer {
     }
 }
 
+/// A writer that panics has left memory ahead of the disk: the store gives up instead of hanging.
+struct Unexpected(Arc<Shared>);
+
+impl Drop for Unexpected {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail("whoever was writing has panicked");
+        }
+    }
+}
+
 impl Request {
     fn answer(self, answer: Answer) {
         match (self, answer) {
@@ -239,6 +306,15 @@ impl Request {
                 let _ = answer.send(Ok(more));
             }
             _ => {}
+        }
+    }
+
+    fn is_small(&self) -> bool {
+        match self {
+            Request::Commit { commands, claims, .. } => {
+                commands.len() <= SMALL_COMMANDS && claims.len() <= SMALL_CLAIMS && self.bytes() <= SMALL_BYTES
+            }
+            Request::Trim { .. } | Request::Serving => false,
         }
     }
 

@@ -16,16 +16,20 @@ pub(crate) struct BucketKey {
 }
 
 impl BucketKey {
+    pub const QUEUE: &str = "queue";
+    pub const LIMIT: &str = "limit";
+    pub const SLOW: &str = "slow";
+
     pub fn queue(ns: &Namespace, name: &str) -> BucketKey {
-        BucketKey { ns: ns.clone(), kind: "queue".to_owned(), name: name.to_owned(), key: None }
+        BucketKey { ns: ns.clone(), kind: Self::QUEUE.to_owned(), name: name.to_owned(), key: None }
     }
 
     pub fn limit(ns: &Namespace, name: &str, key: Option<&str>) -> BucketKey {
-        BucketKey { ns: ns.clone(), kind: "limit".to_owned(), name: name.to_owned(), key: key.map(str::to_owned) }
+        BucketKey { ns: ns.clone(), kind: Self::LIMIT.to_owned(), name: name.to_owned(), key: key.map(str::to_owned) }
     }
 
     pub fn slow(ns: &Namespace, name: &str) -> BucketKey {
-        BucketKey { ns: ns.clone(), kind: "slow".to_owned(), name: name.to_owned(), key: None }
+        BucketKey { ns: ns.clone(), kind: Self::SLOW.to_owned(), name: name.to_owned(), key: None }
     }
 }
 
@@ -53,6 +57,10 @@ impl Bucket {
         }
         let missing = (rate.per_ms.max(1) - filled.parts).max(1);
         now + missing.div_euclid(i64::from(rate.count.max(1))).max(1)
+    }
+
+    pub fn is_full(&self, rate: Rate, now: Millis) -> bool {
+        self.filled(rate, now).whole >= rate.burst.max(1)
     }
 
     pub fn spend(&mut self, rate: Rate, now: Millis) {

@@ -130,6 +130,10 @@ impl Line {
         !self.rules.paused && self.rules.concurrency.is_none_or(|most| self.claimed < most)
     }
 
+    pub fn ready(&self) -> usize {
+        self.ready
+    }
+
     pub fn offers_anything(&self) -> bool {
         self.ready > 0
     }

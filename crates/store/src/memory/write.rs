@@ -228,7 +228,9 @@ impl Rows {
             match change {
                 TaskChange::Add(task) => {
                     self.next_task += 1;
-                    let queued = Queued { task, queued_at: now, place: self.next_task, closed: false, held: None };
+                    let start_by = task.start_timeout_ms.map(|ms| now + ms);
+                    let (queued_at, place) = (now, self.next_task);
+                    let queued = Queued { task, queued_at, place, start_by, closed: false, held: None };
                     self.lines.add(run, queued);
                     let row = KeptTask { task: Arc::new((**task).clone()), queued_at: now, closed: false };
                     kept.tasks.insert(task.fence, row);
@@ -245,8 +247,8 @@ impl Rows {
                 }
                 TaskChange::Remove(fence) => {
                     kept.tasks.remove(fence);
-                    if let Some(queue) = self.lines.remove(run, *fence) {
-                        self.changes.push(Change::Tasks { ns: ns.clone(), queue: queue.to_string() });
+                    for queue in self.lines.remove(run, *fence) {
+                        self.changes.push(Change::Tasks { ns: ns.clone(), queue });
                     }
                 }
             }
@@ -412,6 +414,10 @@ impl Rows {
                 }
                 let events = &self.events;
                 self.event_ids.retain(|_, at| events.contains_key(at));
+            }
+            Trim::Traces { before } => {
+                self.document_commands.retain(|_, committed| committed.at >= *before);
+                self.lines.forget_full(*before);
             }
         }
     }

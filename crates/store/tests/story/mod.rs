@@ -191,7 +191,7 @@ pub async fn everything(store: &dyn Store, runs: &[RunId]) -> String {
         let filter = DocumentFilter { kind: kind.to_owned(), ..DocumentFilter::default() };
         say("documents", format!("{:?}", store.documents(None, &filter, 100).await.unwrap()));
         let (prefix, after) = (Some("b".to_owned()), Some("b".to_owned()));
-        let filter = DocumentFilter { kind: kind.to_owned(), id: None, prefix, after };
+        let filter = DocumentFilter { kind: kind.to_owned(), id: None, prefix, after, after_ns: None };
         say("some documents", format!("{:?}", store.documents(Some(&ns()), &filter, 100).await.unwrap()));
     }
     let (name, key) = (Some("paid".to_owned()), Some("7".to_owned()));

@@ -102,8 +102,8 @@ impl World<'_> {
 
     pub async fn extend(&mut self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Same {
         self.tell(format!("  {worker} extends {leases:?} by {lease_ms}"));
-        let expected = self.drive.store.extend(worker, leases, lease_ms).await.unwrap();
-        let found = self.subject.extend(worker, leases, lease_ms).await.unwrap();
+        let expected = self.drive.store.extend(&self.drive.ns, worker, leases, lease_ms).await.unwrap();
+        let found = self.subject.extend(&self.drive.ns, worker, leases, lease_ms).await.unwrap();
         for extended in &expected {
             match extended {
                 Extended::Lost => self.reach("lost"),

@@ -1,0 +1,68 @@
+//! Documents are read and written: what everything that is neither a run nor an event is kept as.
+
+use eddyline_store::{
+    Command, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, MAX_PAGE, Namespace,
+    Refused,
+};
+use serde_json::Value;
+
+use crate::error::{EngineError, Result};
+use crate::instance::Instance;
+
+impl Instance {
+    pub(crate) async fn document(&self, ns: Option<&Namespace>, kind: &str, id: &str) -> Result<Option<Document>> {
+        let filter = DocumentFilter { kind: kind.to_owned(), id: Some(id.to_owned()), ..DocumentFilter::default() };
+        Ok(self.store.documents(ns, &filter, 1).await?.pop())
+    }
+
+    /// Documents of a kind in the order of their ids, after one, at most `limit`.
+    pub(crate) async fn documents(
+        &self,
+        ns: &Namespace,
+        kind: &str,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<Document>> {
+        let filter = DocumentFilter { kind: kind.to_owned(), after, ..DocumentFilter::default() };
+        Ok(self.store.documents(Some(ns), &filter, limit).await?)
+    }
+
+    pub(crate) async fn all_documents(&self, ns: &Namespace, kind: &str) -> Result<Vec<Document>> {
+        let mut all: Vec<Document> = Vec::new();
+        loop {
+            let after = all.last().map(|last| last.key.id.clone());
+            let page = self.documents(ns, kind, after, MAX_PAGE).await?;
+            let last = page.len() < MAX_PAGE;
+            all.extend(page);
+            if last {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Whether it was written; not, if it is not as expected.
+    pub(crate) async fn put(
+        &self,
+        ns: &Namespace,
+        kind: &str,
+        id: &str,
+        expect: Expect,
+        body: Option<Value>,
+    ) -> Result<bool> {
+        let change = DocumentChange { key: DocumentKey::new(kind, id), expect, body, due: None };
+        let commit = DocumentCommit {
+            ns: ns.clone(),
+            command: self.command(),
+            documents: vec![change],
+            messages: Vec::new(),
+            events: Vec::new(),
+            drops: Vec::new(),
+        };
+        let written = self.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+        match written.commands.into_iter().next() {
+            Some(Err(Refused::Revision { .. })) => Ok(false),
+            Some(Err(refused)) => Err(EngineError::Conflict(refused.to_string())),
+            _ => Ok(true),
+        }
+    }
+}

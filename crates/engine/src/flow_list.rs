@@ -1,0 +1,62 @@
+//! Flows are listed, and their runs counted.
+
+use eddyline_machine::{Millis, Status};
+use eddyline_store::{Namespace, RunFilter};
+
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::flows::{FLOW, VERSION};
+
+/// A flow in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowName {
+    pub name: String,
+    /// The current one.
+    pub version: String,
+    /// Since when it is the current one.
+    pub since: Millis,
+}
+
+/// The statuses by which runs are counted.
+pub const STATUSES: [Status; 7] = [
+    Status::Pending,
+    Status::Running,
+    Status::Waiting,
+    Status::Paused,
+    Status::Completed,
+    Status::Failed,
+    Status::Cancelled,
+];
+
+impl Engine {
+    /// Flows by name, after one.
+    pub async fn flows(&self, ns: &Namespace, after: Option<String>, limit: usize) -> Result<Vec<FlowName>> {
+        let documents = self.instance.documents(ns, FLOW, after, limit).await?;
+        let named = documents.into_iter().map(|document| FlowName {
+            version: document.body["version"].as_str().unwrap_or_default().to_owned(),
+            name: document.key.id,
+            since: document.changed_at,
+        });
+        Ok(named.collect())
+    }
+
+    /// When a version was registered.
+    pub async fn registered_at(&self, ns: &Namespace, name: &str, version: &str) -> Result<Option<Millis>> {
+        let id = format!("{name}@{version}");
+        Ok(self.instance.document(Some(ns), VERSION, &id).await?.map(|document| document.changed_at))
+    }
+
+    /// How many runs of a flow there are, by status in the order of [`STATUSES`].
+    pub async fn count_by_status(&self, ns: &Namespace, flow: &str) -> Result<[u64; STATUSES.len()]> {
+        let mut counts = [0; STATUSES.len()];
+        for (count, status) in counts.iter_mut().zip(STATUSES) {
+            let filter = RunFilter { flow: Some(flow.to_owned()), status: Some(status), ..RunFilter::default() };
+            *count = self.instance.store.count_runs(ns, &filter).await?;
+        }
+        Ok(counts)
+    }
+
+    pub async fn count(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
+        Ok(self.instance.store.count_runs(ns, filter).await?)
+    }
+}

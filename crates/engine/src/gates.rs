@@ -1,0 +1,43 @@
+//! Gates are found: by run, by reason, by token, by id.
+
+use eddyline_machine::record::GateId;
+use eddyline_machine::{ActId, RunId};
+use eddyline_store::{GateFilter, GateRow, Namespace, Page};
+use uuid::Uuid;
+
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+
+impl Engine {
+    /// Open gates, oldest first; the position of the last one is where the next page begins.
+    pub async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        Ok(self.instance.store.gates(ns, filter, page).await?)
+    }
+
+    /// The gate of a token, whatever its namespace: a webhook has nothing but its token.
+    pub async fn gate_anywhere(&self, token: &str) -> Result<Option<GateRow>> {
+        let filter = GateFilter { token: Some(token.to_owned()), ..GateFilter::default() };
+        for ns in self.namespaces().await?.into_keys() {
+            let found = self.instance.store.gates(&ns, &filter, Page { after: None, limit: 1 }).await?.pop();
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Cancels a gate by its id, as timelines show it: `<run>.<activation>`.
+    pub async fn cancel_gate_of(&self, ns: &Namespace, id: &str, by: &str) -> Result<()> {
+        let unknown = || EngineError::NotFound { what: "gate", id: id.chars().take(120).collect() };
+        let GateId { run, activation } = parse(id).ok_or_else(unknown)?;
+        match self.cancel_gate(ns, run, activation, by).await {
+            Err(EngineError::Invalid { .. } | EngineError::NotFound { .. }) => Err(unknown()),
+            other => other,
+        }
+    }
+}
+
+fn parse(id: &str) -> Option<GateId> {
+    let (run, activation) = id.split_once('.')?;
+    Some(GateId { run: RunId(Uuid::try_parse(run).ok()?), activation: ActId(activation.parse().ok()?) })
+}

@@ -1,0 +1,84 @@
+//! Keys and namespaces, as they are kept. What a key may be used for is the server's to say.
+
+use std::collections::BTreeMap;
+
+use eddyline_machine::Millis;
+use eddyline_store::{DocumentFilter, Expect, MAX_PAGE, Namespace};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+use crate::events::{CURSOR, EVENTS};
+
+const KEY: &str = "key";
+const NAMESPACE: &str = "namespace";
+
+/// A key, without the key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRecord {
+    pub id: String,
+    /// What it is for.
+    pub name: String,
+    pub ns: Namespace,
+    pub scopes: Vec<String>,
+    /// SHA-256 of the key, in hex.
+    pub hash: String,
+    pub created_at: Millis,
+    pub expires_at: Option<Millis>,
+}
+
+impl Engine {
+    /// The store's clock.
+    pub async fn now(&self) -> Result<Millis> {
+        Ok(self.instance.store.now().await?)
+    }
+
+    /// A key by its id, whatever its namespace.
+    pub async fn key(&self, id: &str) -> Result<Option<KeyRecord>> {
+        let document = self.instance.document(None, KEY, id).await?;
+        document.map(|document| serde_json::from_value(document.body).map_err(damaged)).transpose()
+    }
+
+    pub async fn keys(&self, ns: &Namespace) -> Result<Vec<KeyRecord>> {
+        let documents = self.instance.all_documents(ns, KEY).await?;
+        documents.into_iter().map(|document| serde_json::from_value(document.body).map_err(damaged)).collect()
+    }
+
+    /// Keeps a new key; false if there is one of that id.
+    pub async fn add_key(&self, key: &KeyRecord) -> Result<bool> {
+        self.instance.put(&key.ns, KEY, &key.id, Expect::Absent, Some(json!(key))).await
+    }
+
+    pub async fn delete_key(&self, ns: &Namespace, id: &str) -> Result<()> {
+        if self.instance.document(Some(ns), KEY, id).await?.is_none() {
+            return Err(EngineError::NotFound { what: "key", id: id.to_owned() });
+        }
+        self.instance.put(ns, KEY, id, Expect::Any, None).await?;
+        Ok(())
+    }
+
+    /// Namespaces that were made, or in which something is registered, by name.
+    pub async fn namespaces(&self) -> Result<BTreeMap<Namespace, Option<Millis>>> {
+        let mut found = BTreeMap::from([(Namespace::default(), None)]);
+        let filter =
+            DocumentFilter { kind: CURSOR.to_owned(), id: Some(EVENTS.to_owned()), ..DocumentFilter::default() };
+        for cursor in self.instance.store.documents(None, &filter, MAX_PAGE).await? {
+            found.insert(cursor.ns, None);
+        }
+        for made in self.instance.all_documents(&Namespace::default(), NAMESPACE).await? {
+            found.insert(Namespace::new(&made.key.id), made.body["created_at"].as_i64());
+        }
+        Ok(found)
+    }
+
+    /// Makes a namespace; false if it is there.
+    pub async fn add_namespace(&self, ns: &Namespace, at: Millis) -> Result<bool> {
+        let body = json!({"created_at": at});
+        self.instance.put(&Namespace::default(), NAMESPACE, ns.as_str(), Expect::Absent, Some(body)).await
+    }
+}
+
+fn damaged(error: serde_json::Error) -> EngineError {
+    EngineError::Bug(format!("a key is damaged: {error}"))
+}

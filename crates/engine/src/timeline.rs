@@ -1,0 +1,107 @@
+//! Timelines are read in pages, and waited for.
+
+use std::time::Duration;
+
+use eddyline_machine::{ActId, Body, Data, Numbered, RunId};
+use eddyline_store::{Change, Fed, Feed, Namespace, Page, Summary};
+use serde_json::Value;
+use tokio::sync::broadcast;
+
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+
+/// Whoever waits looks again after this long, even if no hint came.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// A part of a run's timeline, with what its records don't say themselves.
+#[derive(Debug, Clone)]
+pub struct Timeline {
+    pub flow: String,
+    /// Of a code run: where its function is offered.
+    pub queue: Option<String>,
+    pub tags: Vec<String>,
+    pub records: Vec<Numbered>,
+}
+
+impl Engine {
+    /// Records with numbers above `after`; if there are none, the first that come within `wait`.
+    pub async fn timeline(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        after: u64,
+        limit: usize,
+        wait: Duration,
+    ) -> Result<Timeline> {
+        let until = tokio::time::Instant::now() + wait;
+        loop {
+            let notify = self.bus.listen(run);
+            let notified = notify.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let summary = self.summary(ns, run).await?;
+            if summary.trimmed {
+                return Err(EngineError::Trimmed(run));
+            }
+            let records = self.instance.store.records(run, after, limit).await?;
+            let now = tokio::time::Instant::now();
+            if !records.is_empty() || now >= until || summary.ended_at.is_some() || self.stopping.is_now() {
+                let header = summary.header;
+                let flow = self.flow(ns, &header.flow, Some(&header.flow_version)).await?;
+                let queue = match &flow.flow.body {
+                    Body::Code(code) => Some(code.queue.clone()),
+                    Body::Graph(_) => None,
+                };
+                return Ok(Timeline { flow: header.flow, queue, tags: header.tags, records });
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN.min(until - now), notified).await;
+        }
+    }
+
+    /// A payload as JSON, if it is still there and has at most `limit` bytes.
+    pub async fn small_payload(&self, run: RunId, data: &Data, limit: usize) -> Result<Option<Value>> {
+        if data.bytes(limit + 1) > limit {
+            return Ok(None);
+        }
+        match self.payload(run, data).await {
+            Ok(value) => Ok(Some(value)),
+            Err(EngineError::Trimmed(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs of a flow in the order of creation, each with its position, after one.
+    pub async fn run_feed(&self, ns: &Namespace, flow: &str, page: Page) -> Result<Vec<Summary>> {
+        let feed = Feed::Runs { flow: Some(flow.to_owned()) };
+        let mut runs = Vec::new();
+        for item in self.instance.store.feed(ns, &feed, page).await? {
+            let Fed::Run { run, .. } = item.what else { continue };
+            runs.extend(self.instance.store.summary(run).await?);
+        }
+        Ok(runs)
+    }
+
+    /// Hints of what changes from now on.
+    pub fn changes(&self) -> broadcast::Receiver<std::sync::Arc<[Change]>> {
+        self.instance.store.watch()
+    }
+
+    /// The public names of activations; their numbers where the run is no longer kept.
+    pub async fn activation_names(&self, ns: &Namespace, run: RunId, activations: &[ActId]) -> Result<Vec<String>> {
+        let whole = match self.whole(ns, run).await {
+            Ok((flow, rows, _)) => Some((flow, rows)),
+            Err(EngineError::Trimmed(_) | EngineError::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let name = |id: &ActId| match &whole {
+            Some((flow, rows)) if (id.0 as usize) < rows.activations.len() => rows.activation_name(&flow.flow, *id),
+            _ => id.to_string(),
+        };
+        Ok(activations.iter().map(name).collect())
+    }
+
+    /// A run's header, trimmed or not.
+    pub async fn header(&self, ns: &Namespace, run: RunId) -> Result<Summary> {
+        self.summary(ns, run).await
+    }
+}

@@ -1,0 +1,224 @@
+//! The workers of a namespace: who they are, and when they were last heard of.
+//!
+//! They are documents, so that every instance knows them. A sign of life is kept in memory and written down at most three
+//! times a lease: it must not cost a commit each time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use eddyline_machine::Millis;
+use eddyline_store::{Expect, MAX_PAGE, Namespace, Offer};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+
+const WORKER: &str = "worker";
+/// So many leases of silence make a worker offline.
+const SILENT_LEASES: Millis = 3;
+/// Workers that were silent for so long are forgotten.
+const FORGET_MS: Millis = 24 * 60 * 60 * 1_000;
+/// Workers at hand.
+const AT_HAND: usize = 100_000;
+
+/// What a worker says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WorkerSpec {
+    pub queues: Vec<String>,
+    pub offer: Offer,
+    pub max_concurrent: Option<u32>,
+    pub host: Option<String>,
+    pub pid: Option<u32>,
+}
+
+/// What a worker counts, as it last said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WorkerCounts {
+    pub tasks: u32,
+    pub completed: u64,
+    pub failed: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRecord {
+    pub id: String,
+    pub spec: Arc<WorkerSpec>,
+    pub started_at: Millis,
+    pub seen_at: Millis,
+    pub draining: bool,
+    pub counts: WorkerCounts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerStatus {
+    Online,
+    Draining,
+    Offline,
+}
+
+/// Workers that this instance has heard of.
+#[derive(Debug, Default)]
+pub(crate) struct Workers {
+    known: Mutex<HashMap<(Namespace, String), Known>>,
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    record: WorkerRecord,
+    written_at: Millis,
+}
+
+impl Engine {
+    /// A worker comes in. The same host and pid again is the same worker.
+    pub async fn register_worker(&self, ns: &Namespace, spec: WorkerSpec) -> Result<WorkerRecord> {
+        let now = self.now().await?;
+        let id = match (&spec.host, spec.pid) {
+            (Some(host), Some(pid)) => derived(ns, host, pid),
+            _ => Uuid::new_v4(),
+        };
+        let counts = WorkerCounts::default();
+        let record = WorkerRecord {
+            id: id.to_string(),
+            spec: Arc::new(spec),
+            started_at: now,
+            seen_at: now,
+            draining: false,
+            counts,
+        };
+        self.write(ns, &record).await?;
+        self.forget_silent(ns, now).await?;
+        Ok(record)
+    }
+
+    pub async fn worker(&self, ns: &Namespace, id: &str) -> Result<Option<WorkerRecord>> {
+        if let Some(known) = self.workers.get(ns, id) {
+            return Ok(Some(known.record));
+        }
+        let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else { return Ok(None) };
+        let record: WorkerRecord = serde_json::from_value(document.body).map_err(damaged)?;
+        self.workers.keep(ns, Known { written_at: record.seen_at, record: record.clone() });
+        Ok(Some(record))
+    }
+
+    /// A sign of life. None if there is no such worker.
+    pub async fn seen(&self, ns: &Namespace, id: &str, counts: Option<WorkerCounts>) -> Result<Option<WorkerRecord>> {
+        let Some(mut record) = self.worker(ns, id).await? else { return Ok(None) };
+        record.seen_at = self.now().await?;
+        record.counts = counts.unwrap_or(record.counts);
+        let written_at = self.workers.get(ns, id).map_or(0, |known| known.written_at);
+        if record.seen_at - written_at < self.instance.config.lease_ms / SILENT_LEASES {
+            self.workers.keep(ns, Known { record: record.clone(), written_at });
+            return Ok(Some(record));
+        }
+        // What others did to it in the meantime stands.
+        let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else {
+            self.workers.forget(ns, id);
+            return Ok(None);
+        };
+        record.draining |= document.body["draining"].as_bool().unwrap_or(false);
+        self.write(ns, &record).await?;
+        Ok(Some(record))
+    }
+
+    /// The worker is to finish what it has; it gets nothing more.
+    pub async fn drain_worker(&self, ns: &Namespace, id: &str) -> Result<WorkerRecord> {
+        let record = self.worker(ns, id).await?.ok_or_else(|| unknown(id))?;
+        let record = WorkerRecord { draining: true, ..record };
+        self.write(ns, &record).await?;
+        self.drained.send_replace(());
+        Ok(record)
+    }
+
+    pub async fn remove_worker(&self, ns: &Namespace, id: &str) -> Result<()> {
+        if self.instance.document(Some(ns), WORKER, id).await?.is_none() {
+            return Err(unknown(id));
+        }
+        self.instance.put(ns, WORKER, id, Expect::Any, None).await?;
+        self.workers.forget(ns, id);
+        Ok(())
+    }
+
+    /// Workers by id, after one, with what this instance knows of them beyond what is written.
+    pub async fn list_workers(&self, ns: &Namespace, after: Option<String>, limit: usize) -> Result<Vec<WorkerRecord>> {
+        let mut records = Vec::new();
+        for document in self.instance.documents(ns, WORKER, after, limit).await? {
+            let written: WorkerRecord = serde_json::from_value(document.body).map_err(damaged)?;
+            let known = self.workers.get(ns, &written.id).map(|known| known.record);
+            records.push(match known {
+                Some(known) if known.seen_at >= written.seen_at => {
+                    WorkerRecord { draining: known.draining || written.draining, ..known }
+                }
+                _ => written,
+            });
+        }
+        Ok(records)
+    }
+
+    pub fn worker_status(&self, record: &WorkerRecord, now: Millis) -> WorkerStatus {
+        if now - record.seen_at > SILENT_LEASES * self.instance.config.lease_ms {
+            WorkerStatus::Offline
+        } else if record.draining {
+            WorkerStatus::Draining
+        } else {
+            WorkerStatus::Online
+        }
+    }
+
+    /// Wakes when a worker of this instance was told to drain.
+    pub fn drains(&self) -> tokio::sync::watch::Receiver<()> {
+        self.drained.subscribe()
+    }
+
+    async fn write(&self, ns: &Namespace, record: &WorkerRecord) -> Result<()> {
+        self.instance.put(ns, WORKER, &record.id, Expect::Any, Some(json!(record))).await?;
+        self.workers.keep(ns, Known { record: record.clone(), written_at: record.seen_at });
+        Ok(())
+    }
+
+    /// A worker that went without leaving is not kept for ever.
+    async fn forget_silent(&self, ns: &Namespace, now: Millis) -> Result<()> {
+        for record in self.list_workers(ns, None, MAX_PAGE).await? {
+            if now - record.seen_at > FORGET_MS {
+                self.instance.put(ns, WORKER, &record.id, Expect::Any, None).await?;
+                self.workers.forget(ns, &record.id);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Workers {
+    fn get(&self, ns: &Namespace, id: &str) -> Option<Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&(ns.clone(), id.to_owned())).cloned()
+    }
+
+    fn keep(&self, ns: &Namespace, known: Known) {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= AT_HAND {
+            all.clear();
+        }
+        all.insert((ns.clone(), known.record.id.clone()), known);
+    }
+
+    fn forget(&self, ns: &Namespace, id: &str) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&(ns.clone(), id.to_owned()));
+    }
+}
+
+fn derived(ns: &Namespace, host: &str, pid: u32) -> Uuid {
+    let hash = Sha256::digest(json!([ns.as_str(), host, pid]).to_string());
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+fn unknown(id: &str) -> EngineError {
+    EngineError::NotFound { what: "worker", id: id.chars().take(120).collect() }
+}
+
+fn damaged(error: serde_json::Error) -> EngineError {
+    EngineError::Bug(format!("a worker's document is damaged: {error}"))
+}

@@ -1,0 +1,101 @@
+//! What is old goes, and nothing else: timelines, headers, events and the traces of commands.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::Arc;
+
+use eddyline_engine::{Config, EngineError, PublishRequest, Retention};
+use eddyline_store::{
+    Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Embedded, Expect, Feed, ManualClock, Memory,
+    Namespace, Options, Page, Store,
+};
+use rig::{Rig, done};
+use serde_json::json;
+use uuid::Uuid;
+
+const DAY: i64 = 24 * 60 * 60 * 1_000;
+
+/// Waits until it has looked again, twice: once more than it may have been in the middle of.
+async fn looked(rig: &Rig) {
+    let mut rounds = rig.engine.rounds("retention").unwrap();
+    let now = *rounds.borrow();
+    rounds.wait_for(|rounds| *rounds >= now + 2).await.unwrap();
+}
+
+async fn events(rig: &Rig, ns: &Namespace) -> usize {
+    let feed = Feed::Events { name: None, key: None };
+    rig.engine.store().feed(ns, &feed, Page::default()).await.unwrap().len()
+}
+
+async fn goes_by_age(store: Arc<dyn Store>, clock: Arc<ManualClock>) {
+    let retention = Retention { every_ms: 5, ..Retention::default() };
+    let rig = Rig::on(store.clone(), Config { retention, poll_ms: 20, ..Config::default() });
+    let (other, far) = (Namespace::new("other"), Namespace::new("far"));
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let looks = "name: g\nsteps: {w: {await: {event: ping, since: 10d}}}";
+    rig.engine.register(&far, None, looks).await.unwrap();
+    for ns in [&rig.ns, &other, &far] {
+        let request = PublishRequest { name: "ping".to_owned(), ..PublishRequest::default() };
+        rig.engine.publish(ns, vec![request]).await.unwrap();
+    }
+    let change =
+        DocumentChange { key: DocumentKey::new("thing", "a"), expect: Expect::Absent, body: Some(json!(1)), due: None };
+    let command = Command::Documents(DocumentCommit {
+        ns: rig.ns.clone(),
+        command: CommandId(Uuid::from_u128(5)),
+        documents: vec![change],
+        messages: Vec::new(),
+        events: Vec::new(),
+        drops: Vec::new(),
+    });
+    let submit = async || store.commit(vec![command.clone()], Vec::new()).await.unwrap().commands.remove(0);
+    assert!(submit().await.is_ok_and(|done| !done.before));
+    let (ended, going) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
+    let task = rig.claim("w").await.unwrap();
+    assert_eq!(task.run, ended);
+    rig.report(&task, done(json!({"big": "x".repeat(1_000)}))).await;
+    rig.output(ended).await;
+
+    clock.advance(DAY / 2);
+    looked(&rig).await;
+    assert!(submit().await.is_ok_and(|done| done.before), "a repeat is known for a day");
+    clock.advance(DAY);
+    looked(&rig).await;
+    assert!(submit().await.is_err(), "and not for ever");
+    assert!(!rig.records(ended).await.is_empty());
+    assert_eq!((events(&rig, &rig.ns).await, events(&rig, &other).await, events(&rig, &far).await), (1, 1, 1));
+
+    clock.advance(6 * DAY);
+    looked(&rig).await;
+    let records = rig.engine.records(&rig.ns, ended, 0, 10).await;
+    assert!(matches!(records, Err(EngineError::Trimmed(_))), "{records:?}");
+    let header = rig.engine.run(&rig.ns, ended).await.unwrap();
+    assert!(header.summary.trimmed && header.input.is_none());
+    assert!(!rig.records(going).await.is_empty(), "it goes on, however old it is");
+    assert_eq!((events(&rig, &rig.ns).await, events(&rig, &other).await), (0, 0));
+    assert_eq!(events(&rig, &far).await, 1, "a gate there looks back over ten days");
+
+    clock.advance(24 * DAY);
+    looked(&rig).await;
+    let header = rig.engine.run(&rig.ns, ended).await;
+    assert!(matches!(header, Err(EngineError::NotFound { .. })), "{header:?}");
+    assert_eq!(events(&rig, &far).await, 0);
+    assert!(rig.engine.run(&rig.ns, going).await.is_ok());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn in_memory_what_is_old_goes() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    goes_by_age(Arc::new(Memory::with_clock(clock.clone())), clock).await;
+}
+
+#[tokio::test]
+async fn on_disk_what_is_old_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = ManualClock::at(1_767_323_045_678);
+    let options = Options { clock: clock.clone(), ..Options::default() };
+    goes_by_age(Arc::new(Embedded::open(dir.path(), options).unwrap()), clock).await;
+}

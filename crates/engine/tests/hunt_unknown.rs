@@ -1,0 +1,57 @@
+//! Commits of which nobody knows what became are submitted again, and happen once.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::Arc;
+
+use eddyline_engine::{Config, StartRequest};
+use eddyline_store::{Memory, Page, RunFilter};
+use rig::hooked::{Fault, Hooked};
+use rig::{Rig, done};
+use serde_json::json;
+
+async fn survives(fault: Fault) {
+    let mut store = Hooked::new(Arc::new(Memory::new()));
+    // What registers the flow is not sent by the committer.
+    store.fate = Box::new(move |n| (n > 5 && n % 3 != 0).then_some(fault));
+    let mut rig = Rig::on(Arc::new(store), Config::default());
+    rig.register("name: kid\nsteps: {k: {}}").await;
+    rig.register(
+        "name: f\nsteps: {a: {}, b: {after: [a]}, c: {after: [b], flow: kid}, nap: {after: [c], await: {time: 1ms}}}",
+    )
+    .await;
+    rig.work(3, |task| done(json!(task.activation)));
+    let request =
+        || StartRequest { flow: "f".to_owned(), idempotency_key: Some("once".to_owned()), ..StartRequest::default() };
+    let started = rig.engine.start_run(&rig.ns, request()).await.unwrap();
+    assert!(!started.existing, "the start itself was repeated, not asked for twice");
+    let mut runs = vec![started.run];
+    for n in 0..10 {
+        runs.push(rig.start("f", json!(n)).await);
+    }
+    for run in &runs {
+        rig.output(*run).await;
+        let kinds = rig.kinds(*run).await;
+        let count = |wanted: &str| kinds.iter().filter(|kind| *kind == wanted).count();
+        for once in
+            ["flow.start", "step.attempt.started a", "step.completed a", "step.attempt.started b", "flow.completed"]
+        {
+            assert_eq!(count(once), 1, "{once} in {kinds:?}");
+        }
+    }
+    let all = rig.engine.list(&rig.ns, &RunFilter::default(), Page::default()).await.unwrap();
+    assert_eq!(all.len(), 2 * runs.len(), "each has one child");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_written_is_not_done_twice() {
+    survives(Fault::UnknownAfter).await;
+}
+
+#[tokio::test]
+async fn what_was_not_written_is_not_lost() {
+    survives(Fault::UnknownBefore).await;
+}

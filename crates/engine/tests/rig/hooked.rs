@@ -1,0 +1,160 @@
+//! A store that does as it is told: it answers late, does not know what came of a commit, or lets something happen at the
+//! worst moment. Everything else is passed on.
+
+#![allow(dead_code)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
+use eddyline_store::*;
+use futures_util::future::BoxFuture;
+use tokio::sync::{broadcast, watch};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing was written, and nobody knows.
+    UnknownBefore,
+    /// It was written, and nobody knows.
+    UnknownAfter,
+}
+
+type Fate = Box<dyn Fn(usize) -> Option<Fault> + Send + Sync>;
+
+pub struct Hooked {
+    pub inner: Arc<dyn Store>,
+    /// What becomes of the n-th commit.
+    pub fate: Fate,
+    pub commits: AtomicUsize,
+    /// The most messages that one command had.
+    pub most_messages: AtomicUsize,
+    /// Events are not told while this is false.
+    pub telling: watch::Sender<bool>,
+    /// Commits wait while this is false.
+    pub committing: watch::Sender<bool>,
+    pub after_beside: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+impl std::fmt::Debug for Hooked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hooked").finish_non_exhaustive()
+    }
+}
+
+impl Hooked {
+    pub fn new(inner: Arc<dyn Store>) -> Hooked {
+        Hooked {
+            inner,
+            fate: Box::new(|_| None),
+            commits: AtomicUsize::new(0),
+            most_messages: AtomicUsize::new(0),
+            telling: watch::Sender::new(true),
+            committing: watch::Sender::new(true),
+            after_beside: Mutex::new(None),
+        }
+    }
+}
+
+async fn open(gate: &watch::Sender<bool>) {
+    let _ = gate.subscribe().wait_for(|open| *open).await;
+}
+
+#[async_trait]
+impl Store for Hooked {
+    async fn now(&self) -> Result<Millis> {
+        self.inner.now().await
+    }
+
+    async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
+        self.inner.load(run, since).await
+    }
+
+    async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
+        self.inner.summary(run).await
+    }
+
+    async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        self.inner.values(run, ids).await
+    }
+
+    async fn beside(&self, run: RunId) -> Result<Beside> {
+        let beside = self.inner.beside(run).await;
+        let then = self.after_beside.lock().unwrap().take();
+        if let Some(then) = then {
+            then.await;
+        }
+        beside
+    }
+
+    async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
+        open(&self.committing).await;
+        for command in &commands {
+            let messages = match command {
+                Command::Run(commit) => commit.messages.len(),
+                Command::Documents(commit) => commit.messages.len(),
+            };
+            self.most_messages.fetch_max(messages, Ordering::SeqCst);
+        }
+        match (self.fate)(self.commits.fetch_add(1, Ordering::SeqCst)) {
+            Some(Fault::UnknownBefore) => return Err(StoreError::Unknown),
+            Some(Fault::UnknownAfter) => {
+                self.inner.commit(commands, claims).await?;
+                return Err(StoreError::Unknown);
+            }
+            None => {}
+        }
+        self.inner.commit(commands, claims).await
+    }
+
+    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+        self.inner.extend(ns, worker, leases, lease_ms).await
+    }
+
+    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+        self.inner.due(what, limit).await
+    }
+
+    async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        self.inner.records(run, after, limit).await
+    }
+
+    async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
+        self.inner.runs(ns, filter, page).await
+    }
+
+    async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
+        self.inner.count_runs(ns, filter).await
+    }
+
+    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        self.inner.gates(ns, filter, page).await
+    }
+
+    async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>> {
+        self.inner.documents(ns, filter, limit).await
+    }
+
+    async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
+        if matches!(feed, Feed::Events { name: None, .. }) {
+            open(&self.telling).await;
+        }
+        self.inner.feed(ns, feed, page).await
+    }
+
+    async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
+        self.inner.queues(ns).await
+    }
+
+    async fn backlog(&self, ns: &Namespace) -> Result<usize> {
+        self.inner.backlog(ns).await
+    }
+
+    async fn trim(&self, what: &Trim) -> Result<bool> {
+        self.inner.trim(what).await
+    }
+
+    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>> {
+        self.inner.watch()
+    }
+}

@@ -1,0 +1,139 @@
+//! Whose time is up: leases that nobody keeps, attempts that take too long, tasks that nobody takes.
+
+use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskRef};
+
+use super::{Entry, Lines};
+use crate::claim::{Extended, Held, Lease};
+use crate::ids::Namespace;
+
+/// If nobody asked for ended leases for longer than this, nobody was serving, and the time is not held against workers.
+pub const UNWATCHED_MS: Millis = 5_000;
+
+/// A task whose time is up.
+#[derive(Debug, Clone)]
+pub(crate) struct TimeUp {
+    pub ns: Namespace,
+    pub run: RunId,
+    pub task: TaskRef,
+    pub why: Expiry,
+    pub claim: Claim,
+}
+
+impl Lines {
+    /// The store was opened: from now on it counts whether anybody asks for ended leases.
+    pub fn opened(&mut self, now: Millis) {
+        self.looked_at = Some(now);
+    }
+
+    /// Runs the lease from now on, whether or not it has run out: it ends only by a commit.
+    pub fn extend(&mut self, ns: &Namespace, worker: &str, lease: Lease, lease_ms: Millis, now: Millis) -> Extended {
+        let Lease { run, fence } = lease;
+        let Some((of, mut entry)) = self.lift(run, fence) else { return Extended::Lost };
+        let closed = entry.closed;
+        let extended = match &mut entry.held {
+            Some(held) if of == *ns && held.worker == worker => {
+                held.lease_ms = lease_ms;
+                held.lease_until = held.lease_until.max(now + lease_ms);
+                Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed }
+            }
+            _ => Extended::Lost,
+        };
+        self.schedule(run, fence, &mut entry);
+        self.put_back(run, fence, entry);
+        extended
+    }
+
+    /// Tasks whose time is up. Time in which nobody asked is added to what they have.
+    pub fn time_up(&mut self, now: Millis, limit: usize, mut wanted: impl FnMut(RunId, Fence) -> bool) -> Vec<TimeUp> {
+        if let Some(looked_at) = self.looked_at.replace(now)
+            && now - looked_at > UNWATCHED_MS
+        {
+            self.credit(looked_at, now);
+        }
+        let mut up = Vec::new();
+        for (at, run, fence) in &self.expiries {
+            if *at > now || up.len() >= limit {
+                break;
+            }
+            let Some(of_run) = self.runs.get(run) else { continue };
+            let Some(entry) = of_run.tasks.get(fence) else { continue };
+            let Some(why) = entry.why(now) else { continue };
+            if wanted(*run, *fence) {
+                let claim = entry.held.as_ref().map_or_else(Claim::default, |held| held.claim.clone());
+                let task = TaskRef { activation: entry.activation, fence: *fence };
+                up.push(TimeUp { ns: of_run.ns.clone(), run: *run, task, why, claim });
+            }
+        }
+        up
+    }
+
+    /// When the next one's time is up, of those whose time is not up yet.
+    pub fn next_expiry(&self, now: Millis) -> Option<Millis> {
+        self.expiries.range((now + 1, RunId::default(), Fence(0))..).next().map(|(at, _, _)| *at)
+    }
+
+    /// Adds to every lease and attempt the time in which nobody served.
+    pub fn credit(&mut self, from: Millis, now: Millis) {
+        let held: Vec<(RunId, Fence)> = self.expiries.iter().map(|(_, run, fence)| (*run, *fence)).collect();
+        for (run, fence) in held {
+            let Some((_, mut entry)) = self.lift(run, fence) else { continue };
+            if let Some(held) = &mut entry.held {
+                let granted = (held.lease_until - held.lease_ms).max(held.since);
+                let unserved = now - from.max(granted);
+                if unserved > 0 {
+                    held.lease_until += unserved;
+                    held.deadline = held.deadline.map(|deadline| deadline + unserved);
+                }
+            }
+            self.schedule(run, fence, &mut entry);
+            self.put_back(run, fence, entry);
+        }
+    }
+
+    /// Whether a task's time is up for this reason, now.
+    pub fn is_up(&self, run: RunId, fence: Fence, why: Expiry, now: Millis) -> bool {
+        let Some(entry) = self.runs.get(&run).and_then(|of_run| of_run.tasks.get(&fence)) else { return false };
+        match (why, &entry.held) {
+            (Expiry::LeaseLost, Some(held)) => held.lease_until <= now,
+            (Expiry::Timeout, Some(held)) => held.deadline.is_some_and(|deadline| deadline <= now),
+            (Expiry::Released, Some(_)) => true,
+            (Expiry::StartTimeout, None) => entry.start_by.is_some_and(|by| by <= now),
+            _ => false,
+        }
+    }
+
+    pub fn held(&self, run: RunId, fence: Fence) -> Option<&Held> {
+        self.runs.get(&run)?.tasks.get(&fence)?.held.as_ref()
+    }
+
+    /// Anything is held by a worker, so that time must be watched.
+    pub fn any_held(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    pub(super) fn schedule(&mut self, run: RunId, fence: Fence, entry: &mut Entry) {
+        entry.expiry = entry.expires_at();
+        if let Some(at) = entry.expiry {
+            self.expiries.insert((at, run, fence));
+        }
+    }
+}
+
+impl Entry {
+    fn expires_at(&self) -> Option<Millis> {
+        match &self.held {
+            Some(held) => Some(held.deadline.map_or(held.lease_until, |deadline| deadline.min(held.lease_until))),
+            None if self.closed => None,
+            None => self.start_by,
+        }
+    }
+
+    fn why(&self, now: Millis) -> Option<Expiry> {
+        match &self.held {
+            Some(held) if held.deadline.is_some_and(|deadline| deadline <= now) => Some(Expiry::Timeout),
+            Some(held) if held.lease_until <= now => Some(Expiry::LeaseLost),
+            Some(_) => None,
+            None => self.start_by.filter(|by| *by <= now).map(|_| Expiry::StartTimeout),
+        }
+    }
+}
