@@ -1,0 +1,32 @@
+//! Events and gates.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Timestamp;
+
+/// An event to be published to the namespace.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PublishEvent {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Value>,
+    #[serde(default)]
+    pub payload: Value,
+    /// The same id again changes nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+}
+
+/// An open gate. `token` and `url` are shown to scope `signal` only, and only webhook and manual gates have them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GateInfo {
+    pub gate_id: String,
+    pub token: Option<String>,
+    pub url: Option<String>,
+    pub run_id: String,
+    pub activation: String,
+    /// `time`, `webhook`, `event` or `manual`.
+    pub reason: String,
+    pub deadline: Option<Timestamp>,
+}

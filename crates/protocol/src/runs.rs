@@ -1,0 +1,211 @@
+//! Runs: started, read, acted upon.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::{ApiError, Failure};
+use crate::{Span, Timestamp};
+
+/// `POST /v1/flows/{name}/runs`, and an item of `POST /v1/runs/batch`, which names the flow as well.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StartRun {
+    /// Of an item of a batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flow: Option<String>,
+    pub input: Value,
+    /// A label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_id: Option<String>,
+    /// The same key gives the same run back, as long as that is kept; with another input it is a conflict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// Of a code flow: the retry policy of the whole function.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunStarted {
+    pub run_id: String,
+    /// It was there already, under the same idempotency key.
+    pub existing: bool,
+}
+
+/// `POST /v1/runs/batch`; a bare list is taken as well.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StartBatch {
+    pub runs: Vec<StartRun>,
+}
+
+/// What came of each start, in their order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchStarted {
+    pub items: Vec<BatchItem>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BatchItem {
+    Started(RunStarted),
+    Refused { error: ApiError },
+}
+
+/// A run's header.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunInfo {
+    pub run_id: String,
+    pub flow: String,
+    pub version: String,
+    /// `pending`, `running`, `waiting`, `paused`, `completed`, `failed` or `cancelled`.
+    pub status: String,
+    pub input: Value,
+    pub output: Value,
+    pub error: Option<Failure>,
+    pub created_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub completed_at: Option<Timestamp>,
+    pub step_count: u32,
+    pub completed_steps: u32,
+    /// Names, each once.
+    pub emitted_events: Vec<String>,
+    pub tags: Vec<String>,
+    pub external_id: Option<String>,
+    pub priority: i32,
+    /// The activations that have not ended, with what they wait for.
+    pub waiting_for: Vec<Waiting>,
+    pub parent: Option<ParentInfo>,
+    /// The run that this is a retry or a rerun of.
+    pub retry_of: Option<String>,
+    /// The run that goes on where this one left off.
+    pub continued_as: Option<String>,
+    /// Its timeline and payloads are no longer kept.
+    pub trimmed: bool,
+}
+
+/// A run in a list: its header without payloads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunSummary {
+    pub run_id: String,
+    pub flow: String,
+    pub version: String,
+    pub status: String,
+    pub created_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub completed_at: Option<Timestamp>,
+    pub step_count: u32,
+    pub completed_steps: u32,
+    pub tags: Vec<String>,
+    pub external_id: Option<String>,
+    pub error: Option<Failure>,
+    pub parent: Option<ParentInfo>,
+    pub retry_of: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ParentInfo {
+    pub run_id: String,
+    pub activation: String,
+}
+
+/// `waits_for` is an object whose `what` says which: `arms`, `gate`, `worker`, `back_off`, `child`, `inside`, …
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Waiting {
+    pub activation: String,
+    pub waits_for: Value,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepInfo {
+    pub activation: String,
+    pub step: String,
+    /// `pending`, `waiting`, `running`, `completed`, `failed`, `skipped` or `cancelled`.
+    pub status: String,
+    pub attempts: Vec<AttemptInfo>,
+    pub input: Value,
+    pub output: Value,
+    pub error: Option<Failure>,
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    pub waits_for: Option<Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttemptInfo {
+    pub attempt: u32,
+    /// `running`, `completed` or `failed`.
+    pub status: String,
+    pub worker: Option<String>,
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    pub error: Option<Failure>,
+}
+
+/// 200 with it when the run has ended; 202 with `status` alone while it goes on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    pub run_id: String,
+    pub status: String,
+    #[serde(default)]
+    pub output: Value,
+    #[serde(default)]
+    pub error: Option<Failure>,
+}
+
+/// The body of `POST /v1/runs/{id}/cancel`, which may be left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CancelRun {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The body of `POST /v1/runs/{id}/rerun`, which may be left out.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RerunRun {
+    /// A top-level step; without it everything runs again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Instead of the old run's input. `null` is an input; leave it out to keep the old one.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub input: Option<Value>,
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+/// The answer to `retry` and `rerun`: the new run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewRun {
+    pub run_id: String,
+}
+
+/// The answer to `cancel`, `pause`, `resume` and the acts on a step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acted {
+    pub run_id: String,
+    /// The run's, now.
+    pub status: String,
+}
+
+/// The body of `complete` and `fail` on a step.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepAct {
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub output: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<Failure>,
+}

@@ -1,0 +1,98 @@
+//! Workers: who they are, and that they are alive.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Timestamp;
+use crate::tasks::News;
+
+/// `POST /v1/workers`. The same host and pid again is the same worker.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegisterWorker {
+    /// `["default"]` where it is left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<String>,
+    /// With neither handlers nor flows the worker is offered everything on its queues.
+    pub handlers: Vec<String>,
+    pub flows: Flows,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_concurrent: Option<u32>,
+    pub labels: Vec<String>,
+    /// The build of the worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+/// Code flows that a worker has: their names, or their names each with the build of its function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Flows {
+    Names(Vec<String>),
+    Builds(BTreeMap<String, Option<String>>),
+}
+
+impl Default for Flows {
+    fn default() -> Flows {
+        Flows::Names(Vec::new())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRegistered {
+    pub worker_id: String,
+    pub lease_ms: u64,
+    pub heartbeat_ms: u64,
+}
+
+/// `POST /v1/workers/{id}/heartbeat`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Heartbeat {
+    /// The ids of the tasks that the worker has.
+    pub tasks: Vec<String>,
+    /// Since it started.
+    pub completed: u64,
+    pub failed: u64,
+    /// Of code runs: the highest `n` of the memo that the worker has, by task.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub seen: BTreeMap<String, u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Beat {
+    /// Tasks that the worker no longer has: their lease was lost, their time is up.
+    pub lost: Vec<String>,
+    /// Tasks whose result nobody wants any more: their run, or their step, has ended.
+    pub cancel: Vec<String>,
+    /// The worker is to finish what it has and leave.
+    pub drain: bool,
+    pub news: News,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    pub worker_id: String,
+    /// `online`, `draining` or `offline`.
+    pub status: String,
+    pub queues: Vec<String>,
+    pub handlers: Vec<String>,
+    pub flows: Flows,
+    pub max_concurrent: Option<u32>,
+    pub labels: Vec<String>,
+    pub version: Option<String>,
+    pub host: Option<String>,
+    pub pid: Option<u32>,
+    pub started_at: Timestamp,
+    pub seen_at: Timestamp,
+    /// Tasks that it said it has, with its last sign of life.
+    pub tasks: u32,
+    pub completed: u64,
+    pub failed: u64,
+}

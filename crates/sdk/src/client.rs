@@ -1,0 +1,211 @@
+//! Everything that can be asked of a server.
+
+mod address;
+mod events;
+mod follow;
+mod http;
+mod list;
+mod run;
+mod start;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::{HeaderMap, Method};
+use bytes::Bytes;
+use eddyline_protocol::{FlowInfo, FlowRegistered, ServerInfo};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::error::{Error, Refusal};
+use address::{Address, route};
+use http::{Http, Outgoing, Repeat, asked_to_wait, headers};
+
+pub use address::segment;
+pub use events::Gates;
+pub use follow::{Follow, Record};
+pub use list::{RunFilter, RunList};
+pub use run::Run;
+pub use start::Start;
+
+pub(crate) use http::{ANSWER, CONNECT, refusal};
+pub(crate) use start::weigh;
+
+const JSON: &str = "application/json";
+const DEFAULT_URL: &str = "http://127.0.0.1:7070";
+
+/// A client of a server. Cheap to clone; the clones share their connections.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), eddyline::Error> {
+/// let client = eddyline::Client::from_env()?;
+/// let run = client.start("order", &serde_json::json!({"id": 7})).await?;
+/// let output: serde_json::Value = run.result().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    http: Arc<Http>,
+    key: Option<Arc<str>>,
+    namespace: Option<Arc<str>>,
+}
+
+impl fmt::Debug for Client {
+    /// Without the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (url, keyed) = (&self.http.address.url, self.key.is_some());
+        f.debug_struct("Client").field("url", url).field("keyed", &keyed).field("namespace", &self.namespace).finish()
+    }
+}
+
+impl Client {
+    /// A client of the server at `url`: `http://` or `https://`, with a path where it is behind a proxy. Nothing is sent
+    /// until something is asked.
+    pub fn new(url: &str) -> Result<Client, Error> {
+        Ok(Client { http: Arc::new(Http::new(Address::parse(url)?)?), key: None, namespace: None })
+    }
+
+    /// As the environment says: `EDDY_URL` (`http://127.0.0.1:7070` without it), `EDDY_KEY`, `EDDY_NAMESPACE`.
+    pub fn from_env() -> Result<Client, Error> {
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let mut client = Client::new(set("EDDY_URL").as_deref().unwrap_or(DEFAULT_URL))?;
+        client.key = set("EDDY_KEY").map(Arc::from);
+        client.namespace = set("EDDY_NAMESPACE").map(Arc::from);
+        Ok(client)
+    }
+
+    /// Shows this key with every request.
+    pub fn with_key(mut self, key: impl Into<String>) -> Client {
+        self.key = Some(Arc::from(key.into()));
+        self
+    }
+
+    /// Asks for this namespace, where keys are off. A key has a namespace of its own.
+    pub fn with_namespace(mut self, namespace: impl Into<String>) -> Client {
+        self.namespace = Some(Arc::from(namespace.into()));
+        self
+    }
+
+    /// The address of the server.
+    pub fn url(&self) -> &str {
+        &self.http.address.url
+    }
+
+    /// Any call of the API: JSON out, JSON in; an empty answer reads as `null`. What cannot stand in a path is
+    /// percent-encoded, percent signs are taken as they are: see [`segment`]. A `GET` is sent again when the connection
+    /// breaks or the server is busy, up to a bound; other calls only if they cannot have reached the server.
+    pub async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, String)],
+        body: Option<&(impl Serialize + ?Sized + Sync)>,
+    ) -> Result<T, Error> {
+        let repeat = if method.is_safe() { Repeat::Safe } else { Repeat::Never };
+        self.ask(repeat, method, path, query, body).await
+    }
+
+    /// A call whose body is not JSON: a definition in YAML, the payload of a webhook.
+    pub async fn send_text<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        text: &str,
+    ) -> Result<T, Error> {
+        // What is put is the same however often it is put.
+        let repeat = if method == Method::PUT { Repeat::Safe } else { Repeat::Never };
+        let body = Bytes::copy_from_slice(text.as_bytes());
+        let content_type = Some(content_type);
+        let wait = Duration::ZERO;
+        self.exchange(&Outgoing { method, path, query: &[], content_type, body, repeat, wait }).await
+    }
+
+    /// Registers a flow, in YAML or JSON. Every problem is in the details of the error.
+    pub async fn register_flow(&self, name: &str, text: &str) -> Result<FlowRegistered, Error> {
+        let content_type = if text.trim_start().starts_with('{') { JSON } else { "application/yaml" };
+        self.send_text(Method::PUT, &format!("/v1/flows/{}", segment(name)), content_type, text).await
+    }
+
+    /// A flow at its current version.
+    pub async fn flow(&self, name: &str) -> Result<FlowInfo, Error> {
+        self.get(&format!("/v1/flows/{}", segment(name)), &[]).await
+    }
+
+    /// What the server says of itself.
+    pub async fn info(&self) -> Result<ServerInfo, Error> {
+        self.get("/v1/info", &[]).await
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str, query: &[(&str, String)]) -> Result<T, Error> {
+        self.ask(Repeat::Safe, Method::GET, path, query, None::<&()>).await
+    }
+
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &self,
+        repeat: Repeat,
+        path: &str,
+        body: &(impl Serialize + ?Sized + Sync),
+    ) -> Result<T, Error> {
+        self.ask(repeat, Method::POST, path, &[], Some(body)).await
+    }
+
+    /// One try, for callers that have a way of their own to try again. `wait` is how long the body asks the server to wait.
+    pub(crate) async fn post_once<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &(impl Serialize + Sync),
+        wait: Duration,
+    ) -> Result<T, Refusal> {
+        let (method, content_type, body, repeat) = (Method::POST, Some(JSON), encode(body)?, Repeat::Never);
+        let request = Outgoing { method, path, query: &[], content_type, body, repeat, wait };
+        let body = self.http.send_once(&self.headers()?, &request).await?;
+        Ok(decode(&request, &body)?)
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        repeat: Repeat,
+        method: Method,
+        path: &str,
+        query: &[(&str, String)],
+        body: Option<&(impl Serialize + ?Sized + Sync)>,
+    ) -> Result<T, Error> {
+        let content_type = body.is_some().then_some(JSON);
+        let body = body.map_or(Ok(Bytes::new()), encode)?;
+        let wait = asked_to_wait(query);
+        self.exchange(&Outgoing { method, path, query, content_type, body, repeat, wait }).await
+    }
+
+    async fn exchange<T: DeserializeOwned>(&self, request: &Outgoing<'_>) -> Result<T, Error> {
+        let body = self.http.send(&self.headers()?, request).await?;
+        decode(request, &body)
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        &self.http.address
+    }
+
+    pub(crate) fn tls(&self) -> Arc<ClientConfig> {
+        self.http.tls.clone()
+    }
+
+    pub(crate) fn headers(&self) -> Result<HeaderMap, Error> {
+        headers(self.key.as_deref(), self.namespace.as_deref())
+    }
+}
+
+fn encode(body: &(impl Serialize + ?Sized)) -> Result<Bytes, Error> {
+    let text = serde_json::to_vec(body);
+    text.map(Bytes::from).map_err(|source| Error::Encode { what: "the body".to_owned(), source })
+}
+
+fn decode<T: DeserializeOwned>(request: &Outgoing<'_>, body: &[u8]) -> Result<T, Error> {
+    let body = if body.is_empty() { b"null" } else { body };
+    serde_json::from_slice(body).map_err(|source| {
+        let what = format!("the answer to {} {}", request.method, route(request.path));
+        Error::Decode { what, source }
+    })
+}

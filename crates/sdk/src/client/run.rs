@@ -1,0 +1,192 @@
+//! A run: looked at, waited for, acted upon.
+
+use std::time::Duration;
+
+use eddyline_protocol::{Acted, CancelRun, Failure, NewRun, Page, RerunRun, RunInfo, RunResult, StepAct, StepInfo};
+use http::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::address::segment;
+use super::http::Repeat;
+use super::{Client, Follow, Record};
+use crate::error::Error;
+
+/// How long one request waits for the end of a run. Whoever waits longer asks again.
+const LONG_POLL: Duration = Duration::from_secs(30);
+/// A wait "for ever" is this long.
+const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// Between two requests that came back at once although they asked to wait.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// A run on the server. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Run {
+    client: Client,
+    id: String,
+    existing: bool,
+}
+
+impl Client {
+    /// The run of that id. Nothing is asked of the server yet.
+    pub fn run(&self, id: impl Into<String>) -> Run {
+        Run::new(self.clone(), id.into(), true)
+    }
+}
+
+impl Run {
+    pub(super) fn new(client: Client, id: String, existing: bool) -> Run {
+        Run { client, id, existing }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// It was there before it was asked for: its idempotency key was known, or it was named by its id.
+    pub fn existing(&self) -> bool {
+        self.existing
+    }
+
+    /// Its header.
+    pub async fn info(&self) -> Result<RunInfo, Error> {
+        self.client.get(&self.path(""), &[]).await
+    }
+
+    /// Its steps, in the order in which they came into being.
+    pub async fn steps(&self) -> Result<Vec<StepInfo>, Error> {
+        let (mut steps, mut cursor): (_, Option<String>) = (Vec::new(), None);
+        loop {
+            let query: Vec<_> = cursor.iter().map(|cursor| ("cursor", cursor.clone())).collect();
+            let page: Page<StepInfo> = self.client.get(&self.path("/steps"), &query).await?;
+            steps.extend(page.items);
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => return Ok(steps),
+            }
+        }
+    }
+
+    /// Waits for its end and gives its output. A run that failed or was cancelled is an error:
+    /// [`Error::RunFailed`], [`Error::RunCancelled`].
+    pub async fn result<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        loop {
+            let Some(ended) = self.wait(LONG_POLL).await? else { continue };
+            let run_id = ended.run_id;
+            return match (ended.status.as_str(), ended.error) {
+                ("completed", _) => serde_json::from_value(ended.output)
+                    .map_err(|source| Error::Decode { what: format!("the output of run {run_id}"), source }),
+                ("cancelled", _) => Err(Error::RunCancelled { run_id }),
+                (_, failure) => {
+                    let failure = failure.unwrap_or_else(|| Failure::new("Error", "it does not say why"));
+                    Err(Error::RunFailed { run_id, failure: Box::new(failure) })
+                }
+            };
+        }
+    }
+
+    /// How it ended, if it does within that time.
+    pub async fn wait(&self, wait: Duration) -> Result<Option<RunResult>, Error> {
+        let mut asked = Instant::now();
+        let until = asked + wait.min(LONGEST_WAIT);
+        loop {
+            let ms = until.saturating_duration_since(asked).min(LONG_POLL).as_millis();
+            let query = [("wait", format!("{ms}ms"))];
+            let result: RunResult = self.client.get(&self.path("/result"), &query).await?;
+            if matches!(result.status.as_str(), "completed" | "failed" | "cancelled") {
+                return Ok(Some(result));
+            }
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+            // A server that is stopping answers at once.
+            tokio::time::sleep_until((asked + PAUSE).min(until)).await;
+            asked = Instant::now();
+        }
+    }
+
+    /// Records of its timeline with numbers above `after`; `next` of the page is the `after` of the next one.
+    pub async fn records(&self, after: u64) -> Result<Page<Record>, Error> {
+        self.client.records(&self.stream(), after, None).await
+    }
+
+    /// Its timeline from the beginning, live, to its end.
+    pub fn follow(&self) -> Follow {
+        self.follow_after(0)
+    }
+
+    /// The same, from after a position.
+    pub fn follow_after(&self, after: u64) -> Follow {
+        Follow::new(self.client.clone(), self.stream(), after)
+    }
+
+    /// Cancels it. Handlers that are at work for it are told.
+    pub async fn cancel(&self, reason: Option<&str>) -> Result<Acted, Error> {
+        self.act("/cancel", &CancelRun { reason: reason.map(str::to_owned) }).await
+    }
+
+    pub async fn pause(&self) -> Result<Acted, Error> {
+        self.act("/pause", &Value::Object(serde_json::Map::new())).await
+    }
+
+    pub async fn resume(&self) -> Result<Acted, Error> {
+        self.act("/resume", &Value::Object(serde_json::Map::new())).await
+    }
+
+    /// A new run that takes over what completed and goes on from what failed.
+    pub async fn retry(&self) -> Result<Run, Error> {
+        let new: NewRun = self.act("/retry", &Value::Object(serde_json::Map::new())).await?;
+        Ok(Run::new(self.client.clone(), new.run_id, false))
+    }
+
+    /// A new run that runs again from a top-level step on (or as a whole), with another input where one is given.
+    pub async fn rerun(&self, from: Option<&str>, input: Option<Value>) -> Result<Run, Error> {
+        let new: NewRun = self.act("/rerun", &RerunRun { from: from.map(str::to_owned), input }).await?;
+        Ok(Run::new(self.client.clone(), new.run_id, false))
+    }
+
+    /// Deletes it for good, once it has ended.
+    pub async fn delete(&self) -> Result<(), Error> {
+        let _: Value = self.client.call(Method::DELETE, &self.path(""), &[], None::<&()>).await?;
+        Ok(())
+    }
+
+    /// Completes a step by hand.
+    pub async fn complete_step(&self, activation: &str, output: &(impl Serialize + ?Sized)) -> Result<Acted, Error> {
+        let output = serde_json::to_value(output)
+            .map_err(|source| Error::Encode { what: format!("the output of {activation}"), source })?;
+        self.act_on_step(activation, "complete", StepAct { output, error: None }).await
+    }
+
+    /// Fails a step by hand, for good.
+    pub async fn fail_step(&self, activation: &str, failure: Failure) -> Result<Acted, Error> {
+        self.act_on_step(activation, "fail", StepAct { error: Some(failure), ..StepAct::default() }).await
+    }
+
+    pub async fn skip_step(&self, activation: &str) -> Result<Acted, Error> {
+        self.act_on_step(activation, "skip", StepAct::default()).await
+    }
+
+    /// Tries a step again now, instead of at the end of its back-off.
+    pub async fn retry_step(&self, activation: &str) -> Result<Acted, Error> {
+        self.act_on_step(activation, "retry", StepAct::default()).await
+    }
+
+    async fn act_on_step(&self, activation: &str, act: &str, body: StepAct) -> Result<Acted, Error> {
+        self.act(&format!("/steps/{}/{act}", segment(activation)), &body).await
+    }
+
+    async fn act<T: DeserializeOwned>(&self, act: &str, body: &(impl Serialize + Sync)) -> Result<T, Error> {
+        self.client.post(Repeat::Never, &self.path(act), body).await
+    }
+
+    fn path(&self, rest: &str) -> String {
+        format!("/v1/runs/{}{rest}", segment(&self.id))
+    }
+
+    fn stream(&self) -> String {
+        format!("nq:flow:{}", self.id)
+    }
+}

@@ -1,0 +1,155 @@
+//! Runs are started, one or many.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use eddyline_protocol::{ApiError, BatchItem, BatchStarted, RunStarted, StartBatch, StartRun};
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::address::segment;
+use super::http::Repeat;
+use super::{Client, Run};
+use crate::error::Error;
+
+/// How many runs one request starts; a longer batch is sent in parts.
+const MAX_BATCH: usize = 1_000;
+/// A part of a batch is sent when its inputs have about this many bytes, well below the server's limit of a body.
+const MAX_BATCH_BYTES: usize = 8 << 20;
+
+/// A run that is about to be started: `.await` starts it.
+#[must_use = "a run is started by `.await`"]
+#[derive(Debug)]
+pub struct Start {
+    client: Client,
+    flow: String,
+    input: Result<Value, Error>,
+    rest: StartRun,
+}
+
+impl Client {
+    /// Starts a run of a flow. With an idempotency key the call may be repeated at will, and is, when an answer is lost.
+    ///
+    /// ```no_run
+    /// # async fn example(client: eddyline::Client) -> Result<(), eddyline::Error> {
+    /// let order = serde_json::json!({"id": 7});
+    /// let run = client.start("order", &order).idempotency_key("order-7").tags(["web"]).await?;
+    /// println!("{} {}", run.id(), if run.existing() { "was there" } else { "is new" });
+    /// # Ok(()) }
+    /// ```
+    pub fn start(&self, flow: &str, input: &(impl Serialize + ?Sized)) -> Start {
+        let input = serde_json::to_value(input)
+            .map_err(|source| Error::Encode { what: format!("the input of {flow}"), source });
+        Start { client: self.clone(), flow: flow.to_owned(), input, rest: StartRun::default() }
+    }
+
+    /// Starts many runs, each for itself: what came of each is given in their order. Each item names its flow.
+    ///
+    /// An error says that a request of the batch failed as a whole; give the items idempotency keys, and the batch can be
+    /// started again.
+    pub async fn start_batch(
+        &self,
+        runs: impl IntoIterator<Item = StartRun>,
+    ) -> Result<Vec<Result<Run, ApiError>>, Error> {
+        let (mut part, mut bytes, mut started) = (Vec::new(), 0, Vec::new());
+        for run in runs {
+            bytes += weigh(&run.input);
+            part.push(run);
+            if part.len() == MAX_BATCH || bytes >= MAX_BATCH_BYTES {
+                bytes = 0;
+                self.start_part(std::mem::take(&mut part), &mut started).await?;
+            }
+        }
+        self.start_part(part, &mut started).await?;
+        Ok(started)
+    }
+
+    async fn start_part(&self, runs: Vec<StartRun>, into: &mut Vec<Result<Run, ApiError>>) -> Result<(), Error> {
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let keyed = runs.iter().all(|run| run.idempotency_key.is_some());
+        let repeat = if keyed { Repeat::Safe } else { Repeat::Never };
+        let batch: BatchStarted = self.post(repeat, "/v1/runs/batch", &StartBatch { runs }).await?;
+        into.extend(batch.items.into_iter().map(|item| match item {
+            BatchItem::Started(run) => Ok(Run::new(self.clone(), run.run_id, run.existing)),
+            BatchItem::Refused { error } => Err(error),
+        }));
+        Ok(())
+    }
+}
+
+impl Start {
+    /// A label of your own, to find the run by.
+    pub fn external_id(mut self, id: impl Into<String>) -> Start {
+        self.rest.external_id = Some(id.into());
+        self
+    }
+
+    /// The same key of the same flow gives the same run back; with another input it is a conflict.
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Start {
+        self.rest.idempotency_key = Some(key.into());
+        self
+    }
+
+    pub fn tags<T: Into<String>>(mut self, tags: impl IntoIterator<Item = T>) -> Start {
+        self.rest.tags.extend(tags.into_iter().map(Into::into));
+        self
+    }
+
+    /// Nothing happens before this time has passed.
+    pub fn delay(mut self, delay: Duration) -> Start {
+        self.rest.delay = Some(delay.into());
+        self
+    }
+
+    /// The run fails unless it has ended by then.
+    pub fn deadline(mut self, deadline: Duration) -> Start {
+        self.rest.deadline = Some(deadline.into());
+        self
+    }
+
+    /// A version of the flow other than the current one.
+    pub fn version(mut self, version: impl Into<String>) -> Start {
+        self.rest.version = Some(version.into());
+        self
+    }
+
+    /// Higher goes first among the tasks of a queue.
+    pub fn priority(mut self, priority: i32) -> Start {
+        self.rest.priority = Some(priority);
+        self
+    }
+
+    /// Not started now, but as an item of [`Client::start_batch`].
+    pub fn into_item(self) -> Result<StartRun, Error> {
+        Ok(StartRun { flow: Some(self.flow), input: self.input?, ..self.rest })
+    }
+}
+
+impl IntoFuture for Start {
+    type Output = Result<Run, Error>;
+    type IntoFuture = BoxFuture<'static, Result<Run, Error>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let request = StartRun { input: self.input?, ..self.rest };
+            let repeat = if request.idempotency_key.is_some() { Repeat::Safe } else { Repeat::Never };
+            let path = format!("/v1/flows/{}/runs", segment(&self.flow));
+            let started: RunStarted = self.client.post(repeat, &path, &request).await?;
+            Ok(Run::new(self.client, started.run_id, started.existing))
+        })
+    }
+}
+
+/// About how many bytes a value has as JSON.
+pub(crate) fn weigh(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) => 5,
+        Value::Number(_) => 12,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => 2 + items.iter().map(|item| weigh(item) + 1).sum::<usize>(),
+        Value::Object(fields) => 2 + fields.iter().map(|(name, value)| name.len() + weigh(value) + 4).sum::<usize>(),
+    }
+}

@@ -1,0 +1,17 @@
+//! Durable flows from Rust: start and follow runs with a [`Client`], carry out their steps with a [`Worker`].
+
+mod backoff;
+mod client;
+mod error;
+mod worker;
+
+pub use client::*;
+pub use eddyline_protocol as protocol;
+pub use error::Error;
+pub use http::Method;
+pub use worker::{StepCtx, StepError, Worker};
+
+/// The snippets of the guide are compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/rust.md")]
+struct Guide;

@@ -1,0 +1,267 @@
+//! Workers: processes that carry out the steps of flows.
+
+mod ctx;
+mod failure;
+mod handler;
+mod http;
+#[cfg(feature = "engine")]
+mod in_process;
+mod line;
+mod link;
+mod online;
+mod outbox;
+mod shift;
+mod signals;
+mod socket;
+mod task;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use eddyline_protocol::RegisterWorker;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+
+use crate::client::Client;
+use crate::error::Error;
+use handler::{Handler, erase};
+use link::Transport;
+use online::Online;
+use shift::{Rules, Shift};
+use signals::Signals;
+
+pub use ctx::StepCtx;
+pub use failure::StepError;
+
+const MAX_CONCURRENT: u32 = 50;
+const DRAIN: Duration = Duration::from_secs(30);
+const CANCEL_GRACE: Duration = Duration::from_secs(10);
+
+/// A worker: handlers by name, and where their tasks come from.
+///
+/// ```no_run
+/// use eddyline::{StepCtx, StepError, Worker};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Payment { cents: u64 }
+///
+/// async fn pay(ctx: StepCtx, payment: Payment) -> Result<String, StepError> {
+///     ctx.log(format!("charging {}", payment.cents));
+///     Ok(format!("receipt for {}", ctx.key()))
+/// }
+///
+/// # async fn example() -> Result<(), eddyline::Error> {
+/// Worker::connect("http://127.0.0.1:7070").handler("pay", pay).run().await
+/// # }
+/// ```
+#[must_use = "a worker works once it is run"]
+pub struct Worker {
+    target: Target,
+    key: Option<String>,
+    namespace: Option<String>,
+    http_only: bool,
+    handlers: Vec<(String, Handler)>,
+    me: RegisterWorker,
+    rules: Rules,
+}
+
+enum Target {
+    Url(String),
+    Client(Client),
+    #[cfg(feature = "engine")]
+    Engine(eddyline_engine::Engine),
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let handlers: Vec<&str> = self.handlers.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("Worker").field("handlers", &handlers).field("queues", &self.me.queues).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// A worker for the server at that address. Nothing happens before it is run.
+    pub fn connect(url: impl Into<String>) -> Worker {
+        Worker::of(Target::Url(url.into()))
+    }
+
+    /// A worker that reaches the server as the client does, with its key and namespace.
+    pub fn with_client(client: Client) -> Worker {
+        Worker::of(Target::Client(client))
+    }
+
+    /// A worker of an engine in this process.
+    #[cfg(feature = "engine")]
+    pub fn in_process(engine: eddyline_engine::Engine) -> Worker {
+        Worker::of(Target::Engine(engine))
+    }
+
+    fn of(target: Target) -> Worker {
+        let rules = Rules { max_concurrent: MAX_CONCURRENT, drain_timeout: DRAIN, cancel_grace: CANCEL_GRACE };
+        let (me, handlers) = (RegisterWorker::default(), Vec::new());
+        Worker { target, key: None, namespace: None, http_only: false, handlers, me, rules }
+    }
+
+    /// The key to show; it needs the scope `worker`.
+    pub fn key(mut self, key: impl Into<String>) -> Worker {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// The namespace, where keys are off or the engine is in this process.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Worker {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// A queue to take tasks from; `default` if none is named. May be called several times.
+    pub fn queue(mut self, queue: impl Into<String>) -> Worker {
+        self.me.queues.push(queue.into());
+        self
+    }
+
+    /// What carries out the steps that say `run: name`. The input is decoded into the handler's type, its output is the
+    /// step's. An input that does not fit fails the step for good; an error or a panic fails the attempt.
+    pub fn handler<F, Fut, In, Out, E>(mut self, name: impl Into<String>, handler: F) -> Worker
+    where
+        F: Fn(StepCtx, In) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Out, E>> + Send + 'static,
+        In: DeserializeOwned + Send + 'static,
+        Out: Serialize + 'static,
+        E: Into<StepError> + 'static,
+    {
+        self.handlers.push((name.into(), erase(handler)));
+        self
+    }
+
+    /// How many tasks are at work at once: 50 if nothing else is said.
+    pub fn max_concurrent(mut self, tasks: u32) -> Worker {
+        self.rules.max_concurrent = tasks;
+        self
+    }
+
+    /// What this worker has that steps may require: `gpu`, `eu-west`.
+    pub fn labels<L: Into<String>>(mut self, labels: impl IntoIterator<Item = L>) -> Worker {
+        self.me.labels.extend(labels.into_iter().map(Into::into));
+        self
+    }
+
+    /// The build of this worker.
+    pub fn version(mut self, version: impl Into<String>) -> Worker {
+        self.me.version = Some(version.into());
+        self
+    }
+
+    /// How long tasks may take to finish once the worker is to stop: 30 s. What is left then is let go, and tried again
+    /// elsewhere when its lease ends.
+    pub fn drain_timeout(mut self, timeout: Duration) -> Worker {
+        self.rules.drain_timeout = timeout;
+        self
+    }
+
+    /// How long a handler may go on after its task was cancelled, before it is stopped where it stands: 10 s.
+    pub fn cancel_grace(mut self, grace: Duration) -> Worker {
+        self.rules.cancel_grace = grace;
+        self
+    }
+
+    /// Plain HTTP, without trying a WebSocket first.
+    pub fn http_only(mut self) -> Worker {
+        self.http_only = true;
+        self
+    }
+
+    /// Works until the process gets SIGTERM or SIGINT, or until the server tells it to drain; then finishes what it has.
+    /// A second signal does not wait for that.
+    ///
+    /// Connections that end are made anew for as long as it takes. An error means that the worker could not begin: the
+    /// address, the key or the handlers are not right.
+    pub async fn run(self) -> Result<(), Error> {
+        let mut signals =
+            Signals::new().map_err(|error| Error::Config(format!("signals cannot be listened for: {error}")))?;
+        let (stop, stopped) = oneshot::channel();
+        let twice = async {
+            signals.next().await;
+            // Nobody listens if the worker has just ended by itself.
+            let _ = stop.send(());
+            signals.next().await;
+        };
+        tokio::select! {
+            result = self.run_until(stopped) => result,
+            () = twice => {
+                tracing::warn!("asked to stop a second time: what is at work is let go");
+                Ok(())
+            }
+        }
+    }
+
+    /// Works until `stop` comes back (whatever it gives), or until the server tells it to drain; then finishes what it
+    /// has. Dropping the future instead lets go of everything at once.
+    pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
+        let (handlers, me) = self.described()?;
+        let rules = self.rules;
+        let transport = self.transport()?;
+        let stop = async {
+            stop.await;
+        };
+        Shift::new(handlers, me, rules).work(transport, stop).await
+    }
+
+    fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {
+        let wrong = |problem: String| Err(Error::Config(problem));
+        let mut handlers = HashMap::new();
+        for (name, handler) in &self.handlers {
+            if handlers.insert(name.clone(), handler.clone()).is_some() {
+                return wrong(format!("there are two handlers called `{name}`"));
+            }
+        }
+        if handlers.is_empty() {
+            return wrong("a worker needs at least one handler".to_owned());
+        }
+        if self.rules.max_concurrent == 0 {
+            return wrong("a worker that takes no task at once takes none at all".to_owned());
+        }
+        let mut me = self.me.clone();
+        me.handlers = self.handlers.iter().map(|(name, _)| name.clone()).collect();
+        me.max_concurrent = Some(self.rules.max_concurrent);
+        me.host = Some(host());
+        me.pid = Some(std::process::id());
+        Ok((handlers, me))
+    }
+
+    fn transport(self) -> Result<Box<dyn Transport>, Error> {
+        let mut client = match self.target {
+            Target::Url(url) => Client::new(&url)?,
+            Target::Client(client) => client,
+            #[cfg(feature = "engine")]
+            Target::Engine(engine) => {
+                return Ok(Box::new(in_process::InProcess::new(engine, self.namespace.as_deref())));
+            }
+        };
+        if let Some(key) = self.key {
+            client = client.with_key(key);
+        }
+        if let Some(namespace) = self.namespace {
+            client = client.with_namespace(namespace);
+        }
+        Ok(Box::new(Online::new(client, self.http_only)))
+    }
+}
+
+/// The machine's name. The same host and process are the same worker to the server, so that further workers of this
+/// process get names of their own.
+fn host() -> String {
+    static WORKERS: AtomicU32 = AtomicU32::new(0);
+    let named = std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok();
+    let named = named.or_else(|| std::fs::read_to_string("/etc/hostname").ok());
+    let name = named.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
+    let name = name.unwrap_or_else(|| "localhost".to_owned());
+    match WORKERS.fetch_add(1, Ordering::Relaxed) {
+        0 => name,
+        others => format!("{name}#{}", others + 1),
+    }
+}

@@ -1,0 +1,253 @@
+//! A link over plain HTTP: tasks are claimed by long polls and along with reports.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use eddyline_protocol::{
+    Beat, ClaimMore, ClaimTasks, ClaimedTasks, FromServer, Heartbeat, Report, ReportTasks, ReportedTasks, Task,
+    WorkerRegistered,
+};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::link::{Cut, Hello, Link, Opened, ToServer};
+use crate::client::{Client, segment};
+use crate::error::Refusal;
+
+/// How long a claim waits for its first task.
+const CLAIM_WAIT: Duration = Duration::from_secs(20);
+
+/// A claim that was sent. Until it is answered its tasks may be this worker's without its knowing, so it is repeated under
+/// its id, on the next connection too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Claim {
+    request_id: String,
+    max: u32,
+}
+
+/// Claims without an answer, across connections.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Unanswered(Arc<Mutex<Vec<Claim>>>);
+
+pub(crate) async fn open(client: &Client, unanswered: &Unanswered, hello: &Hello) -> Result<Opened, Cut> {
+    let registered: WorkerRegistered = client.post_once("/v1/workers", &hello.worker, Duration::ZERO).await?;
+    let link = HttpLink {
+        client: client.clone(),
+        worker_id: registered.worker_id.clone(),
+        credit: 0,
+        to_repeat: unanswered.all(),
+        unanswered: unanswered.clone(),
+        claiming: None,
+        others: FuturesUnordered::new(),
+        piggy_backed: false,
+        beating: false,
+        draining: false,
+        heard: VecDeque::new(),
+    };
+    Ok((Box::new(link), registered))
+}
+
+struct HttpLink {
+    client: Client,
+    worker_id: String,
+    /// Room that no claim on its way asks for.
+    credit: u32,
+    to_repeat: Vec<Claim>,
+    unanswered: Unanswered,
+    /// The long poll. One claim is on its way at a time, here or with a report.
+    claiming: Option<BoxFuture<'static, Answer>>,
+    others: FuturesUnordered<BoxFuture<'static, Answer>>,
+    piggy_backed: bool,
+    beating: bool,
+    draining: bool,
+    heard: VecDeque<FromServer>,
+}
+
+enum Answer {
+    Claimed { claim: Claim, result: Result<ClaimedTasks, Refusal> },
+    Reported { id: u64, claim: Option<Claim>, result: Result<ReportedTasks, Refusal> },
+    Beat(Result<Beat, Refusal>),
+    Drained,
+}
+
+#[async_trait]
+impl Link for HttpLink {
+    fn say(&mut self, message: ToServer) {
+        match message {
+            ToServer::Hello { .. } => {}
+            ToServer::Credit { n } => self.credit += n,
+            ToServer::Report { id, reports, credit } => {
+                self.credit += credit;
+                self.report(id, reports);
+            }
+            ToServer::Heartbeat { beat } => self.beat(beat),
+            ToServer::Drain => self.drain(),
+        }
+    }
+
+    async fn hear(&mut self) -> Result<FromServer, Cut> {
+        loop {
+            if let Some(message) = self.heard.pop_front() {
+                return Ok(message);
+            }
+            self.claim();
+            let answer = match &mut self.claiming {
+                Some(claiming) => tokio::select! {
+                    answer = claiming => {
+                        self.claiming = None;
+                        answer
+                    }
+                    Some(answer) = self.others.next() => answer,
+                },
+                None => match self.others.next().await {
+                    Some(answer) => answer,
+                    // Nothing to wait for: whoever listens has more to say first.
+                    None => std::future::pending().await,
+                },
+            };
+            self.take(answer)?;
+        }
+    }
+
+    async fn close(&mut self) {}
+}
+
+impl HttpLink {
+    fn take(&mut self, answer: Answer) -> Result<(), Cut> {
+        match answer {
+            Answer::Claimed { claim, result } => {
+                let tasks = result.map_err(lost)?.tasks;
+                self.claimed(&claim, tasks);
+            }
+            Answer::Reported { id, claim, result } => {
+                let ReportedTasks { outcomes, tasks, news } = result.map_err(lost)?;
+                self.heard.push_back(FromServer::Reported { id, outcomes, news });
+                if let Some(claim) = claim {
+                    self.piggy_backed = false;
+                    self.claimed(&claim, tasks);
+                }
+            }
+            Answer::Beat(result) => {
+                self.beating = false;
+                self.heard.push_back(FromServer::Beat { beat: result.map_err(lost)? });
+            }
+            Answer::Drained => {}
+        }
+        Ok(())
+    }
+
+    fn claimed(&mut self, claim: &Claim, tasks: Vec<Task>) {
+        self.unanswered.settle(claim);
+        self.credit += claim.max.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+        if !tasks.is_empty() {
+            self.heard.push_back(FromServer::Tasks { tasks });
+        }
+    }
+
+    /// A long poll, if there is room and no claim is on its way.
+    fn claim(&mut self) {
+        if self.claiming.is_some() || self.piggy_backed || self.draining {
+            return;
+        }
+        // A repeat is about what was claimed already; it does not wait for more.
+        let (claim, wait) = match self.to_repeat.pop() {
+            Some(claim) => (claim, Duration::ZERO),
+            None if self.credit > 0 => (self.unanswered.begin(self.credit), CLAIM_WAIT),
+            None => return,
+        };
+        self.credit = self.credit.saturating_sub(claim.max);
+        let body = ClaimTasks {
+            worker_id: self.worker_id.clone(),
+            queues: None,
+            max: Some(claim.max),
+            wait_ms: Some(wait.as_millis() as u64),
+            request_id: Some(claim.request_id.clone()),
+        };
+        let client = self.client.clone();
+        self.claiming = Some(Box::pin(async move {
+            let result = client.post_once("/v1/tasks/claim", &body, wait).await;
+            Answer::Claimed { claim, result }
+        }));
+    }
+
+    fn report(&mut self, id: u64, reports: Vec<Arc<Report>>) {
+        let free = self.claiming.is_none() && !self.piggy_backed && self.to_repeat.is_empty() && !self.draining;
+        let claim = (free && self.credit > 0).then(|| self.unanswered.begin(self.credit));
+        if let Some(claim) = &claim {
+            self.credit -= claim.max;
+            self.piggy_backed = true;
+        }
+        let more = claim.as_ref().map(|claim| ClaimMore {
+            max: Some(claim.max),
+            request_id: Some(claim.request_id.clone()),
+            ..ClaimMore::default()
+        });
+        let body = ReportTasks { worker_id: self.worker_id.clone(), reports, claim: more };
+        let client = self.client.clone();
+        self.others.push(Box::pin(async move {
+            let result = client.post_once("/v1/tasks/report", &body, Duration::ZERO).await;
+            Answer::Reported { id, claim, result }
+        }));
+    }
+
+    fn beat(&mut self, beat: Heartbeat) {
+        if std::mem::replace(&mut self.beating, true) {
+            return;
+        }
+        let (client, path) = (self.client.clone(), self.path("heartbeat"));
+        let answer = async move { Answer::Beat(client.post_once(&path, &beat, Duration::ZERO).await) };
+        self.others.push(Box::pin(answer));
+    }
+
+    /// The long poll ends here: what had been claimed for it and not delivered, the server gives to others.
+    fn drain(&mut self) {
+        if std::mem::replace(&mut self.draining, true) {
+            return;
+        }
+        self.claiming = None;
+        let (client, path) = (self.client.clone(), self.path("drain"));
+        self.others.push(Box::pin(async move {
+            let drained: Result<Value, Refusal> = client.post_once(&path, &serde_json::json!({}), Duration::ZERO).await;
+            if let Err(refusal) = drained {
+                tracing::debug!("the server was not told of the drain: {}", refusal.error);
+            }
+            Answer::Drained
+        }));
+    }
+
+    fn path(&self, call: &str) -> String {
+        format!("/v1/workers/{}/{call}", segment(&self.worker_id))
+    }
+}
+
+/// After the welcome a refusal, too, is answered by connecting anew: a server that has forgotten the worker gets to know
+/// it again.
+fn lost(refusal: Refusal) -> Cut {
+    Cut::Lost { why: refusal.error.to_string(), after: refusal.retry_after }
+}
+
+impl Unanswered {
+    /// None of them is to be repeated.
+    pub fn forget(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn begin(&self, max: u32) -> Claim {
+        let claim = Claim { request_id: Uuid::new_v4().to_string(), max };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(claim.clone());
+        claim
+    }
+
+    fn settle(&self, claim: &Claim) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|open| open != claim);
+    }
+
+    fn all(&self) -> Vec<Claim> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,170 @@
+//! The line to the server: down, being opened, or up; and back up again, for ever.
+
+use std::time::Duration;
+
+use eddyline_protocol::{FromServer, WorkerRegistered};
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::link::{Cut, Hello, Link, Opened, ToServer, Transport};
+use crate::backoff::Backoff;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A server that asks for more time than this is looked after anyway.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// How long a line that is being opened is waited for when it is to be closed.
+const CLOSE: Duration = Duration::from_secs(5);
+
+pub(crate) struct Line {
+    state: State,
+    /// Away while it opens a link.
+    transport: Option<Box<dyn Transport>>,
+    backoff: Backoff,
+    worker_id: Option<String>,
+}
+
+enum State {
+    Down { until: Instant },
+    Opening(BoxFuture<'static, (Box<dyn Transport>, Result<Opened, Cut>)>),
+    Up(Up),
+}
+
+/// An open link, and when it was last alive.
+pub(crate) struct Up {
+    link: Box<dyn Link>,
+    heartbeat: Duration,
+    lease: Duration,
+    beat_at: Instant,
+    heard_at: Instant,
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It is time to open the line.
+    Due,
+    /// The line is up.
+    Opened,
+    Heard(FromServer),
+    Cut(Cut),
+}
+
+impl Line {
+    pub fn new(transport: Box<dyn Transport>) -> Line {
+        let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        Line { state: State::Down { until: Instant::now() }, transport: Some(transport), backoff, worker_id: None }
+    }
+
+    /// What happens next. May be called off at any await without losing anything.
+    pub async fn next(&mut self) -> Event {
+        match &mut self.state {
+            State::Down { until } => {
+                tokio::time::sleep_until(*until).await;
+                Event::Due
+            }
+            State::Opening(opening) => {
+                let (transport, opened) = opening.await;
+                self.transport = Some(transport);
+                match opened {
+                    Ok((link, worker)) => self.opened(link, worker),
+                    Err(cut) => Event::Cut(cut),
+                }
+            }
+            State::Up(up) => match up.link.hear().await {
+                Ok(message) => {
+                    up.heard_at = Instant::now();
+                    self.backoff.reset();
+                    Event::Heard(message)
+                }
+                Err(cut) => Event::Cut(cut),
+            },
+        }
+    }
+
+    pub fn open(&mut self, hello: Hello) {
+        if let Some(mut transport) = self.transport.take() {
+            self.state = State::Opening(Box::pin(async move {
+                let opened = transport.open(&hello).await;
+                (transport, opened)
+            }));
+        }
+    }
+
+    /// The line is down; it is opened again after a while, which is given.
+    pub fn down(&mut self, after: Option<Duration>) -> Duration {
+        let pause = self.backoff.next().max(after.unwrap_or_default().min(LONGEST_RETRY_AFTER));
+        self.state = State::Down { until: Instant::now() + pause };
+        pause
+    }
+
+    pub fn up(&mut self) -> Option<&mut Up> {
+        match &mut self.state {
+            State::Up(up) => Some(up),
+            _ => None,
+        }
+    }
+
+    /// The server knows this worker.
+    pub fn was_up(&self) -> bool {
+        self.worker_id.is_some()
+    }
+
+    /// Ends the line, and says goodbye.
+    pub async fn close(mut self) {
+        match &mut self.state {
+            State::Up(up) => up.link.close().await,
+            // Only then is there somebody to say goodbye for.
+            State::Opening(opening) => {
+                if let Ok((transport, _)) = tokio::time::timeout(CLOSE, opening).await {
+                    self.transport = Some(transport);
+                }
+            }
+            State::Down { .. } => {}
+        }
+        if let (Some(transport), Some(worker_id)) = (&mut self.transport, &self.worker_id)
+            && let Err(error) = transport.leave(worker_id).await
+        {
+            tracing::debug!("the server was not told that the worker left: {error}");
+        }
+    }
+
+    fn opened(&mut self, link: Box<dyn Link>, worker: WorkerRegistered) -> Event {
+        let now = Instant::now();
+        tracing::info!(worker = worker.worker_id, "connected");
+        self.worker_id = Some(worker.worker_id);
+        self.state = State::Up(Up {
+            link,
+            heartbeat: Duration::from_millis(worker.heartbeat_ms.max(1)),
+            lease: Duration::from_millis(worker.lease_ms.max(1)),
+            // At once: it may be a while since the last one, and what was lost meanwhile is to be known.
+            beat_at: now,
+            heard_at: now,
+        });
+        Event::Opened
+    }
+}
+
+impl Up {
+    pub fn say(&mut self, message: ToServer) {
+        self.link.say(message);
+    }
+
+    /// When there is something to do: a heartbeat, or to give the server up.
+    pub fn wakes(&self) -> Instant {
+        self.beat_at.min(self.heard_at + self.lease)
+    }
+
+    /// Whether a heartbeat is due; the next one is an interval later.
+    pub fn is_beat_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.beat_at;
+        if due {
+            self.beat_at = now + self.heartbeat;
+        }
+        due
+    }
+
+    /// Heartbeats are answered: a server that is silent for a whole lease is gone, whatever the connection looks like.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        now >= self.heard_at + self.lease
+    }
+}

@@ -1,0 +1,52 @@
+//! The way to a server: a WebSocket, or plain HTTP where there is none.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::Method;
+
+use super::http::{self as plain, Unanswered};
+use super::link::{Cut, Hello, Opened, Transport};
+use super::socket::{self, NoSocket};
+use crate::client::{Client, segment};
+use crate::error::Error;
+
+/// How long a worker takes to say goodbye.
+const LEAVE: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct Online {
+    client: Client,
+    http_only: bool,
+    unanswered: Unanswered,
+}
+
+impl Online {
+    pub fn new(client: Client, http_only: bool) -> Online {
+        Online { client, http_only, unanswered: Unanswered::default() }
+    }
+}
+
+#[async_trait]
+impl Transport for Online {
+    async fn open(&mut self, hello: &Hello) -> Result<Opened, Cut> {
+        if !self.http_only {
+            match socket::open(&self.client, hello).await {
+                Ok(opened) => {
+                    // What they may have got was not named in the hello, so the server offers it again.
+                    self.unanswered.forget();
+                    return Ok(opened);
+                }
+                Err(NoSocket::Cut(cut)) => return Err(cut),
+                Err(NoSocket::NotOffered(why)) => tracing::info!("no WebSocket here, so plain HTTP it is: {why}"),
+            }
+        }
+        plain::open(&self.client, &self.unanswered, hello).await
+    }
+
+    async fn leave(&mut self, worker_id: &str) -> Result<(), Error> {
+        let path = format!("/v1/workers/{}", segment(worker_id));
+        let leaving = self.client.call::<serde_json::Value>(Method::DELETE, &path, &[], None::<&()>);
+        tokio::time::timeout(LEAVE, leaving).await.map_err(|_| Error::Timeout)?.map(drop)
+    }
+}

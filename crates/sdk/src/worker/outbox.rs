@@ -1,0 +1,181 @@
+//! Reports, kept until they are acknowledged. They leave in batches: while one is on its way the next gathers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use eddyline_protocol::{Op, Outcome, Report, Verdict};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::task::TaskId;
+use crate::client::weigh;
+
+/// Reports in one batch, and about how many bytes they have: well below the server's limit of a message.
+const MAX_BATCH: usize = 512;
+const MAX_BATCH_BYTES: usize = 4 << 20;
+/// The largest single report, which then goes alone.
+pub(crate) const MAX_REPORT_BYTES: usize = 12 << 20;
+
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub task: TaskId,
+    pub report: Arc<Report>,
+    /// After it the task is done.
+    pub last: bool,
+    /// Who waits for what comes of it.
+    pub answer: Option<oneshot::Sender<Outcome>>,
+    bytes: usize,
+}
+
+impl Pending {
+    pub fn new(task: TaskId, report: Report, last: bool, answer: Option<oneshot::Sender<Outcome>>) -> Pending {
+        let bytes = report.task_id.len() + report.token.len() + 64 + weigh_op(&report.op);
+        Pending { task, report: Arc::new(report), last, answer, bytes }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    waiting: VecDeque<Pending>,
+    on_its_way: Option<Batch>,
+    /// Of the last batch. A reply to a batch of an earlier connection must not be taken for this one's.
+    id: u64,
+}
+
+#[derive(Debug)]
+struct Batch {
+    id: u64,
+    reports: Vec<Pending>,
+}
+
+impl Outbox {
+    pub fn push(&mut self, pending: Pending) {
+        self.waiting.push_back(pending);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.on_its_way.is_none()
+    }
+
+    /// A batch is on its way, and there are reports for the next one.
+    pub fn is_gathering(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Reports that are not acknowledged.
+    pub fn len(&self) -> usize {
+        self.waiting.len() + self.on_its_way.as_ref().map_or(0, |batch| batch.reports.len())
+    }
+
+    /// The next batch, unless one is on its way.
+    pub fn next_batch(&mut self) -> Option<(u64, Vec<Arc<Report>>)> {
+        if self.on_its_way.is_some() || self.waiting.is_empty() {
+            return None;
+        }
+        let (mut reports, mut bytes) = (Vec::with_capacity(self.waiting.len().min(MAX_BATCH)), 0);
+        while let Some(next) = self.waiting.front()
+            && reports.len() < MAX_BATCH
+            && (reports.is_empty() || bytes + next.bytes <= MAX_BATCH_BYTES)
+        {
+            bytes += next.bytes;
+            reports.extend(self.waiting.pop_front());
+        }
+        self.id += 1;
+        let sent = reports.iter().map(|pending: &Pending| pending.report.clone()).collect();
+        self.on_its_way = Some(Batch { id: self.id, reports });
+        Some((self.id, sent))
+    }
+
+    /// The batch was answered. What was not tried goes again, before anything that came later.
+    pub fn answered(&mut self, id: u64, outcomes: Vec<Outcome>) -> Vec<(Pending, Outcome)> {
+        let Some(batch) = self.on_its_way.take_if(|batch| batch.id == id) else { return Vec::new() };
+        let (mut settled, mut again) = (Vec::with_capacity(outcomes.len()), Vec::new());
+        let mut outcomes = outcomes.into_iter();
+        for pending in batch.reports {
+            match outcomes.next() {
+                Some(outcome) if outcome.outcome != Verdict::NotTried => settled.push((pending, outcome)),
+                _ => again.push(pending),
+            }
+        }
+        again.into_iter().rev().for_each(|pending| self.waiting.push_front(pending));
+        settled
+    }
+
+    /// The connection ended: what was on its way goes again, under the same numbers.
+    pub fn take_back(&mut self) {
+        if let Some(batch) = self.on_its_way.take() {
+            batch.reports.into_iter().rev().for_each(|pending| self.waiting.push_front(pending));
+        }
+    }
+}
+
+/// About how many bytes a report has.
+pub(crate) fn weigh_op(op: &Op) -> usize {
+    match op {
+        Op::Complete { output, emits, logs } => {
+            let emits = emits.iter().map(|emit| emit.event.len() + weigh(&emit.payload) + 32).sum::<usize>();
+            let logs = logs.iter().map(|log| log.msg.len() + log.meta.as_ref().map_or(0, weigh) + 40).sum::<usize>();
+            weigh(output) + emits + logs
+        }
+        Op::Fail { error, .. } => error.message.len() + error.kind.len() + error.stack.as_ref().map_or(0, String::len),
+        Op::Emit(emit) => emit.event.len() + weigh(&emit.payload),
+        Op::Publish { name, key, payload } => name.len() + key.as_ref().map_or(0, weigh) + weigh(payload),
+        Op::Log(log) => log.msg.len() + log.meta.as_ref().map_or(0, weigh),
+        Op::Progress { msg, .. } => msg.as_ref().map_or(0, String::len),
+        other => serde_json::to_value(other).as_ref().map_or(0, |op: &Value| weigh(op)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use eddyline_protocol::Log;
+
+    fn report(task: &str, seq: u32) -> Pending {
+        let op = Op::Log(Log { level: "info".to_owned(), msg: "x".to_owned(), meta: None });
+        let report = Report { task_id: task.to_owned(), token: "t".to_owned(), seq: Some(seq), op };
+        Pending::new(Arc::from(task), report, false, None)
+    }
+
+    fn outcome(task: &str, outcome: Verdict) -> Outcome {
+        serde_json::from_value(serde_json::json!({"task_id": task, "outcome": outcome})).unwrap()
+    }
+
+    fn names(batch: &[Arc<Report>]) -> Vec<(String, u32)> {
+        batch.iter().map(|report| (report.task_id.clone(), report.seq.unwrap())).collect()
+    }
+
+    #[test]
+    fn one_batch_is_on_its_way_while_the_next_gathers_and_a_cut_sends_the_same_again_in_order() {
+        let mut outbox = Outbox::default();
+        outbox.push(report("a", 1));
+        outbox.push(report("b", 1));
+        let (first, batch) = outbox.next_batch().unwrap();
+        assert_eq!(names(&batch), [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+        outbox.push(report("a", 2));
+        assert!(outbox.next_batch().is_none());
+        outbox.take_back();
+        let (second, batch) = outbox.next_batch().unwrap();
+        assert_eq!(names(&batch), [("a".to_owned(), 1), ("b".to_owned(), 1), ("a".to_owned(), 2)]);
+        assert!(outbox.answered(first, vec![outcome("a", Verdict::Applied)]).is_empty(), "a reply from before the cut");
+        let all = vec![outcome("a", Verdict::Invalid), outcome("b", Verdict::Applied), outcome("a", Verdict::NotTried)];
+        assert_eq!(outbox.answered(second, all).len(), 2);
+        let (_, batch) = outbox.next_batch().unwrap();
+        assert_eq!(names(&batch), [("a".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn batches_are_bounded_by_number_and_by_bytes() {
+        let mut outbox = Outbox::default();
+        (0..MAX_BATCH as u32 + 1).for_each(|seq| outbox.push(report("a", seq)));
+        assert_eq!(outbox.next_batch().unwrap().1.len(), MAX_BATCH);
+        let mut outbox = Outbox::default();
+        for task in ["a", "b", "c"] {
+            let mut large = report(task, 1);
+            large.bytes = MAX_BATCH_BYTES / 2 + 1;
+            outbox.push(large);
+        }
+        assert_eq!(outbox.next_batch().unwrap().1.len(), 1);
+    }
+}
