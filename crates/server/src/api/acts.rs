@@ -1,0 +1,46 @@
+//! What people do to a run.
+
+use eddyline_machine::RunId;
+use eddyline_protocol::{Acted, CancelRun, NewRun, RerunRun};
+
+use super::call::{Answer, Call, ok};
+
+/// `POST /v1/runs/{id}/cancel`
+pub(crate) async fn cancel(mut call: Call) -> Answer {
+    let asked: CancelRun = call.json_or_default().await?;
+    let run = call.run()?;
+    call.engine().cancel(call.ns(), run, &call.caller.name, asked.reason).await?;
+    acted(&call, run).await
+}
+
+/// `POST /v1/runs/{id}/pause`
+pub(crate) async fn pause(call: Call) -> Answer {
+    let run = call.run()?;
+    call.engine().pause(call.ns(), run, &call.caller.name).await?;
+    acted(&call, run).await
+}
+
+/// `POST /v1/runs/{id}/resume`
+pub(crate) async fn resume(call: Call) -> Answer {
+    let run = call.run()?;
+    call.engine().resume(call.ns(), run, &call.caller.name).await?;
+    acted(&call, run).await
+}
+
+/// `POST /v1/runs/{id}/retry`
+pub(crate) async fn retry(call: Call) -> Answer {
+    let new = call.engine().retry(call.ns(), call.run()?).await?;
+    ok(&NewRun { run_id: new.to_string() })
+}
+
+/// `POST /v1/runs/{id}/rerun`
+pub(crate) async fn rerun(mut call: Call) -> Answer {
+    let asked: RerunRun = call.json_or_default().await?;
+    let new = call.engine().rerun(call.ns(), call.run()?, asked.from.as_deref(), asked.input).await?;
+    ok(&NewRun { run_id: new.to_string() })
+}
+
+pub(super) async fn acted(call: &Call, run: RunId) -> Answer {
+    let status = call.engine().header(call.ns(), run).await?.header.status().as_str().to_owned();
+    ok(&Acted { run_id: run.to_string(), status })
+}

@@ -1,0 +1,172 @@
+//! The body of a request: read within its limits, then parsed.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use bytes::{Bytes, BytesMut};
+use eddyline_engine::MAX_PAYLOAD_DEPTH;
+use eddyline_protocol::Code;
+use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::failure::Failure;
+
+/// A body has this long, and a second more for each [`PACE_BYTES`] that have come.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PACE_BYTES: usize = 16 << 10;
+/// What a request is wrapped in is this deep at most.
+const AROUND_PAYLOAD: u16 = 8;
+/// Room made beforehand for a body that says how long it is.
+const FIRST_ROOM: usize = 64 << 10;
+
+/// Which bodies a route takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Json,
+    /// A definition: JSON, YAML or text.
+    Definition,
+}
+
+/// All of a body, if it is not too large and does not take too long.
+pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> Result<Bytes, Failure> {
+    let too_large = || Failure::new(Code::TooLarge, format!("the body is larger than {limit} bytes"));
+    let declared: Option<usize> =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if declared.is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let begun = Instant::now();
+    let mut whole = BytesMut::with_capacity(declared.unwrap_or(0).min(FIRST_ROOM));
+    loop {
+        let pace = Duration::from_secs((whole.len() / PACE_BYTES) as u64);
+        let frame = match tokio::time::timeout_at(begun + PATIENCE + pace, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(_))) => return Err(Failure::bad("the body broke off")),
+            Ok(None) => return Ok(whole.freeze()),
+            Err(_) => return Err(Failure::new(Code::Timeout, "the body took too long to arrive")),
+        };
+        if let Ok(data) = frame.into_data() {
+            if whole.len() + data.len() > limit {
+                return Err(too_large());
+            }
+            whole.extend_from_slice(&data);
+        }
+    }
+}
+
+pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken: Taken) -> Result<T, Failure> {
+    check_type(headers, taken)?;
+    check_depth(bytes)?;
+    serde_json::from_slice(bytes).map_err(|error| {
+        if bytes.is_empty() {
+            return Failure::bad("the body is empty: expected JSON");
+        }
+        let problem = serde_json::json!({
+            "path": "", "message": error.to_string(), "line": error.line(), "column": error.column()
+        });
+        Failure::bad(format!("the body is not what it should be: {error}")).details(vec![problem])
+    })
+}
+
+/// A list would be read as the fields of an object in their order, which nobody means.
+pub(crate) fn refuse_list(bytes: &[u8]) -> Result<(), Failure> {
+    match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        Some(b'[') => Err(Failure::bad("the body is a list: expected an object")),
+        _ => Ok(()),
+    }
+}
+
+/// Many of something, each an object: a list of them, or one alone.
+pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Result<Vec<T>, Failure> {
+    let items = match written {
+        Value::Array(items) => items,
+        one => vec![one],
+    };
+    let read = |item: Value| match item {
+        Value::Object(_) => serde_json::from_value(item).map_err(|error| Failure::bad(format!("{error}: {expected}"))),
+        _ => Err(Failure::bad(expected)),
+    };
+    items.into_iter().map(read).collect()
+}
+
+/// Names and labels are kept in many places, and are not for keeping data.
+const MAX_LABEL_BYTES: usize = 512;
+
+pub(crate) fn check_labels<'a>(labels: impl IntoIterator<Item = &'a String>) -> Result<(), Failure> {
+    let Some(label) = labels.into_iter().find(|label| label.len() > MAX_LABEL_BYTES) else { return Ok(()) };
+    let shown: String = label.chars().take(40).collect();
+    Err(Failure::invalid(format!("the label {shown}… is longer than {MAX_LABEL_BYTES} bytes")))
+}
+
+/// A body of another type is not taken for JSON, whatever it looks like: a page elsewhere can send forms and plain text
+/// without asking.
+pub(crate) fn check_type(headers: &HeaderMap, taken: Taken) -> Result<(), Failure> {
+    let Some(written) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let written = written.to_str().unwrap_or("").split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    let json = written == "application/json" || written.ends_with("+json");
+    let fits = match taken {
+        Taken::Json => json,
+        Taken::Definition => {
+            // A form is what curl says of any file.
+            json || written.starts_with("text/")
+                || written.ends_with("yaml")
+                || written == "application/x-www-form-urlencoded"
+        }
+    };
+    if fits {
+        return Ok(());
+    }
+    let expected = match taken {
+        Taken::Json => "application/json",
+        Taken::Definition => "application/json or application/yaml",
+    };
+    Err(Failure::new(Code::UnsupportedMediaType, format!("a body of type {written} is not taken here: {expected} is")))
+}
+
+/// Checked before anything is parsed, so that no text can make the parser nest.
+pub(crate) fn check_depth(bytes: &[u8]) -> Result<(), Failure> {
+    let most = MAX_PAYLOAD_DEPTH + AROUND_PAYLOAD;
+    let (mut depth, mut text, mut escaped) = (0u16, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'[' | b'{' if !text => {
+                depth += 1;
+                if depth > most {
+                    return Err(Failure::bad(format!("the body is nested more than {most} deep")));
+                }
+            }
+            b']' | b'}' if !text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brackets_in_texts_do_not_nest() {
+        assert!(check_depth("[".repeat(72).as_bytes()).is_ok());
+        assert!(check_depth("[".repeat(73).as_bytes()).is_err());
+        assert!(check_depth("[]".repeat(1_000).as_bytes()).is_ok());
+        assert!(check_depth(format!("\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
+        assert!(check_depth(format!("\"\\\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
+        assert!(check_depth(format!("\"\\\\\"{}", "[".repeat(1_000)).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn problems_have_a_place() {
+        let failure = json::<serde_json::Value>(b"{\n  \"a\": nul }", &HeaderMap::new(), Taken::Json).unwrap_err();
+        assert_eq!(failure.0.code, Code::BadRequest);
+        assert_eq!(failure.0.details[0]["line"], 2);
+    }
+}

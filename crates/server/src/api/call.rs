@@ -1,0 +1,204 @@
+//! A request on its way to its handler: who calls, the path, the query, the body.
+
+use std::sync::{Mutex, PoisonError};
+
+use axum::body::Body;
+use axum::extract::{Query, RawPathParams, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use eddyline_engine::Engine;
+use eddyline_machine::{Millis, RunId};
+use eddyline_protocol::{Scope, Span};
+use eddyline_store::Namespace;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::Api;
+use super::body::{self, Taken};
+use super::failure::Failure;
+use super::guard::Caller;
+
+/// Pages hold this many items unless `limit` says otherwise.
+const DEFAULT_PAGE: usize = 100;
+pub(crate) const MAX_PAGE: usize = 1_000;
+/// No request waits longer than this.
+pub(crate) const MAX_WAIT: Span = Span::from_ms(60_000);
+
+pub(crate) type Answer = Result<Response, Failure>;
+
+pub(crate) struct Call {
+    pub api: Api,
+    pub caller: Caller,
+    params: Option<RawPathParams>,
+    query: Vec<(String, String)>,
+    head: Parts,
+    /// Behind a lock only because a body cannot be shared: nobody but the handler takes it.
+    body: Mutex<Body>,
+}
+
+impl Call {
+    pub fn new(api: Api, caller: Caller, params: Option<RawPathParams>, request: Request) -> Call {
+        let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
+        let query = query.map(|Query(pairs)| pairs).unwrap_or_default();
+        let (head, body) = request.into_parts();
+        Call { api, caller, params, query, head, body: Mutex::new(body) }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        self.api.engine()
+    }
+
+    pub fn ns(&self) -> &Namespace {
+        &self.caller.ns
+    }
+
+    pub fn may(&self, scope: Scope) -> bool {
+        self.caller.may(scope)
+    }
+
+    pub fn headers(&self) -> &HeaderMap {
+        &self.head.headers
+    }
+
+    pub fn into_head(self) -> Parts {
+        self.head
+    }
+
+    /// A part of the path, decoded. The route names it, so it is there.
+    pub fn param(&self, name: &str) -> &str {
+        let params = self.params.as_ref();
+        params.and_then(|params| params.iter().find(|(key, _)| *key == name)).map_or("", |(_, value)| value)
+    }
+
+    /// The run of the path. What is no id at all is no run either.
+    pub fn run(&self) -> Result<RunId, Failure> {
+        run_id(self.param("id"))
+    }
+
+    /// A parameter of the query; one without a value is as good as none.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.as_str())
+    }
+
+    pub fn texts(&self, name: &str) -> Vec<String> {
+        let wanted = self.query.iter().filter(|(key, value)| key == name && !value.is_empty());
+        wanted.map(|(_, value)| value.clone()).collect()
+    }
+
+    pub fn number(&self, name: &str) -> Result<Option<u64>, Failure> {
+        self.read(name, "a whole number, 0 or more", |text| text.parse().ok())
+    }
+
+    pub fn flag(&self, name: &str) -> Result<bool, Failure> {
+        let read = |text: &str| match text {
+            "true" | "1" => Some(true),
+            "false" | "0" => Some(false),
+            _ => None,
+        };
+        Ok(self.read(name, "true or false", read)?.unwrap_or(false))
+    }
+
+    /// How long to wait: `30s`, or a number of milliseconds. More than [`MAX_WAIT`] is that.
+    pub fn wait(&self) -> Result<std::time::Duration, Failure> {
+        let read = |text: &str| text.parse().ok().map(Span::from_ms).or_else(|| text.parse().ok());
+        let wait: Option<Span> = self.read("wait", "a duration, such as 30s or a number of milliseconds", read)?;
+        Ok(wait.unwrap_or_default().min(MAX_WAIT).into())
+    }
+
+    pub fn time(&self, name: &str) -> Result<Option<Millis>, Failure> {
+        let read = |text: &str| moment(text);
+        self.read(name, "a time such as 2026-01-02T03:04:05Z", read)
+    }
+
+    /// How many items a page has: at least one, and more than the most is the most.
+    pub fn limit(&self) -> Result<usize, Failure> {
+        let limit = self.number("limit")?.map_or(DEFAULT_PAGE, |limit| usize::try_from(limit).unwrap_or(MAX_PAGE));
+        if limit == 0 { Err(wrong("limit", "a whole number, 1 or more")) } else { Ok(limit.min(MAX_PAGE)) }
+    }
+
+    /// Where a page begins, as it was given with the one before.
+    pub fn cursor(&self) -> Result<Option<u64>, Failure> {
+        self.read("cursor", "what `next` of the page before says", |text| text.parse().ok())
+    }
+
+    pub async fn bytes(&mut self) -> Result<Bytes, Failure> {
+        let limit = self.api.about().settings.max_body;
+        let body = self.body.get_mut().unwrap_or_else(PoisonError::into_inner);
+        body::read(std::mem::take(body), &self.head.headers, limit).await
+    }
+
+    /// The body as JSON of any shape.
+    pub async fn any_json(&mut self) -> Result<Value, Failure> {
+        let bytes = self.bytes().await?;
+        body::json(&bytes, &self.head.headers, Taken::Json)
+    }
+
+    /// The same where the body may be left out.
+    pub async fn any_json_or_null(&mut self) -> Result<Value, Failure> {
+        let bytes = self.bytes().await?;
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Value::Null);
+        }
+        body::json(&bytes, &self.head.headers, Taken::Json)
+    }
+
+    /// The body, an object.
+    pub async fn json<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        let bytes = self.bytes().await?;
+        body::refuse_list(&bytes)?;
+        body::json(&bytes, &self.head.headers, Taken::Json)
+    }
+
+    /// The same where the body may be left out.
+    pub async fn json_or_default<T: DeserializeOwned + Default>(&mut self) -> Result<T, Failure> {
+        let bytes = self.bytes().await?;
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(T::default());
+        }
+        body::refuse_list(&bytes)?;
+        body::json(&bytes, &self.head.headers, Taken::Json)
+    }
+
+    fn read<T>(&self, name: &str, expected: &str, read: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Failure> {
+        self.text(name).map(|text| read(text).ok_or_else(|| wrong(name, expected))).transpose()
+    }
+}
+
+fn wrong(name: &str, expected: &str) -> Failure {
+    Failure::bad(format!("the parameter `{name}` is not {expected}"))
+}
+
+pub(crate) fn run_id(text: &str) -> Result<RunId, Failure> {
+    Uuid::try_parse(text).map(RunId).map_err(|_| Failure::not_found("run", text))
+}
+
+/// A moment in RFC 3339.
+pub(crate) fn moment(text: &str) -> Option<Millis> {
+    text.parse::<jiff::Timestamp>().ok().map(jiff::Timestamp::as_millisecond)
+}
+
+pub(crate) fn ok<T: Serialize>(body: &T) -> Answer {
+    Ok(json_response(StatusCode::OK, body))
+}
+
+pub(crate) fn answer<T: Serialize>(status: StatusCode, body: &T) -> Answer {
+    Ok(json_response(status, body))
+}
+
+pub(crate) fn json_response<T: Serialize>(status: StatusCode, body: &T) -> Response {
+    let (status, text) = match serde_json::to_vec(body) {
+        Ok(text) => (status, text),
+        Err(error) => {
+            tracing::error!("an answer could not be written: {error}");
+            (StatusCode::INTERNAL_SERVER_ERROR, Vec::new())
+        }
+    };
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,195 @@
+//! `GET /v1/workers/connect`: a worker over a WebSocket. One task serves it: it reads what the worker says, pushes tasks
+//! for as long as there are credits, and tells it promptly what it need not go on with.
+//!
+//! Claims ride on reports: a report that frees room takes the next tasks in the commit that applies it. One message is
+//! written at a time, and a reader that does not take it is cut off, so nothing piles up.
+
+mod held;
+mod session;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::FromRequestParts;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use eddyline_engine::TaskId;
+use eddyline_protocol::{ApiError, FromServer, FromWorker};
+use eddyline_store::Namespace;
+use futures_util::SinkExt;
+use serde_json::Value;
+
+use super::Counted;
+use super::call::{Answer, Call};
+use super::failure::Failure;
+use session::Session;
+
+/// A worker that does not take a message for so long is cut off.
+const SLOWEST: Duration = Duration::from_secs(10);
+/// How long a connection may take to say who it is.
+const HELLO: Duration = Duration::from_secs(10);
+/// How long both sides may take to close.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// What a socket gathers before it writes, and the most that waits to be written.
+const WRITE_BUFFER_BYTES: usize = 128 << 10;
+const MAX_WRITE_BUFFER_BYTES: usize = 64 << 20;
+/// Workers whose tasks are remembered after their connection ended.
+const MAX_LEFT: usize = 10_000;
+
+/// `GET /v1/workers/connect`
+pub(crate) async fn connect(call: Call) -> Answer {
+    let (room, open) = call.api.socket()?;
+    let (api, ns) = (call.api.clone(), call.ns().clone());
+    let limit = api.about().settings.max_body;
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut call.into_head(), &()).await;
+    let upgrade = upgrade.map_err(|rejection| Failure::bad(format!("this path speaks WebSocket: {rejection}")))?;
+    let upgrade = upgrade
+        .max_message_size(limit)
+        .max_frame_size(limit)
+        .write_buffer_size(WRITE_BUFFER_BYTES)
+        .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES);
+    Ok(upgrade.on_upgrade(async move |socket| {
+        let _counted = Counted::new("eddyline_sockets");
+        let mut wire = Wire { socket };
+        if let Err(Cut::Told(error)) = Session::serve(&api, ns, &mut wire).await {
+            let _ = wire.send(&FromServer::Error { error }).await;
+        }
+        let _ = tokio::time::timeout(FAREWELL, wire.close()).await;
+        drop((room, open));
+    }))
+}
+
+/// Why a connection ends.
+enum Cut {
+    /// It went, or was too slow.
+    Gone,
+    /// It is told why.
+    Told(ApiError),
+}
+
+impl From<Failure> for Cut {
+    fn from(failure: Failure) -> Cut {
+        Cut::Told(failure.0)
+    }
+}
+
+impl From<eddyline_engine::EngineError> for Cut {
+    fn from(error: eddyline_engine::EngineError) -> Cut {
+        Cut::Told(Failure::from(error).0)
+    }
+}
+
+/// The socket, as messages.
+struct Wire {
+    socket: WebSocket,
+}
+
+/// What came in.
+enum Heard {
+    Said(FromWorker<Value>),
+    /// A sign of life and nothing else.
+    Alive,
+}
+
+impl Wire {
+    async fn send(&mut self, message: &FromServer) -> Result<(), Cut> {
+        let text = self.text(message)?;
+        self.send_text(text).await
+    }
+
+    async fn send_text(&mut self, text: String) -> Result<(), Cut> {
+        self.write(self::Write::Now, Message::Text(text.into())).await
+    }
+
+    /// Written with the next message that is sent.
+    async fn feed(&mut self, message: &FromServer) -> Result<(), Cut> {
+        let text = self.text(message)?;
+        self.write(self::Write::Later, Message::Text(text.into())).await
+    }
+
+    async fn ping(&mut self) -> Result<(), Cut> {
+        self.write(self::Write::Now, Message::Ping(Default::default())).await
+    }
+
+    async fn flush(&mut self) -> Result<(), Cut> {
+        match tokio::time::timeout(SLOWEST, self.socket.flush()).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Cut::Gone),
+        }
+    }
+
+    /// Can be left and taken up again without losing a message.
+    async fn hear(&mut self) -> Result<Heard, Cut> {
+        match self.socket.recv().await {
+            Some(Ok(Message::Text(text))) => read(text.as_bytes()),
+            Some(Ok(Message::Binary(bytes))) => read(&bytes),
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Heard::Alive),
+            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Cut::Gone),
+        }
+    }
+
+    /// Says that it is over, and listens until the other side has said so too.
+    async fn close(&mut self) {
+        let _ = self.socket.send(Message::Close(None)).await;
+        while let Some(Ok(_)) = self.socket.recv().await {}
+    }
+
+    fn text(&self, message: &FromServer) -> Result<String, Cut> {
+        serde_json::to_string(message).map_err(|error| {
+            tracing::error!("a message could not be written: {error}");
+            Cut::Gone
+        })
+    }
+
+    async fn write(&mut self, when: Write, message: Message) -> Result<(), Cut> {
+        let written = async {
+            match when {
+                Write::Now => self.socket.send(message).await,
+                Write::Later => self.socket.feed(message).await,
+            }
+        };
+        match tokio::time::timeout(SLOWEST, written).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Cut::Gone),
+        }
+    }
+}
+
+enum Write {
+    Now,
+    Later,
+}
+
+fn read(bytes: &[u8]) -> Result<Heard, Cut> {
+    super::body::check_depth(bytes)?;
+    let said = serde_json::from_slice(bytes);
+    let said = said.map_err(|error| Failure::bad(format!("the message is not what it should be: {error}")))?;
+    Ok(Heard::Said(said))
+}
+
+/// What was pushed to workers whose connection has ended since. A worker that comes back says what it has of it; the rest
+/// never arrived.
+#[derive(Debug, Default)]
+pub(crate) struct Left(Mutex<HashMap<(Namespace, String), Pushed>>);
+
+#[derive(Debug)]
+struct Pushed {
+    until: Instant,
+    tasks: Vec<TaskId>,
+}
+
+impl Left {
+    fn put(&self, ns: &Namespace, worker: &str, tasks: Vec<TaskId>, lease: Duration) {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Their leases have ended by themselves.
+        left.retain(|_, pushed| Instant::now() < pushed.until);
+        if !tasks.is_empty() && left.len() < MAX_LEFT {
+            left.insert((ns.clone(), worker.to_owned()), Pushed { until: Instant::now() + lease, tasks });
+        }
+    }
+
+    fn take(&self, ns: &Namespace, worker: &str) -> Vec<TaskId> {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        left.remove(&(ns.clone(), worker.to_owned())).map(|pushed| pushed.tasks).unwrap_or_default()
+    }
+}

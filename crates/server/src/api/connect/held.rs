@@ -1,0 +1,116 @@
+//! The tasks that a connection has pushed and that have not been reported on for good.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use eddyline_engine::{Assignment, TaskId};
+use eddyline_machine::{Fence, RunId, TaskKind};
+use eddyline_store::Change;
+
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    runs: BTreeMap<RunId, BTreeMap<Fence, Of>>,
+    /// Runs of which something has changed since they were looked at.
+    changed: BTreeSet<RunId>,
+    /// Those that have ended.
+    ended: BTreeSet<RunId>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    Step,
+    /// The function of a code run, and the highest number of its memo that it was told.
+    Run {
+        seen: u64,
+    },
+}
+
+impl Held {
+    pub fn add(&mut self, task: &Assignment) {
+        let of = match task.kind {
+            TaskKind::Step => Of::Step,
+            TaskKind::Run => Of::Run { seen: highest(task.memo.as_ref()) },
+        };
+        self.runs.entry(task.run).or_default().insert(task.token.fence, of);
+    }
+
+    /// A task from an earlier connection.
+    pub fn add_again(&mut self, task: TaskId) {
+        self.runs.entry(task.run).or_default().entry(task.fence).or_insert(Of::Step);
+    }
+
+    pub fn remove(&mut self, task: TaskId) {
+        if let Some(of_run) = self.runs.get_mut(&task.run) {
+            of_run.remove(&task.fence);
+            if of_run.is_empty() {
+                self.runs.remove(&task.run);
+                self.changed.remove(&task.run);
+            }
+        }
+    }
+
+    pub fn all(&self) -> Vec<TaskId> {
+        self.runs.keys().flat_map(|run| self.of(*run)).collect()
+    }
+
+    pub fn note(&mut self, change: &Change) {
+        if let Change::Run { run, ended } = change
+            && self.runs.contains_key(run)
+        {
+            self.changed.insert(*run);
+            if *ended {
+                self.ended.insert(*run);
+            }
+        }
+    }
+
+    /// Hints were lost: anything may have changed.
+    pub fn note_all(&mut self) {
+        self.changed.extend(self.runs.keys());
+    }
+
+    pub fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Takes the tasks of runs that have ended: nobody wants their results.
+    pub fn take_ended(&mut self) -> Vec<TaskId> {
+        let ended = std::mem::take(&mut self.ended);
+        let tasks: Vec<TaskId> = ended.into_iter().flat_map(|run| self.of(run)).collect();
+        tasks.iter().for_each(|task| self.remove(*task));
+        tasks
+    }
+
+    /// Takes note of up to `most` runs that changed, and gives their tasks.
+    pub fn take_changed(&mut self, most: usize) -> Vec<TaskId> {
+        let mut tasks = Vec::new();
+        for _ in 0..most {
+            let Some(run) = self.changed.pop_first() else { break };
+            tasks.extend(self.of(run));
+        }
+        tasks
+    }
+
+    /// What the function of a code run was told, if the task is one.
+    pub fn seen(&self, task: TaskId) -> Option<u64> {
+        match self.runs.get(&task.run)?.get(&task.fence)? {
+            Of::Run { seen } => Some(*seen),
+            Of::Step => None,
+        }
+    }
+
+    pub fn told(&mut self, task: TaskId, memo: &serde_json::Map<String, serde_json::Value>) {
+        let of = self.runs.get_mut(&task.run).and_then(|of_run| of_run.get_mut(&task.fence));
+        if let Some(Of::Run { seen }) = of {
+            *seen = highest(Some(memo)).max(*seen);
+        }
+    }
+
+    fn of(&self, run: RunId) -> Vec<TaskId> {
+        let fences = self.runs.get(&run).into_iter().flat_map(BTreeMap::keys);
+        fences.map(|fence| TaskId { run, fence: *fence }).collect()
+    }
+}
+
+fn highest(memo: Option<&serde_json::Map<String, serde_json::Value>>) -> u64 {
+    memo.into_iter().flat_map(|memo| memo.values()).filter_map(|entry| entry["n"].as_u64()).max().unwrap_or(0)
+}

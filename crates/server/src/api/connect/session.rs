@@ -1,0 +1,358 @@
+//! One connection, from hello to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use eddyline_engine::{Assignment, ClaimTasks, Engine, Holding, Reported, Result as EngineResult, TaskId, Waiting};
+use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, News, RegisterWorker, Task};
+use eddyline_store::{Change, Namespace, Offer};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, pending};
+use serde_json::Value;
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::held::Held;
+use super::{Cut, HELLO, Heard, Wire};
+use crate::api::failure::Failure;
+use crate::api::reports::{Reading, is_last};
+use crate::api::tasks::{MAX_REPORTS, news_of};
+use crate::api::workers::{beat, counts, spec, welcome};
+use crate::api::{Api, stopped, words};
+
+/// Room that a worker can have at a time.
+const MAX_CREDITS: u32 = 10_000;
+/// A claim is asked anew after this long.
+const CLAIM_FOR: Duration = Duration::from_secs(60);
+/// How long changes of held runs gather before it is looked what they mean; ends are told at once.
+const LOOK_AFTER: Duration = Duration::from_millis(200);
+/// A frame of several tasks is at most this large.
+const MAX_FRAME_BYTES: usize = 4 << 20;
+/// Runs that are looked at in one go.
+const RUNS_A_LOOK: usize = 64;
+
+pub(super) struct Session<'a> {
+    api: &'a Api,
+    ns: Namespace,
+    worker: String,
+    queues: Vec<String>,
+    offer: Arc<Offer>,
+    held: Held,
+    credits: u32,
+    draining: bool,
+    heard_at: Instant,
+    /// At most one claim and one frame of reports are on their way.
+    claim: Option<BoxFuture<'static, EngineResult<Part>>>,
+    reporting: Option<BoxFuture<'static, EngineResult<Done>>>,
+}
+
+/// Tasks that go into one message, and the claim that has more of them.
+type Part = (Vec<Assignment>, Option<Waiting>);
+
+/// A frame of reports that is done.
+struct Done {
+    id: u64,
+    reading: Reading,
+    reported: Vec<Reported>,
+    /// Those that were the last on their task.
+    last: Vec<(usize, TaskId)>,
+    waiting: Option<Waiting>,
+    news: Result<News, Failure>,
+}
+
+impl Session<'_> {
+    pub async fn serve(api: &Api, ns: Namespace, wire: &mut Wire) -> Result<(), Cut> {
+        let (hello, tasks) = match tokio::time::timeout(HELLO, hello(wire)).await {
+            Ok(said) => said?,
+            Err(_) => return Err(Failure::new(Code::Timeout, "a worker says hello first").into()),
+        };
+        let engine = api.engine();
+        // Listened to from before the first task on, so that no end is missed.
+        let (changes, drains) = (engine.changes(), engine.drains());
+        let record = engine.register_worker(&ns, spec(hello)?).await?;
+        let mut session = Session {
+            api,
+            worker: record.id.clone(),
+            queues: record.spec.queues.clone(),
+            offer: Arc::new(record.spec.offer.clone()),
+            ns,
+            held: Held::default(),
+            credits: 0,
+            draining: false,
+            heard_at: Instant::now(),
+            claim: None,
+            reporting: None,
+        };
+        session.take_up(tasks).await?;
+        wire.send(&FromServer::Welcome { worker: welcome(engine, record.id) }).await?;
+        let ended = session.run(wire, changes, drains).await;
+        let lease = Duration::from_millis(u64::try_from(engine.config().lease_ms).unwrap_or(0));
+        api.left().put(&session.ns, &session.worker, session.held.all(), lease);
+        ended
+    }
+
+    /// What an earlier connection pushed and the worker does not have never arrived.
+    async fn take_up(&mut self, tasks: Vec<String>) -> Result<(), Cut> {
+        let has: Vec<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
+        has.iter().for_each(|task| self.held.add_again(*task));
+        let mut lost = self.api.left().take(&self.ns, &self.worker);
+        lost.retain(|task| !has.contains(task));
+        Ok(self.engine().release(&self.ns, &self.worker, &lost).await?)
+    }
+
+    async fn run(
+        &mut self,
+        wire: &mut Wire,
+        mut changes: broadcast::Receiver<Arc<[Change]>>,
+        mut drains: watch::Receiver<()>,
+    ) -> Result<(), Cut> {
+        let lease = Duration::from_millis(u64::try_from(self.engine().config().lease_ms).unwrap_or(1).max(3));
+        let mut pings = tokio::time::interval(lease / 3);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at: Option<Instant> = None;
+        let mut stopping = self.api.stopping();
+        loop {
+            self.ask();
+            tokio::select! {
+                heard = wire.hear(), if self.reporting.is_none() => {
+                    self.heard_at = Instant::now();
+                    if let Heard::Said(said) = heard? {
+                        self.take(wire, said).await?;
+                    }
+                }
+                done = ready(&mut self.reporting) => {
+                    self.reporting = None;
+                    self.reported(wire, done?).await?;
+                }
+                part = ready(&mut self.claim) => {
+                    self.claim = None;
+                    self.push(wire, part?).await?;
+                }
+                changed = changes.recv() => {
+                    match changed {
+                        Ok(changed) => changed.iter().for_each(|change| self.held.note(change)),
+                        Err(broadcast::error::RecvError::Lagged(_)) => self.held.note_all(),
+                        Err(broadcast::error::RecvError::Closed) => return Err(Cut::Gone),
+                    }
+                    if self.reporting.is_none() {
+                        self.tell_ended(wire).await?;
+                    }
+                    if self.held.has_changed() {
+                        look_at.get_or_insert_with(|| Instant::now() + LOOK_AFTER);
+                    }
+                }
+                () = tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && self.reporting.is_none() => {
+                    self.look(wire).await?;
+                    look_at = self.held.has_changed().then(|| Instant::now() + LOOK_AFTER);
+                }
+                changed = drains.changed() => {
+                    if changed.is_ok() && self.engine().worker(&self.ns, &self.worker).await?.is_some_and(|worker| worker.draining) {
+                        self.drain();
+                        wire.send(&FromServer::Beat { beat: Beat { drain: true, ..Beat::default() } }).await?;
+                    }
+                }
+                _ = pings.tick() => {
+                    if self.heard_at.elapsed() > 2 * lease {
+                        return Err(Failure::new(Code::Timeout, "nothing was heard for two leases").into());
+                    }
+                    wire.ping().await?;
+                }
+                () = stopped(&mut stopping) => {
+                    return Err(Failure::new(Code::Unavailable, "the server is stopping").into());
+                }
+            }
+        }
+    }
+
+    /// A claim for the room there is, unless one is on its way or rides on reports.
+    fn ask(&mut self) {
+        if self.claim.is_none() && self.reporting.is_none() && self.credits > 0 && !self.draining {
+            let (engine, ns, claim) = (self.engine().clone(), self.ns.clone(), self.wanted());
+            let claim = async move { engine.ask(&ns, claim, false).await?.part(CLAIM_FOR).await };
+            self.claim = Some(claim.boxed());
+        }
+    }
+
+    async fn take(&mut self, wire: &mut Wire, said: FromWorker<Value>) -> Result<(), Cut> {
+        match said {
+            FromWorker::Hello { .. } => Err(Failure::bad("the worker has said hello already").into()),
+            FromWorker::Credit { n } => {
+                self.credit(n);
+                Ok(())
+            }
+            FromWorker::Report { id, reports, credit } => {
+                self.credit(credit);
+                self.report(id, reports)
+            }
+            FromWorker::Heartbeat { beat } => self.beat(wire, beat).await,
+            FromWorker::Drain => {
+                self.drain();
+                Ok(())
+            }
+        }
+    }
+
+    fn credit(&mut self, n: u32) {
+        self.credits = self.credits.saturating_add(n).min(MAX_CREDITS);
+    }
+
+    /// What was claimed and not yet pushed comes back by itself when the claim is dropped.
+    fn drain(&mut self) {
+        self.draining = true;
+        self.claim = None;
+    }
+
+    fn report(&mut self, id: u64, reports: Vec<Value>) -> Result<(), Cut> {
+        if reports.len() > MAX_REPORTS {
+            return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one message")).into());
+        }
+        let mut reading = Reading::new(reports);
+        let code = reading.code_tasks();
+        let reports = std::mem::take(&mut reading.reports);
+        let ends = reports.iter().enumerate().filter(|(_, report)| is_last(&report.op));
+        let last = ends.map(|(at, report)| (at, TaskId { run: report.token.run, fence: report.token.fence })).collect();
+        let rides = self.claim.is_none() && self.credits > 0 && !self.draining;
+        let claim = rides.then(|| self.wanted());
+        let (engine, ns, worker) = (self.engine().clone(), self.ns.clone(), self.worker.clone());
+        let reporting = async move {
+            let (reported, waiting) = engine.report_and_ask(&ns, reports, claim).await?;
+            engine.seen(&ns, &worker, None).await?;
+            let news = news_of(&engine, &ns, &code).await;
+            Ok(Done { id, reading, reported, last, waiting, news })
+        };
+        self.reporting = Some(reporting.boxed());
+        Ok(())
+    }
+
+    async fn reported(&mut self, wire: &mut Wire, done: Done) -> Result<(), Cut> {
+        for (at, task) in done.last {
+            if !matches!(done.reported.get(at), Some(Reported::Answer(eddyline_machine::Answer::Invalid(_)))) {
+                self.held.remove(task);
+            }
+        }
+        let outcomes = done.reading.outcomes(done.reported, &self.engine().config().hooks);
+        wire.feed(&FromServer::Reported { id: done.id, outcomes, news: done.news? }).await?;
+        if let Some(waiting) = done.waiting {
+            let mut claim = waiting.part(CLAIM_FOR).boxed();
+            // What the same commit gave out is here by now, and goes with the same write.
+            match (&mut claim).now_or_never() {
+                Some(part) => return self.push(wire, part?).await,
+                None => self.claim = Some(claim),
+            }
+        }
+        wire.flush().await?;
+        self.tell_ended(wire).await
+    }
+
+    /// Pushes tasks, in frames that are not too large. What could not be written comes back at once.
+    async fn push(&mut self, wire: &mut Wire, (tasks, more): Part) -> Result<(), Cut> {
+        self.claim = more.map(|more| more.part(CLAIM_FOR).boxed());
+        if tasks.is_empty() {
+            return wire.flush().await;
+        }
+        self.credits = self.credits.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+        tasks.iter().for_each(|task| self.held.add(task));
+        let mut frames: Vec<Vec<Task>> = vec![tasks.into_iter().map(words::task).collect()];
+        while let Some(tasks) = frames.pop() {
+            let message = FromServer::Tasks { tasks };
+            let text = wire.text(&message)?;
+            let FromServer::Tasks { mut tasks } = message else { return Err(Cut::Gone) };
+            if text.len() > MAX_FRAME_BYTES && tasks.len() > 1 {
+                let rest = tasks.split_off(tasks.len() / 2);
+                frames.extend([rest, tasks]);
+                continue;
+            }
+            if let Err(cut) = wire.send_text(text).await {
+                let unsent = frames.iter().flatten().chain(&tasks);
+                let unsent: Vec<TaskId> = unsent.filter_map(|task| TaskId::parse(&task.task_id)).collect();
+                unsent.iter().for_each(|task| self.held.remove(*task));
+                self.engine().release(&self.ns, &self.worker, &unsent).await?;
+                return Err(cut);
+            }
+        }
+        Ok(())
+    }
+
+    async fn beat(&mut self, wire: &mut Wire, asked: Heartbeat) -> Result<(), Cut> {
+        let known = self.engine().seen(&self.ns, &self.worker, Some(counts(&asked))).await?;
+        let (beat, _) = beat(self.engine(), &self.ns, &self.worker, &asked, known.as_ref()).await?;
+        self.forget(&beat);
+        if beat.drain && !self.draining {
+            self.drain();
+        }
+        wire.send(&FromServer::Beat { beat }).await
+    }
+
+    /// Tasks of runs that have ended are called off.
+    async fn tell_ended(&mut self, wire: &mut Wire) -> Result<(), Cut> {
+        let cancel: Vec<String> = self.held.take_ended().iter().map(TaskId::to_string).collect();
+        if cancel.is_empty() {
+            return Ok(());
+        }
+        wire.send(&FromServer::Beat { beat: Beat { cancel, ..Beat::default() } }).await
+    }
+
+    /// Looks what became of tasks whose runs have changed, and what code runs have come to remember.
+    async fn look(&mut self, wire: &mut Wire) -> Result<(), Cut> {
+        let tasks = self.held.take_changed(RUNS_A_LOOK);
+        let mut beat = Beat::default();
+        for (task, holding) in tasks.iter().zip(self.engine().standing(&self.ns, &self.worker, &tasks).await?) {
+            match holding {
+                Holding::Lost => beat.lost.push(task.to_string()),
+                Holding::Cancelled => beat.cancel.push(task.to_string()),
+                Holding::Held => {
+                    let Some(seen) = self.held.seen(*task) else { continue };
+                    let news = self.engine().memo_of(&self.ns, *task, Some(seen)).await?.unwrap_or_default();
+                    if !news.is_empty() {
+                        self.held.told(*task, &news);
+                        beat.news.insert(task.to_string(), news);
+                    }
+                }
+            }
+        }
+        self.forget(&beat);
+        if beat == Beat::default() {
+            return Ok(());
+        }
+        wire.send(&FromServer::Beat { beat }).await
+    }
+
+    fn forget(&mut self, beat: &Beat) {
+        for task in beat.lost.iter().chain(&beat.cancel).filter_map(|task| TaskId::parse(task)) {
+            self.held.remove(task);
+        }
+    }
+
+    fn wanted(&self) -> ClaimTasks {
+        ClaimTasks {
+            worker: self.worker.clone(),
+            queues: self.queues.clone(),
+            offer: self.offer.clone(),
+            max: self.credits as usize,
+            request: None,
+            lease_ms: None,
+        }
+    }
+
+    fn engine(&self) -> &Engine {
+        self.api.engine()
+    }
+}
+
+async fn hello(wire: &mut Wire) -> Result<(RegisterWorker, Vec<String>), Cut> {
+    loop {
+        match wire.hear().await? {
+            Heard::Said(FromWorker::Hello { worker, tasks }) => return Ok((worker, tasks)),
+            Heard::Said(_) => return Err(Failure::bad("a worker says hello first").into()),
+            Heard::Alive => {}
+        }
+    }
+}
+
+/// What the future comes to, if there is one.
+async fn ready<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,122 @@
+//! Flows: registered, listed, looked at.
+
+use eddyline_engine::{FlowName, Registered, STATUSES};
+use eddyline_machine::definition::analysis;
+use eddyline_machine::time::iso;
+use eddyline_machine::{Action, Body, Graph, Source, Status, Step, When};
+use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats};
+
+use super::body::{Taken, check_type};
+use super::call::{Answer, Call, ok};
+use super::failure::Failure;
+use super::words;
+
+/// `PUT /v1/flows/{name}`
+pub(crate) async fn register(mut call: Call) -> Answer {
+    let bytes = call.bytes().await?;
+    check_type(call.headers(), Taken::Definition)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| Failure::bad("the definition is not UTF-8"))?;
+    let registered = call.engine().register(call.ns(), Some(call.param("name")), text).await?;
+    ok(&FlowRegistered {
+        name: registered.name,
+        version: registered.version,
+        changed: registered.changed,
+        warnings: registered.warnings.iter().map(words::problem).collect(),
+    })
+}
+
+/// `GET /v1/flows`
+pub(crate) async fn list(call: Call) -> Answer {
+    let limit = call.limit()?;
+    let flows = call.engine().flows(call.ns(), call.text("cursor").map(str::to_owned), limit).await?;
+    let next = (flows.len() == limit).then(|| flows.last().map(|last| last.name.clone())).flatten();
+    let mut items = Vec::with_capacity(flows.len());
+    for FlowName { name, version, .. } in flows {
+        let registered = call.engine().flow(call.ns(), &name, Some(&version)).await?;
+        items.push(describe(&call, &registered).await?);
+    }
+    ok(&words::page(items, next))
+}
+
+/// `GET /v1/flows/{name}`
+pub(crate) async fn show(call: Call) -> Answer {
+    let registered = call.engine().flow(call.ns(), call.param("name"), call.text("version")).await?;
+    ok(&describe(&call, &registered).await?)
+}
+
+async fn describe(call: &Call, registered: &Registered) -> Result<FlowInfo, Failure> {
+    let flow = &registered.flow;
+    let (kind, analysis) = match &flow.body {
+        Body::Graph(graph) => ("graph", analyse(graph, analysis(flow))),
+        Body::Code(_) => ("code", Analysis::default()),
+    };
+    let counts = call.engine().count_by_status(call.ns(), &flow.name).await?;
+    let mut stats = FlowStats::default();
+    for (status, count) in STATUSES.into_iter().zip(counts) {
+        *match status {
+            Status::Pending => &mut stats.pending,
+            Status::Running => &mut stats.running,
+            Status::Waiting => &mut stats.waiting,
+            Status::Paused => &mut stats.paused,
+            Status::Completed => &mut stats.completed,
+            Status::Failed => &mut stats.failed,
+            Status::Cancelled => &mut stats.cancelled,
+        } = count;
+    }
+    let registered_at = call.engine().registered_at(call.ns(), &flow.name, &flow.version).await?;
+    Ok(FlowInfo {
+        name: flow.name.clone(),
+        version: flow.version.clone(),
+        kind: kind.to_owned(),
+        registered_at: registered_at.map(iso),
+        definition: flow.canonical.clone(),
+        analysis,
+        stats,
+    })
+}
+
+fn analyse(graph: &Graph, found: eddyline_machine::definition::Analysis) -> Analysis {
+    let steps: Vec<&Step> = graph.scope(Graph::ROOT).steps.iter().map(|id| graph.step(*id)).collect();
+    let kind_of = |to: &str, via: &str| {
+        let step = steps.iter().find(|step| step.name == to);
+        let arm = step.and_then(|step| step.arms.iter().find(|arm| arm.written == via));
+        match arm.map(|arm| arm.source) {
+            Some(Source::Step(_, When::Failed)) => "failed",
+            Some(Source::Step(_, When::Ended)) => "ended",
+            Some(Source::Step(_, When::Completed)) => "step",
+            Some(Source::Event(_)) | None => "event",
+        }
+    };
+    let edge = |edge: eddyline_machine::definition::Edge| Edge {
+        kind: kind_of(&edge.to, &edge.via).to_owned(),
+        from: edge.from,
+        to: edge.to,
+        arm: edge.via,
+    };
+    Analysis {
+        levels: found.levels,
+        edges: found.edges.into_iter().map(edge).collect(),
+        entry: found.entry,
+        steps: steps.iter().map(|step| analysed(step)).collect(),
+    }
+}
+
+fn analysed(step: &Step) -> AnalysedStep {
+    let (kind, worker) = match &step.action {
+        Action::Worker(worker) => ("worker", Some(worker)),
+        Action::Set(_) => ("set", None),
+        Action::Fail(_) => ("fail", None),
+        Action::Return(_) => ("return", None),
+        Action::Group(_) => ("group", None),
+        Action::Child { .. } => ("child", None),
+        Action::Gate => ("gate", None),
+    };
+    let iterates = [("spread", step.spread.is_some()), ("repeat", step.repeat.is_some())];
+    AnalysedStep {
+        name: step.name.clone(),
+        kind: kind.to_owned(),
+        handler: worker.map(|worker| worker.handler.clone()),
+        queue: worker.map(|worker| worker.queue.clone()),
+        iterates: iterates.into_iter().filter(|(_, is)| *is).map(|(name, _)| name.to_owned()).collect(),
+    }
+}

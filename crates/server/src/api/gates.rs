@@ -1,0 +1,83 @@
+//! Gates: listed, opened, cancelled.
+
+use eddyline_machine::OpenedBy;
+use eddyline_machine::project::gate_name;
+use eddyline_machine::record::GateReason;
+use eddyline_machine::time::iso;
+use eddyline_protocol::{Code, GateInfo, Scope};
+use eddyline_store::{GateFilter, GateRow, Page};
+use serde_json::json;
+
+use super::call::{Answer, Call, ok, run_id};
+use super::failure::Failure;
+use super::words;
+
+const REASONS: [(&str, GateReason); 4] = [
+    ("time", GateReason::Time),
+    ("webhook", GateReason::Webhook),
+    ("event", GateReason::Event),
+    ("manual", GateReason::Manual),
+];
+
+/// `GET /v1/gates`
+pub(crate) async fn list(call: Call) -> Answer {
+    let reason = match call.text("reason") {
+        Some(word) => Some(
+            REASONS
+                .into_iter()
+                .find(|(name, _)| *name == word)
+                .map(|(_, reason)| reason)
+                .ok_or_else(|| Failure::bad("the parameter `reason` is not one of time, webhook, event, manual"))?,
+        ),
+        None => None,
+    };
+    let run = call.text("run").map(run_id).transpose()?;
+    let filter = GateFilter { run, reason, ..GateFilter::default() };
+    let (limit, after) = (call.limit()?, call.cursor()?);
+    let found = call.engine().gates(call.ns(), &filter, Page { after, limit }).await?;
+    let next = (found.len() == limit).then(|| found.last().map(|last| last.position.to_string())).flatten();
+    let secrets = call.may(Scope::Signal);
+    let hooks = &call.engine().config().hooks;
+    let items: Vec<_> = found.into_iter().filter_map(|gate| show(gate, hooks, secrets)).collect();
+    ok(&words::page(items, next))
+}
+
+fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
+    let arrived = gate.arrival?;
+    let reason = REASONS.into_iter().find(|(_, reason)| *reason == arrived.gate.reason).map_or("", |(name, _)| name);
+    let token = gate.token.filter(|_| secrets);
+    let url = token.as_ref().filter(|_| arrived.gate.reason == GateReason::Webhook);
+    Some(GateInfo {
+        gate_id: gate_name(gate.id),
+        url: url.map(|token| format!("{hooks}{token}")),
+        token,
+        run_id: gate.id.run.to_string(),
+        activation: arrived.gate.name,
+        reason: reason.to_owned(),
+        deadline: arrived.deadline.map(iso),
+    })
+}
+
+/// `POST /v1/gates/{gate}`, where the gate is a token
+pub(crate) async fn open(mut call: Call) -> Answer {
+    let payload = call.any_json_or_null().await?;
+    let token = call.param("gate").to_owned();
+    opened(call.engine().open_gate(call.ns(), &token, OpenedBy::Manual, payload).await)
+}
+
+/// `DELETE /v1/gates/{gate}`, where the gate is an id
+pub(crate) async fn cancel(call: Call) -> Answer {
+    call.engine().cancel_gate_of(call.ns(), call.param("gate"), &call.caller.name).await?;
+    ok(&json!({"cancelled": true}))
+}
+
+pub(super) fn opened(came: eddyline_engine::Result<()>) -> Answer {
+    match came.map_err(Failure::from) {
+        Ok(()) => ok(&json!({"opened": true})),
+        // The run it stood in has gone with it: to whoever has the token it is a gate that was closed.
+        Err(failure) if failure.0.code == Code::Trimmed => {
+            Err(Failure::new(Code::Conflict, "the gate is no longer open"))
+        }
+        Err(failure) => Err(failure),
+    }
+}

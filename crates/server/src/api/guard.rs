@@ -1,0 +1,134 @@
+//! Who may come in. With keys, a key; without, only pages and programs of this machine.
+
+use axum::http::{HeaderMap, header};
+use eddyline_protocol::{Code, NAMESPACE_HEADER, Scope};
+use eddyline_store::Namespace;
+
+use super::failure::Failure;
+use super::keyring::word;
+use super::routes::{Access, Route};
+use super::{About, Api};
+
+/// The longest name of a namespace.
+pub(crate) const MAX_NAMESPACE_CHARS: usize = 64;
+
+/// Whose request it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub ns: Namespace,
+    /// Who is said to have done what this request does.
+    pub name: String,
+    scopes: Vec<Scope>,
+}
+
+impl Caller {
+    /// `admin` reaches everything.
+    pub fn may(&self, scope: Scope) -> bool {
+        self.scopes.contains(&scope) || self.scopes.contains(&Scope::Admin)
+    }
+
+    fn anybody() -> Caller {
+        Caller { ns: Namespace::default(), name: "anybody".to_owned(), scopes: Vec::new() }
+    }
+}
+
+pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Result<Caller, Failure> {
+    if !api.about().keys {
+        refuse_other_sites(api.about(), headers)?;
+        let ns = match headers.get(NAMESPACE_HEADER) {
+            Some(name) => namespace(name.to_str().unwrap_or(""))?,
+            None => Namespace::default(),
+        };
+        return Ok(Caller { ns, name: "api".to_owned(), scopes: vec![Scope::Admin] });
+    }
+    if route.access == Access::Open {
+        return Ok(Caller::anybody());
+    }
+    let key = match bearer(headers) {
+        Some(written) => api.keyring().find(written).await?,
+        None => None,
+    };
+    let key = key.ok_or_else(|| {
+        Failure::new(
+            Code::Unauthorized,
+            "a key is needed, as `Authorization: Bearer eddy_…`, and one that is still good",
+        )
+    })?;
+    if let Some(name) = headers.get(NAMESPACE_HEADER)
+        && name.as_bytes() != key.ns.as_str().as_bytes()
+    {
+        return Err(Failure::new(Code::Forbidden, "this key belongs to another namespace"));
+    }
+    let caller = Caller { ns: key.ns.clone(), name: key.name.clone(), scopes: key.scopes.clone() };
+    match route.access {
+        Access::Needs(scope) if !caller.may(scope) => {
+            let message = format!("this key's scopes do not reach so far: {} is needed", word(scope));
+            Err(Failure::new(Code::Forbidden, message))
+        }
+        _ => Ok(caller),
+    }
+}
+
+pub(crate) fn namespace(name: &str) -> Result<Namespace, Failure> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() || name.len() > MAX_NAMESPACE_CHARS || !name.chars().all(allowed) {
+        return Err(Failure::bad(format!(
+            "the name of a namespace has letters, digits, `.`, `_` and `-`, at most {MAX_NAMESPACE_CHARS}"
+        )));
+    }
+    Ok(Namespace::new(name))
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let written = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, key) = written.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+/// A page of another site can make a browser send requests here. Its `Origin` gives it away, and where the name of its own
+/// host was made to lead here, `Host` does.
+fn refuse_other_sites(about: &About, headers: &HeaderMap) -> Result<(), Failure> {
+    let text = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let refuse =
+        |what: &str| Err(Failure::new(Code::Forbidden, format!("{what}; keys are off, so only this machine may")));
+    match text(header::HOST) {
+        Some(host) if !is_ours(about, host) => return refuse("the request is for another host"),
+        None => return refuse("the request does not say for which host it is"),
+        _ => {}
+    }
+    if let Some(origin) = text(header::ORIGIN) {
+        let host = origin.split_once("://").map(|(_, host)| host);
+        if !host.is_some_and(|host| is_ours(about, host) && same_port(host, text(header::HOST))) {
+            return refuse("the request comes from a page of another site");
+        }
+    }
+    if headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
+        return refuse("the request comes from a page of another site");
+    }
+    Ok(())
+}
+
+/// Another port on this machine may be somebody else's page.
+fn same_port(origin: &str, host: Option<&str>) -> bool {
+    host.is_some_and(|host| split_port(host).1 == split_port(origin).1)
+}
+
+fn is_ours(about: &About, written: &str) -> bool {
+    let (host, _) = split_port(written);
+    let loopback = host.eq_ignore_ascii_case("localhost")
+        || host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback() || ip == about.addr.ip());
+    let public = about.public_url.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or(""));
+    loopback || split_port(public).0.eq_ignore_ascii_case(host)
+}
+
+/// Host and port of `host:port`, `[::1]:port` or either without a port.
+fn split_port(written: &str) -> (&str, Option<&str>) {
+    match written.rsplit_once(':') {
+        Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => (host, Some(port)),
+        _ => (written, None),
+    }
+}

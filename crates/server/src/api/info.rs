@@ -1,0 +1,40 @@
+//! What a server says of itself.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use eddyline_machine::time::iso;
+use eddyline_protocol::{ServerInfo, VERSION};
+
+use super::call::{Answer, Call, ok};
+use super::workers::heartbeat_ms;
+
+/// The description of the API, checked against the table of routes by a test.
+const OPENAPI: &str = include_str!("../../openapi.json");
+
+/// `GET /v1/info`
+pub(crate) async fn info(call: Call) -> Answer {
+    let (about, config) = (call.api.about(), call.engine().config());
+    let now = call.engine().now().await?;
+    let lease_ms = u64::try_from(config.lease_ms).unwrap_or(0);
+    ok(&ServerInfo {
+        name: "eddyline".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol: VERSION,
+        store: about.store.to_owned(),
+        instance: config.instance.clone(),
+        namespace: call.ns().to_string(),
+        keys: about.keys,
+        lease_ms,
+        heartbeat_ms: heartbeat_ms(lease_ms),
+        started_at: iso(about.started_at),
+        now: iso(now),
+    })
+}
+
+/// `GET /openapi.json`
+pub(crate) async fn openapi(_call: Call) -> Answer {
+    let mut response = Response::new(Body::from(OPENAPI));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}

@@ -1,0 +1,40 @@
+//! Limits: named bounds that tasks pass, across queues.
+
+use eddyline_protocol::{LimitInfo, LimitRules};
+use eddyline_store as store;
+use serde_json::json;
+
+use super::call::{Answer, Call, ok};
+use super::queues::{check_name, inner_rate, rate};
+use super::words;
+
+/// `GET /v1/limits`
+pub(crate) async fn list(call: Call) -> Answer {
+    let (limit, after) = (call.limit()?, call.text("cursor").unwrap_or("").to_owned());
+    let limits = call.engine().limits(call.ns()).await?;
+    let shown = limits.into_iter().filter(|(name, _)| *name > after).map(|(name, rules)| show(name, &rules));
+    let mut items: Vec<_> = shown.collect();
+    let next = (items.len() > limit).then(|| items[limit - 1].name.clone());
+    items.truncate(limit);
+    ok(&words::page(items, next))
+}
+
+/// `PUT /v1/limits/{name}`: the rules as a whole.
+pub(crate) async fn set(mut call: Call) -> Answer {
+    let asked: LimitRules = call.json().await?;
+    let name = call.param("name");
+    check_name(name)?;
+    let rules = store::LimitRules { concurrency: asked.concurrency, rate: asked.rate.map(inner_rate).transpose()? };
+    call.engine().set_limit(call.ns(), name, rules.clone()).await?;
+    ok(&show(name.to_owned(), &rules))
+}
+
+/// `DELETE /v1/limits/{name}`
+pub(crate) async fn delete(call: Call) -> Answer {
+    call.engine().delete_limit(call.ns(), call.param("name")).await?;
+    ok(&json!({"deleted": true}))
+}
+
+fn show(name: String, rules: &store::LimitRules) -> LimitInfo {
+    LimitInfo { name, concurrency: rules.concurrency, rate: rules.rate.map(rate) }
+}

@@ -1,0 +1,193 @@
+//! The API: one table of routes, one file a resource.
+
+mod acts;
+mod body;
+mod call;
+mod connect;
+mod events;
+mod failure;
+mod flows;
+mod gates;
+mod guard;
+pub(crate) mod health;
+mod hooks;
+mod info;
+pub(crate) mod keyring;
+mod keys;
+mod limits;
+mod namespaces;
+mod queues;
+mod reports;
+pub(crate) mod routes;
+mod runs;
+mod starts;
+mod steps;
+mod streams;
+mod tasks;
+mod unsent;
+mod words;
+mod workers;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{RawPathParams, Request};
+use axum::response::Response;
+use axum::routing::{MethodFilter, on};
+use eddyline_engine::Engine;
+use eddyline_machine::Millis;
+use eddyline_protocol::Code;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use crate::serve::Settings;
+use call::Call;
+use failure::Failure;
+use keyring::Keyring;
+use routes::{Route, routes};
+
+/// What every request has at hand. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Api(Arc<Inner>);
+
+struct Inner {
+    engine: Engine,
+    about: About,
+    keyring: Keyring,
+    long_polls: Arc<Semaphore>,
+    sockets: Arc<Semaphore>,
+    unsent: unsent::Unsent,
+    left: connect::Left,
+    stopping: watch::Receiver<bool>,
+    /// Held by sockets, which outlive the connection that they were made from.
+    open: mpsc::WeakSender<()>,
+}
+
+/// What a server knows of itself.
+#[derive(Debug)]
+pub(crate) struct About {
+    /// The word for the kind of its store.
+    pub store: &'static str,
+    pub addr: SocketAddr,
+    pub public_url: String,
+    /// By the store's clock.
+    pub started_at: Millis,
+    pub keys: bool,
+    pub settings: Settings,
+}
+
+impl Api {
+    pub fn new(engine: Engine, about: About, stopping: watch::Receiver<bool>, open: mpsc::Sender<()>) -> Api {
+        let settings = &about.settings;
+        Api(Arc::new(Inner {
+            keyring: Keyring::new(engine.clone()),
+            long_polls: Arc::new(Semaphore::new(settings.max_long_polls)),
+            sockets: Arc::new(Semaphore::new(settings.max_connections)),
+            unsent: unsent::Unsent::default(),
+            left: connect::Left::default(),
+            engine,
+            about,
+            stopping,
+            open: open.downgrade(),
+        }))
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    pub fn about(&self) -> &About {
+        &self.0.about
+    }
+
+    pub fn keyring(&self) -> &Keyring {
+        &self.0.keyring
+    }
+
+    fn left(&self) -> &connect::Left {
+        &self.0.left
+    }
+
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.0.stopping.clone()
+    }
+
+    /// Room for a request that waits.
+    pub fn long_poll(&self) -> Result<LongPoll, Failure> {
+        let room = self.0.long_polls.clone().try_acquire_owned();
+        let room =
+            room.map_err(|_| Failure::new(Code::TooMany, "too many requests wait already; come back in a second"))?;
+        Ok(LongPoll { _room: room, _counted: Counted::new("eddyline_long_polls") })
+    }
+
+    /// Room for a socket, and what tells the server that it is open.
+    fn socket(&self) -> Result<(OwnedSemaphorePermit, mpsc::Sender<()>), Failure> {
+        let room = self.0.sockets.clone().try_acquire_owned();
+        let room = room.map_err(|_| Failure::new(Code::TooMany, "too many sockets are open already"))?;
+        let open = self.0.open.upgrade();
+        let open = open.ok_or_else(|| Failure::new(Code::Unavailable, "the server is stopping"))?;
+        Ok((room, open))
+    }
+}
+
+/// A request that waits, for as long as it does.
+pub(crate) struct LongPoll {
+    _room: OwnedSemaphorePermit,
+    _counted: Counted,
+}
+
+/// Something that there is a number of: counted for as long as it is there, however it ends.
+pub(crate) struct Counted(&'static str);
+
+impl Counted {
+    pub fn new(gauge: &'static str) -> Counted {
+        metrics::gauge!(gauge).increment(1.0);
+        Counted(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        metrics::gauge!(self.0).decrement(1.0);
+    }
+}
+
+/// Returns when the server is to stop.
+pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // Whoever could say so is gone as well: it has stopped.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
+pub(crate) fn router(api: Api) -> Router {
+    let mut router = Router::new();
+    for route in routes() {
+        let Ok(filter) = MethodFilter::try_from(route.method.clone()) else { continue };
+        let api = api.clone();
+        let handler = move |params: Result<RawPathParams, RawPathParamsRejection>, request: Request| {
+            answer(api.clone(), route, params.ok(), request)
+        };
+        router = router.route(route.path, on(filter, handler));
+    }
+    let wrong_method = async || Failure::new(Code::MethodNotAllowed, "this path has no such method").response();
+    let nothing = async || Failure::new(Code::NotFound, "there is nothing at this path").response();
+    router.method_not_allowed_fallback(wrong_method).fallback(nothing)
+}
+
+/// From a request to its response. Logs and metrics name the route, never the path: paths may hold secrets.
+async fn answer(api: Api, route: &'static Route, params: Option<RawPathParams>, request: Request) -> Response {
+    let since = Instant::now();
+    let answered = match guard::admit(&api, route, request.headers()).await {
+        Ok(caller) => (route.handler)(Call::new(api.clone(), caller, params, request)).await,
+        Err(failure) => Err(failure),
+    };
+    let response = api.0.unsent.hold(answered.unwrap_or_else(|failure| failure.response())).await;
+    let (took, status) = (since.elapsed(), response.status().as_u16());
+    let labels = [("method", route.method.to_string()), ("route", route.path.to_owned())];
+    metrics::histogram!("eddyline_http_seconds", &labels).record(took.as_secs_f64());
+    let [method, path] = labels;
+    metrics::counter!("eddyline_http_requests_total", &[method, path, ("status", status.to_string())]).increment(1);
+    tracing::debug!(method = %route.method, route = route.path, status, ms = took.as_millis() as u64, "request");
+    response
+}

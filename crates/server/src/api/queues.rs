@@ -1,0 +1,87 @@
+//! Queues: how they are, and their rules.
+
+use eddyline_machine::time::iso;
+use eddyline_protocol as wire;
+use eddyline_store as store;
+
+use super::call::{Answer, Call, ok};
+use super::failure::Failure;
+use super::words;
+
+/// The longest name of a queue or a limit.
+const MAX_NAME_CHARS: usize = 128;
+
+/// `GET /v1/queues`
+pub(crate) async fn list(call: Call) -> Answer {
+    let (limit, after) = (call.limit()?, call.text("cursor").unwrap_or("").to_owned());
+    let queues = call.engine().queues(call.ns()).await?;
+    let mut items: Vec<_> = queues.into_iter().filter(|queue| queue.state.name > after).map(show).collect();
+    let next = (items.len() > limit).then(|| items[limit - 1].name.clone());
+    items.truncate(limit);
+    ok(&words::page(items, next))
+}
+
+/// `PUT /v1/queues/{name}`: the rules as a whole. Whether it is paused is not one of them.
+pub(crate) async fn set(mut call: Call) -> Answer {
+    let asked: wire::QueueRules = call.json().await?;
+    let rate = asked.rate.map(inner_rate).transpose()?;
+    change(call, |rules| {
+        rules.concurrency = asked.concurrency;
+        rules.flow_concurrency = asked.flow_concurrency;
+        rules.rate = rate;
+    })
+    .await
+}
+
+/// `POST /v1/queues/{name}/pause`
+pub(crate) async fn pause(call: Call) -> Answer {
+    change(call, |rules| rules.paused = true).await
+}
+
+/// `POST /v1/queues/{name}/resume`
+pub(crate) async fn resume(call: Call) -> Answer {
+    change(call, |rules| rules.paused = false).await
+}
+
+async fn change(call: Call, change: impl Fn(&mut store::QueueRules)) -> Answer {
+    let name = call.param("name");
+    check_name(name)?;
+    call.engine().set_queue(call.ns(), name, change).await?;
+    ok(&show(call.engine().queue(call.ns(), name).await?))
+}
+
+fn show(queue: eddyline_engine::QueueInfo) -> wire::QueueInfo {
+    let eddyline_engine::QueueInfo { state, rules } = queue;
+    wire::QueueInfo {
+        name: state.name,
+        paused: rules.paused,
+        concurrency: rules.concurrency,
+        rate: rules.rate.map(rate),
+        flow_concurrency: rules.flow_concurrency,
+        ready: state.ready as u64,
+        claimed: state.claimed as u64,
+        oldest: state.oldest.map(iso),
+    }
+}
+
+pub(super) fn check_name(name: &str) -> Result<(), Failure> {
+    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(allowed) {
+        return Err(Failure::invalid(format!(
+            "a name has letters, digits, `.`, `_` and `-`, at most {MAX_NAME_CHARS} of them"
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn rate(rate: store::Rate) -> wire::Rate {
+    let per = wire::Span::from_ms(u64::try_from(rate.per_ms).unwrap_or(0));
+    wire::Rate { count: rate.count, per, burst: rate.burst }
+}
+
+pub(super) fn inner_rate(rate: wire::Rate) -> Result<store::Rate, Failure> {
+    if rate.count == 0 || rate.per.ms == 0 || rate.burst == 0 {
+        return Err(Failure::invalid("`count`, `per` and `burst` of a rate are at least 1; to stop a queue, pause it"));
+    }
+    Ok(store::Rate { count: rate.count, per_ms: words::millis(rate.per), burst: rate.burst })
+}

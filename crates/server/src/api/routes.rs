@@ -1,0 +1,113 @@
+//! Everything that can be called: the one table from which the router is built and requests are let in, and with which
+//! `openapi.json` and the tests are compared.
+
+use axum::http::Method;
+use eddyline_protocol::Scope;
+use futures_util::future::BoxFuture;
+
+use super::call::{Answer, Call};
+use super::{
+    acts, connect, events, flows, gates, health, hooks, info, keys, limits, namespaces, queues, runs, starts, steps,
+    streams, tasks, workers,
+};
+
+/// One call.
+#[derive(Debug)]
+pub struct Route {
+    pub method: Method,
+    /// With `{names}` for the parts that vary.
+    pub path: &'static str,
+    pub access: Access,
+    pub(crate) handler: fn(Call) -> BoxFuture<'static, Answer>,
+}
+
+/// Who may call, where keys are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Anybody.
+    Open,
+    /// Any key.
+    Key,
+    /// A key with this scope, or `admin`.
+    Needs(Scope),
+}
+
+const READ: Access = Access::Needs(Scope::Read);
+const START: Access = Access::Needs(Scope::Start);
+const SIGNAL: Access = Access::Needs(Scope::Signal);
+const WORKER: Access = Access::Needs(Scope::Worker);
+const ADMIN: Access = Access::Needs(Scope::Admin);
+
+macro_rules! routes {
+    ($($method:ident $path:literal $access:expr, $handler:path;)*) => {
+        &[$(Route {
+            method: Method::$method,
+            path: $path,
+            access: $access,
+            handler: |call| Box::pin($handler(call)),
+        },)*]
+    };
+}
+
+pub fn routes() -> &'static [Route] {
+    ROUTES
+}
+
+static ROUTES: &[Route] = routes! {
+    GET    "/healthz"                                        Access::Open, health::alive;
+    GET    "/readyz"                                         Access::Open, health::ready;
+    GET    "/metrics"                                        READ, health::metrics;
+    GET    "/openapi.json"                                   Access::Open, info::openapi;
+    GET    "/v1/info"                                        Access::Key, info::info;
+
+    GET    "/v1/flows"                                       READ, flows::list;
+    GET    "/v1/flows/{name}"                                READ, flows::show;
+    PUT    "/v1/flows/{name}"                                START, flows::register;
+    POST   "/v1/flows/{name}/runs"                           START, starts::start;
+
+    POST   "/v1/runs/batch"                                  START, starts::batch;
+    GET    "/v1/runs"                                        READ, runs::list;
+    GET    "/v1/runs/{id}"                                   READ, runs::show;
+    DELETE "/v1/runs/{id}"                                   START, runs::delete;
+    GET    "/v1/runs/{id}/result"                            READ, runs::result;
+    GET    "/v1/runs/{id}/steps"                             READ, steps::list;
+    POST   "/v1/runs/{id}/cancel"                            START, acts::cancel;
+    POST   "/v1/runs/{id}/pause"                             START, acts::pause;
+    POST   "/v1/runs/{id}/resume"                            START, acts::resume;
+    POST   "/v1/runs/{id}/retry"                             START, acts::retry;
+    POST   "/v1/runs/{id}/rerun"                             START, acts::rerun;
+    POST   "/v1/runs/{id}/steps/{activation}/complete"       START, steps::complete;
+    POST   "/v1/runs/{id}/steps/{activation}/fail"           START, steps::fail;
+    POST   "/v1/runs/{id}/steps/{activation}/skip"           START, steps::skip;
+    POST   "/v1/runs/{id}/steps/{activation}/retry"          START, steps::retry;
+
+    GET    "/v1/streams/{stream}"                            READ, streams::read;
+    POST   "/v1/events"                                      SIGNAL, events::publish;
+    GET    "/v1/gates"                                       READ, gates::list;
+    POST   "/v1/gates/{gate}"                                SIGNAL, gates::open;
+    DELETE "/v1/gates/{gate}"                                SIGNAL, gates::cancel;
+    POST   "/hooks/{token}"                                  Access::Open, hooks::open;
+
+    POST   "/v1/workers"                                     WORKER, workers::register;
+    GET    "/v1/workers"                                     READ, workers::list;
+    GET    "/v1/workers/connect"                             WORKER, connect::connect;
+    POST   "/v1/workers/{id}/heartbeat"                      WORKER, workers::heartbeat;
+    POST   "/v1/workers/{id}/drain"                          ADMIN, workers::drain;
+    DELETE "/v1/workers/{id}"                                WORKER, workers::leave;
+    POST   "/v1/tasks/claim"                                 WORKER, tasks::claim;
+    POST   "/v1/tasks/report"                                WORKER, tasks::report;
+    GET    "/v1/tasks/{id}/memo"                             WORKER, tasks::memo;
+
+    GET    "/v1/queues"                                      READ, queues::list;
+    PUT    "/v1/queues/{name}"                               ADMIN, queues::set;
+    POST   "/v1/queues/{name}/pause"                         ADMIN, queues::pause;
+    POST   "/v1/queues/{name}/resume"                        ADMIN, queues::resume;
+    GET    "/v1/limits"                                      READ, limits::list;
+    PUT    "/v1/limits/{name}"                               ADMIN, limits::set;
+    DELETE "/v1/limits/{name}"                               ADMIN, limits::delete;
+    GET    "/v1/keys"                                        ADMIN, keys::list;
+    POST   "/v1/keys"                                        ADMIN, keys::create;
+    DELETE "/v1/keys/{id}"                                   ADMIN, keys::revoke;
+    GET    "/v1/namespaces"                                  ADMIN, namespaces::list;
+    POST   "/v1/namespaces"                                  ADMIN, namespaces::create;
+};

@@ -1,0 +1,95 @@
+//! Runs: listed, looked at, waited for, deleted.
+
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use eddyline_engine::STATUSES;
+use eddyline_machine::run::Parent;
+use eddyline_machine::{ActId, RunId};
+use eddyline_protocol::{ParentInfo, RunResult};
+use eddyline_store::{Page, RunFilter, Summary};
+use serde_json::{Value, json};
+
+use super::call::{Answer, Call, answer, ok};
+use super::failure::Failure;
+use super::words;
+
+/// `GET /v1/runs`
+pub(crate) async fn list(call: Call) -> Answer {
+    let status = match call.text("status") {
+        Some(word) => Some(STATUSES.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
+            let known: Vec<&str> = STATUSES.iter().map(|status| status.as_str()).collect();
+            Failure::bad(format!("the parameter `status` is not one of {}", known.join(", ")))
+        })?),
+        None => None,
+    };
+    let filter = RunFilter {
+        flow: call.text("flow").map(str::to_owned),
+        status,
+        tags: call.texts("tag"),
+        external_id: call.text("external_id").map(str::to_owned),
+        since: call.time("since")?,
+        until: call.time("until")?,
+        ..RunFilter::default()
+    };
+    let (limit, after) = (call.limit()?, call.cursor()?);
+    let total = if call.flag("count")? { Some(call.engine().count(call.ns(), &filter).await?) } else { None };
+    let found = call.engine().list(call.ns(), &filter, Page { after, limit }).await?;
+    let next = (found.len() == limit).then(|| found.last().map(|last| last.position.to_string())).flatten();
+    let parents = parents(&call, found.iter().filter_map(|summary| summary.header.parent)).await?;
+    let show = |summary: Summary| {
+        let parent = summary.header.parent.and_then(|parent| parents.get(&(parent.run, parent.activation)).cloned());
+        words::run_summary(summary, parent)
+    };
+    let items = found.into_iter().map(show).collect();
+    ok(&eddyline_protocol::Page { items, next, total })
+}
+
+/// `GET /v1/runs/{id}`
+pub(crate) async fn show(call: Call) -> Answer {
+    let info = call.engine().run(call.ns(), call.run()?).await?;
+    let mut parents = parents(&call, info.summary.header.parent.into_iter()).await?;
+    ok(&words::run_info(info, parents.pop_first().map(|(_, parent)| parent)))
+}
+
+/// `DELETE /v1/runs/{id}`
+pub(crate) async fn delete(call: Call) -> Answer {
+    call.engine().delete(call.ns(), call.run()?).await?;
+    answer(StatusCode::OK, &json!({"deleted": true}))
+}
+
+/// `GET /v1/runs/{id}/result`
+pub(crate) async fn result(call: Call) -> Answer {
+    let (run, wait) = (call.run()?, call.wait()?);
+    let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    match call.engine().result(call.ns(), run, wait).await? {
+        Some(result) => ok(&RunResult {
+            run_id: result.run.to_string(),
+            status: result.status.as_str().to_owned(),
+            output: result.output.unwrap_or_default(),
+            error: result.error.map(words::failure),
+        }),
+        None => {
+            let status = call.engine().header(call.ns(), run).await?.header.status().as_str().to_owned();
+            let going = RunResult { run_id: run.to_string(), status, output: Value::Null, error: None };
+            answer(StatusCode::ACCEPTED, &going)
+        }
+    }
+}
+
+/// Parents with the public names of their activations; a parent of many is read once.
+async fn parents(
+    call: &Call,
+    of: impl Iterator<Item = Parent>,
+) -> Result<BTreeMap<(RunId, ActId), ParentInfo>, Failure> {
+    let mut by_run: BTreeMap<RunId, Vec<ActId>> = BTreeMap::new();
+    of.for_each(|parent| by_run.entry(parent.run).or_default().push(parent.activation));
+    let mut found = BTreeMap::new();
+    for (run, activations) in by_run {
+        let names = call.engine().activation_names(call.ns(), run, &activations).await?;
+        for (activation, name) in activations.into_iter().zip(names) {
+            found.insert((run, activation), ParentInfo { run_id: run.to_string(), activation: name });
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,103 @@
+//! Runs are started, one by one or many at once.
+
+use axum::http::StatusCode;
+use eddyline_engine::{MAX_STARTS, StartRequest, Started};
+use eddyline_machine::definition::parse_named;
+use eddyline_machine::{Body, Retry};
+use eddyline_protocol::{BatchItem, BatchStarted, Code, RunStarted, StartRun};
+use serde_json::{Value, json};
+
+use super::body::{check_labels, many};
+use super::call::{Answer, Call, answer, ok};
+use super::failure::Failure;
+use super::words::{millis, problem};
+
+/// Tags of a run.
+const MAX_TAGS: usize = 64;
+
+/// `POST /v1/flows/{name}/runs`
+pub(crate) async fn start(mut call: Call) -> Answer {
+    let asked: StartRun = call.json_or_default().await?;
+    let name = call.param("name").to_owned();
+    let started = call.engine().start_run(call.ns(), request(name, asked)?).await?;
+    let status = if started.existing { StatusCode::OK } else { StatusCode::CREATED };
+    answer(status, &said(started))
+}
+
+/// `POST /v1/runs/batch`
+pub(crate) async fn batch(mut call: Call) -> Answer {
+    let expected = "expected {\"runs\": [{\"flow\": …, \"input\": …}]}, or a list of starts";
+    let starts = match call.any_json().await? {
+        Value::Object(mut batch) => {
+            batch.remove("runs").filter(Value::is_array).ok_or_else(|| Failure::bad(expected))?
+        }
+        list @ Value::Array(_) => list,
+        _ => return Err(Failure::bad(expected)),
+    };
+    let asked: Vec<StartRun> = many(starts, expected)?;
+    if asked.len() > MAX_STARTS {
+        return Err(Failure::new(Code::TooLarge, format!("more than {MAX_STARTS} starts in one call")));
+    }
+    let mut items: Vec<Option<BatchItem>> = Vec::with_capacity(asked.len());
+    let (mut requests, mut places) = (Vec::new(), Vec::new());
+    for (at, mut start) in asked.into_iter().enumerate() {
+        let wanted = match start.flow.take() {
+            Some(flow) => request(flow, start),
+            None => Err(Failure::invalid("it does not name its flow")),
+        };
+        items.push(match wanted {
+            Ok(wanted) => {
+                requests.push(wanted);
+                places.push(at);
+                None
+            }
+            Err(failure) => Some(BatchItem::Refused { error: failure.0 }),
+        });
+    }
+    for (at, started) in places.into_iter().zip(call.engine().start_batch(call.ns(), requests).await?) {
+        items[at] = Some(match started {
+            Ok(started) => BatchItem::Started(said(started)),
+            Err(error) => BatchItem::Refused { error: Failure::from(error).0 },
+        });
+    }
+    ok(&BatchStarted { items: items.into_iter().flatten().collect() })
+}
+
+fn said(started: Started) -> RunStarted {
+    metrics::counter!("eddyline_runs_started_total").increment(u64::from(!started.existing));
+    RunStarted { run_id: started.run.to_string(), existing: started.existing }
+}
+
+fn request(flow: String, asked: StartRun) -> Result<StartRequest, Failure> {
+    if asked.tags.len() > MAX_TAGS {
+        return Err(Failure::invalid(format!("a run has at most {MAX_TAGS} tags")));
+    }
+    let labels = [asked.external_id.as_ref(), asked.idempotency_key.as_ref()].into_iter().flatten();
+    check_labels(labels.chain(&asked.tags))?;
+    Ok(StartRequest {
+        flow,
+        version: asked.version,
+        input: asked.input,
+        external_id: asked.external_id,
+        idempotency_key: asked.idempotency_key,
+        tags: asked.tags,
+        delay_ms: asked.delay.map(millis),
+        deadline_ms: asked.deadline.map(millis),
+        priority: asked.priority.unwrap_or(0),
+        retry: asked.retry.map(retry).transpose()?,
+    })
+}
+
+/// A retry policy as definitions write it: read by the code that reads those, so that the two cannot differ.
+fn retry(written: Value) -> Result<Retry, Failure> {
+    let definition = json!({"name": "run", "code": true, "retry": written});
+    match parse_named(None, &definition.to_string()) {
+        Ok(parsed) => match parsed.flow.body {
+            Body::Code(code) => Ok(code.retry),
+            Body::Graph(_) => Err(Failure::invalid("`retry` is not a retry policy")),
+        },
+        Err(problems) => Err(Failure::invalid("`retry` is not a retry policy").details(
+            problems.0.iter().map(|found| json!({"path": problem(found).path, "message": found.message})).collect(),
+        )),
+    }
+}

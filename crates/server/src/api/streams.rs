@@ -1,0 +1,282 @@
+//! Streams: the timeline of a run, its projections, and the index of a flow's runs.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use eddyline_engine::Timeline;
+use eddyline_machine::project::{Projection, Projector, RunIndexed};
+use eddyline_machine::time::Time;
+use eddyline_machine::wire::{Envelope, MAX_RECORD_BYTES, Meta, WireContext, projection_to_wire, to_wire};
+use eddyline_machine::{Data, Numbered, RunId};
+use eddyline_store::{Page, Summary};
+use serde_json::{Value, json};
+
+use super::call::{Answer, Call, MAX_PAGE, ok, run_id};
+use super::failure::Failure;
+use super::words;
+
+/// Records that one request looks at, where most of them are not what is asked for.
+const MAX_LOOKED_AT: usize = 20_000;
+/// A page ends when its records have about this many bytes.
+const MAX_PAGE_BYTES: usize = 4 << 20;
+/// Whoever waits for another run of a flow looks this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// A stream by its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stream {
+    Timeline(RunId),
+    Projected(Projected, RunId),
+    /// The runs of a flow.
+    Runs(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Projected {
+    /// The flow, which its name has to agree with.
+    Snapshot(String),
+    Steps,
+    StepIndex,
+}
+
+impl Stream {
+    fn parse(name: &str) -> Option<Stream> {
+        let run = |text: &str| run_id(text).ok();
+        if let Some(id) = name.strip_prefix("nq:flow:") {
+            return run(id).map(Stream::Timeline);
+        }
+        let (kind, rest) = name.strip_prefix("nq:proj:")?.split_once(':')?;
+        match kind {
+            "flow" => {
+                let (flow, id) = rest.rsplit_once(':')?;
+                Some(Stream::Projected(Projected::Snapshot(flow.to_owned()), run(id)?))
+            }
+            "flow-steps" => Some(Stream::Projected(Projected::Steps, run(rest)?)),
+            "flow-step-index" => Some(Stream::Projected(Projected::StepIndex, run(rest)?)),
+            "flow-runs" => Some(Stream::Runs(rest.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+/// What of a stream is asked for.
+struct Asked {
+    after: u64,
+    limit: usize,
+    kind: Option<String>,
+    step: Option<String>,
+    wait: Duration,
+}
+
+impl Asked {
+    fn wants(&self, record: &Value) -> bool {
+        let is = |wanted: &Option<String>, found: &Value| wanted.as_deref().is_none_or(|wanted| found == wanted);
+        is(&self.kind, &record["kind"]) && is(&self.step, &record["meta"]["stepKey"])
+    }
+}
+
+/// `GET /v1/streams/{stream}`
+pub(crate) async fn read(call: Call) -> Answer {
+    let name = call.param("stream");
+    let unknown = || Failure::not_found("stream", name);
+    let stream = Stream::parse(name).ok_or_else(unknown)?;
+    let asked = Asked {
+        after: call.number("after")?.unwrap_or(0),
+        limit: call.limit()?,
+        kind: call.text("kind").map(str::to_owned),
+        step: call.text("step").map(str::to_owned),
+        wait: call.wait()?,
+    };
+    let _room = if asked.wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    let (items, next) = match stream {
+        Stream::Timeline(run) => timeline(&call, run, &asked).await?,
+        Stream::Projected(which, run) => {
+            if let Projected::Snapshot(flow) = &which
+                && call.engine().header(call.ns(), run).await?.header.flow != *flow
+            {
+                return Err(unknown());
+            }
+            projected(&call, which, run, &asked).await?
+        }
+        Stream::Runs(flow) => runs(&call, &flow, &asked).await?,
+    };
+    ok(&words::page(items, next.map(|next| next.to_string())))
+}
+
+async fn timeline(call: &Call, run: RunId, asked: &Asked) -> Result<(Vec<Value>, Option<u64>), Failure> {
+    let (mut items, mut after, mut looked_at, mut wait) = (Items::new(asked), asked.after, 0, asked.wait);
+    loop {
+        let page = call.engine().timeline(call.ns(), run, after, MAX_PAGE.min(asked.limit), wait).await?;
+        let Some(last) = page.records.last().map(|last| last.n) else { return Ok((items.found, None)) };
+        looked_at += page.records.len();
+        let short = page.records.len() < MAX_PAGE.min(asked.limit);
+        for record in &page.records {
+            let record = on_the_wire(call, run, &page, record, asked).await?;
+            let Some(record) = record else { continue };
+            after = read_number(&record);
+            if items.is_full_with(record) {
+                return Ok((items.found, Some(after)));
+            }
+        }
+        after = last;
+        // Without a filter everything is there now; with one, whoever waits waits on for something that passes it.
+        let waits_on = items.found.is_empty() && !asked.wait.is_zero() && !wait.is_zero();
+        if short && !waits_on {
+            return Ok((items.found, None));
+        }
+        if looked_at >= MAX_LOOKED_AT {
+            return Ok((items.found, Some(after)));
+        }
+        wait = if waits_on { wait / 2 } else { Duration::ZERO };
+    }
+}
+
+/// What goes into one page.
+struct Items {
+    found: Vec<Value>,
+    bytes: usize,
+    limit: usize,
+}
+
+impl Items {
+    fn new(asked: &Asked) -> Items {
+        Items { found: Vec::new(), bytes: 0, limit: asked.limit }
+    }
+
+    fn is_full_with(&mut self, record: Value) -> bool {
+        self.bytes += record.to_string().len();
+        self.found.push(record);
+        self.found.len() == self.limit || self.bytes >= MAX_PAGE_BYTES
+    }
+}
+
+fn read_number(record: &Value) -> u64 {
+    record["id"].as_str().and_then(|id| id.parse().ok()).unwrap_or(0)
+}
+
+/// A record with its payload, if it is asked for.
+async fn on_the_wire(
+    call: &Call,
+    run: RunId,
+    page: &Timeline,
+    record: &Numbered,
+    asked: &Asked,
+) -> Result<Option<Value>, Failure> {
+    let ctx = context(run, page);
+    // The first time it only says which payload it has, the second time that is there.
+    let payload: RefCell<Option<Data>> = RefCell::new(None);
+    let without = to_wire(&ctx, record, &|data| {
+        payload.replace(Some(data.clone()));
+        None
+    });
+    if !asked.wants(&without) {
+        return Ok(None);
+    }
+    let Some(payload) = payload.into_inner() else { return Ok(Some(without)) };
+    let resolved = call.engine().small_payload(run, &payload, MAX_RECORD_BYTES).await?;
+    Ok(Some(to_wire(&ctx, record, &|_| resolved.clone())))
+}
+
+async fn projected(
+    call: &Call,
+    which: Projected,
+    run: RunId,
+    asked: &Asked,
+) -> Result<(Vec<Value>, Option<u64>), Failure> {
+    // A projection is a fold, so it is read from the beginning; what it says up to `after` is known to the reader.
+    let (mut projector, mut items, mut read) = (Projector::new(run), Items::new(asked), 0);
+    let mut wait = Duration::ZERO;
+    loop {
+        let page = call.engine().timeline(call.ns(), run, read, MAX_PAGE, wait).await?;
+        let Some(last) = page.records.last().map(|last| last.n) else {
+            if items.found.is_empty() && wait.is_zero() && !asked.wait.is_zero() {
+                wait = asked.wait;
+                continue;
+            }
+            return Ok((items.found, None));
+        };
+        let ctx = context(run, &page);
+        for record in &page.records {
+            let projections = projector.apply(record);
+            if record.n <= asked.after {
+                continue;
+            }
+            let wanted = projections.iter().find(|projection| which.is(projection));
+            let Some(projection) = wanted else { continue };
+            let record = projection_to_wire(&ctx, record, projection);
+            if asked.wants(&record) {
+                let id = read_number(&record);
+                if items.is_full_with(record) {
+                    return Ok((items.found, Some(id)));
+                }
+            }
+        }
+        read = last;
+        if !wait.is_zero() {
+            return Ok((items.found, None));
+        }
+    }
+}
+
+impl Projected {
+    fn is(&self, projection: &Projection<'_>) -> bool {
+        matches!(
+            (self, projection),
+            (Projected::Snapshot(_), Projection::Snapshot(_))
+                | (Projected::Steps, Projection::Step(_))
+                | (Projected::StepIndex, Projection::Log(_))
+        )
+    }
+}
+
+fn context(run: RunId, page: &Timeline) -> WireContext<'_> {
+    WireContext { run, flow_name: &page.flow, queue: page.queue.as_deref(), tags: &page.tags }
+}
+
+async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Option<u64>), Failure> {
+    call.engine().flow(call.ns(), flow, None).await?;
+    let until = tokio::time::Instant::now() + asked.wait;
+    loop {
+        let page = Page { after: Some(asked.after), limit: asked.limit };
+        let found = call.engine().run_feed(call.ns(), flow, page).await?;
+        let next = (found.len() == asked.limit).then(|| found.last().map(|last| last.position)).flatten();
+        let items: Vec<Value> = found.iter().map(indexed).filter(|record| asked.wants(record)).collect();
+        if !items.is_empty() || tokio::time::Instant::now() >= until || *call.api.stopping().borrow() {
+            return Ok((items, next));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// A run's line in the index, numbered by the feed.
+fn indexed(summary: &Summary) -> Value {
+    let header = &summary.header;
+    let created_at = Time::at(summary.created_at);
+    let line = RunIndexed {
+        id: summary.run,
+        flow_name: header.flow.clone(),
+        queue: None,
+        created_at,
+        source_id: "1".to_owned(),
+    };
+    let meta = Meta {
+        flow_id: summary.run,
+        flow_name: &header.flow,
+        step_key: None,
+        step_run_id: None,
+        attempt: None,
+        job_id: None,
+        queue: super::tasks::DEFAULT_QUEUE,
+        tags: &header.tags,
+    };
+    json!(Envelope {
+        id: summary.position.to_string(),
+        stream: format!("nq:proj:flow-runs:{}", header.flow),
+        ts: created_at,
+        kind: Projection::Indexed(&line).kind().to_owned(),
+        subject: super::tasks::DEFAULT_QUEUE,
+        data: json!(line),
+        meta,
+        v: 1,
+    })
+}

@@ -1,0 +1,154 @@
+//! Tasks: claimed and reported on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use eddyline_engine::{ClaimTasks, Engine, TaskId, TaskToken};
+use eddyline_protocol as wire;
+use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
+use eddyline_store::{Namespace, Offer, RequestId};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::body::check_labels;
+use super::call::{Answer, Call, MAX_WAIT, ok};
+use super::failure::Failure;
+use super::reports::Reading;
+use super::{stopped, words};
+
+/// Where a worker that says nothing looks for tasks.
+pub(super) const DEFAULT_QUEUE: &str = "default";
+/// Queues that one worker claims from.
+pub(super) const MAX_QUEUES: usize = 1_000;
+/// Reports in one request.
+pub(super) const MAX_REPORTS: usize = 10_000;
+/// Bytes of a memo in one page.
+const MEMO_PAGE_BYTES: usize = 1 << 20;
+
+/// `POST /v1/tasks/claim`
+pub(crate) async fn claim(mut call: Call) -> Answer {
+    let asked: wire::ClaimTasks = call.json_or_default().await?;
+    let wait = waits(asked.wait_ms);
+    check_labels([&asked.worker_id])?;
+    let claimant = Claimant::find(&call, &asked.worker_id).await?;
+    let claim = claimant.claim(asked.queues, asked.max, asked.request_id)?;
+    let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    if asked.max == Some(0) {
+        return ok(&ClaimedTasks::default());
+    }
+    if claimant.draining {
+        let mut stopping = call.api.stopping();
+        let _ = tokio::time::timeout(wait, stopped(&mut stopping)).await;
+        return ok(&ClaimedTasks::default());
+    }
+    let tasks = call.engine().claim(call.ns(), claim, wait).await?;
+    ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() })
+}
+
+/// `POST /v1/tasks/report`
+pub(crate) async fn report(mut call: Call) -> Answer {
+    let asked: ReportTasks<Value> = call.json().await?;
+    if asked.reports.len() > MAX_REPORTS {
+        return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one request")));
+    }
+    check_labels([&asked.worker_id])?;
+    let claimant = Claimant::find(&call, &asked.worker_id).await?;
+    let more = asked.claim.filter(|more| !claimant.draining && more.max != Some(0));
+    let wait = waits(more.as_ref().and_then(|more| more.wait_ms));
+    let claim = more.map(|more| claimant.claim(more.queues, more.max, more.request_id)).transpose()?;
+    let _room = if claim.is_none() || wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    let mut reading = Reading::new(asked.reports);
+    let code = reading.code_tasks();
+    let reports = std::mem::take(&mut reading.reports);
+    let (reported, waiting) = call.engine().report_and_ask(call.ns(), reports, claim).await?;
+    let outcomes = reading.outcomes(reported, &call.engine().config().hooks);
+    // The reports are done, whatever becomes of the claim.
+    let tasks = match waiting {
+        Some(waiting) => waiting.tasks(wait).await.unwrap_or_else(|error| {
+            tracing::debug!("a claim beside reports came to nothing: {error}");
+            Vec::new()
+        }),
+        None => Vec::new(),
+    };
+    let news = news_of(call.engine(), call.ns(), &code).await?;
+    ok(&ReportedTasks { outcomes, tasks: tasks.into_iter().map(words::task).collect(), news })
+}
+
+/// `GET /v1/tasks/{id}/memo`
+pub(crate) async fn memo(call: Call) -> Answer {
+    let unknown = || Failure::not_found("task", call.param("id"));
+    let task = TaskId::parse(call.param("id")).ok_or_else(unknown)?;
+    let after = call.number("after")?.unwrap_or(0);
+    let memo = call.engine().memo_of(call.ns(), task, Some(after)).await?.ok_or_else(unknown)?;
+    let (memo, next) = words::memo_page(memo, MEMO_PAGE_BYTES);
+    ok(&json!({"memo": memo, "next": next.map(|next| next.to_string())}))
+}
+
+/// What code runs have come to remember since their tasks were claimed.
+pub(super) async fn news_of(engine: &Engine, ns: &Namespace, tasks: &[TaskToken]) -> Result<News, Failure> {
+    let mut news = News::new();
+    for token in tasks {
+        let task = TaskId { run: token.run, fence: token.fence };
+        if let Some(entries) = engine.memo_of(ns, task, None).await?.filter(|entries| !entries.is_empty()) {
+            news.insert(token.task_id(), entries);
+        }
+    }
+    Ok(news)
+}
+
+fn waits(wait_ms: Option<u64>) -> Duration {
+    Duration::from_millis(wait_ms.unwrap_or(0).min(MAX_WAIT.ms))
+}
+
+/// Who claims: a worker that registered, or one that did not and is taken by its name.
+struct Claimant {
+    id: String,
+    queues: Vec<String>,
+    offer: Arc<Offer>,
+    draining: bool,
+}
+
+impl Claimant {
+    /// A claim or a report is a sign of life.
+    async fn find(call: &Call, id: &str) -> Result<Claimant, Failure> {
+        let known = if id.is_empty() { None } else { call.engine().seen(call.ns(), id, None).await? };
+        Ok(match known {
+            Some(worker) => Claimant {
+                id: worker.id,
+                queues: worker.spec.queues.clone(),
+                offer: Arc::new(worker.spec.offer.clone()),
+                draining: worker.draining,
+            },
+            None => Claimant {
+                id: if id.is_empty() { "anonymous".to_owned() } else { id.to_owned() },
+                queues: vec![DEFAULT_QUEUE.to_owned()],
+                offer: Arc::default(),
+                draining: false,
+            },
+        })
+    }
+
+    fn claim(
+        &self,
+        queues: Option<Vec<String>>,
+        max: Option<u32>,
+        request_id: Option<String>,
+    ) -> Result<ClaimTasks, Failure> {
+        let request = request_id.map(|id| {
+            let parsed = Uuid::try_parse(&id).map(RequestId);
+            parsed.map_err(|_| Failure::bad("`request_id` is not a UUID"))
+        });
+        let queues = queues.filter(|queues| !queues.is_empty()).unwrap_or_else(|| self.queues.clone());
+        if queues.len() > MAX_QUEUES {
+            return Err(Failure::bad(format!("more than {MAX_QUEUES} queues")));
+        }
+        Ok(ClaimTasks {
+            worker: self.id.clone(),
+            queues,
+            offer: self.offer.clone(),
+            max: max.map_or(1, |max| usize::try_from(max).unwrap_or(usize::MAX)),
+            request: request.transpose()?,
+            lease_ms: None,
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! From the engine's types to the wire's.
+
+use std::sync::Arc;
+
+use eddyline_engine::{Assignment, RunInfo, StepInfo};
+use eddyline_machine::time::iso;
+use eddyline_machine::view::{AttemptState, AttemptView};
+use eddyline_machine::{Millis, definition};
+use eddyline_protocol as wire;
+use eddyline_store::Summary;
+use serde_json::{Value, json};
+
+pub(crate) fn problem(problem: &definition::Problem) -> wire::Problem {
+    wire::Problem {
+        path: problem.path.clone(),
+        message: problem.message.clone(),
+        help: problem.help.clone(),
+        line: Some(problem.line),
+        column: Some(problem.column),
+    }
+}
+
+pub(crate) fn failure(failure: eddyline_machine::Failure) -> wire::Failure {
+    wire::Failure {
+        kind: failure.kind,
+        message: failure.message,
+        stack: failure.stack,
+        step: failure.step,
+        also: failure.also.into_iter().map(self::failure).collect(),
+    }
+}
+
+pub(crate) fn inner_failure(failure: wire::Failure) -> eddyline_machine::Failure {
+    eddyline_machine::Failure {
+        kind: failure.kind,
+        message: failure.message,
+        stack: failure.stack,
+        step: failure.step,
+        also: failure.also.into_iter().map(inner_failure).collect(),
+    }
+}
+
+pub(crate) fn run_info(info: RunInfo, parent: Option<wire::ParentInfo>) -> wire::RunInfo {
+    let RunInfo { summary, status, input, output, error, emitted_events, waiting_for } = info;
+    let header = summary.header;
+    wire::RunInfo {
+        run_id: summary.run.to_string(),
+        flow: header.flow,
+        version: header.flow_version,
+        status: status.as_str().to_owned(),
+        input: input.unwrap_or_default(),
+        output: output.unwrap_or_default(),
+        error: error.map(failure),
+        created_at: iso(summary.created_at),
+        started_at: summary.started_at.map(iso),
+        completed_at: summary.ended_at.map(iso),
+        step_count: header.step_count,
+        completed_steps: header.completed_steps,
+        emitted_events,
+        tags: header.tags,
+        external_id: header.external_id,
+        priority: header.priority,
+        waiting_for: waiting_for
+            .into_iter()
+            .map(|(activation, waits_for)| wire::Waiting { activation, waits_for: json!(waits_for) })
+            .collect(),
+        parent,
+        retry_of: header.retry_of.map(|run| run.to_string()),
+        continued_as: header.continued_as.map(|run| run.to_string()),
+        trimmed: summary.trimmed,
+    }
+}
+
+pub(crate) fn run_summary(summary: Summary, parent: Option<wire::ParentInfo>) -> wire::RunSummary {
+    use eddyline_machine::run::Outcome;
+    let status = summary.header.status();
+    let header = summary.header;
+    let error = match header.outcome {
+        Some(Outcome::Failed(error)) if status.is_end() => Some(failure(error)),
+        Some(Outcome::Cancelled(also)) if status.is_end() => also.into_iter().next().map(failure),
+        _ => None,
+    };
+    wire::RunSummary {
+        run_id: summary.run.to_string(),
+        flow: header.flow,
+        version: header.flow_version,
+        status: status.as_str().to_owned(),
+        created_at: iso(summary.created_at),
+        started_at: summary.started_at.map(iso),
+        completed_at: summary.ended_at.map(iso),
+        step_count: header.step_count,
+        completed_steps: header.completed_steps,
+        tags: header.tags,
+        external_id: header.external_id,
+        error,
+        parent,
+        retry_of: header.retry_of.map(|run| run.to_string()),
+    }
+}
+
+pub(crate) fn step_info(step: StepInfo) -> wire::StepInfo {
+    wire::StepInfo {
+        activation: step.activation,
+        step: step.step,
+        status: step.status.to_owned(),
+        attempts: step.attempts.into_iter().map(attempt).collect(),
+        input: step.input.unwrap_or_default(),
+        output: step.output.unwrap_or_default(),
+        error: step.error.map(failure),
+        started_at: step.started_at.map(iso),
+        ended_at: step.ended_at.map(iso),
+        waits_for: step.waits_for.map(|waits_for| json!(waits_for)),
+    }
+}
+
+fn attempt(attempt: AttemptView) -> wire::AttemptInfo {
+    let (status, error) = match attempt.state {
+        AttemptState::Running => ("running", None),
+        AttemptState::Suspended => ("suspended", None),
+        AttemptState::Deferred => ("deferred", None),
+        AttemptState::Released => ("released", None),
+        AttemptState::Completed => ("completed", None),
+        AttemptState::Failed(error) => ("failed", Some(failure(error))),
+        AttemptState::Cancelled => ("cancelled", None),
+    };
+    wire::AttemptInfo {
+        attempt: attempt.number,
+        status: status.to_owned(),
+        worker: attempt.worker,
+        started_at: attempt.started_at.map(iso),
+        ended_at: attempt.ended_at.map(iso),
+        error,
+    }
+}
+
+/// What of a memo goes with its task; the rest is fetched.
+const INLINE_MEMO_BYTES: usize = 1 << 20;
+
+pub(crate) fn task(assignment: Assignment) -> wire::Task {
+    let kind = match assignment.kind {
+        eddyline_machine::TaskKind::Step => wire::TaskKind::Step,
+        eddyline_machine::TaskKind::Run => wire::TaskKind::Run,
+    };
+    wire::Task {
+        task_id: assignment.task_id(),
+        token: assignment.token.to_string(),
+        run_id: assignment.run.to_string(),
+        flow: assignment.flow,
+        version: assignment.version,
+        step: assignment.step,
+        activation: assignment.activation,
+        handler: assignment.handler,
+        attempt: assignment.attempt,
+        kind,
+        input: owned(assignment.input),
+        run_input: owned(assignment.run_input),
+        gate: assignment.gate.map(owned).unwrap_or_default(),
+        key: assignment.key,
+        lease_ms: u64::try_from(assignment.lease_ms).unwrap_or(0),
+        deadline: assignment.deadline.map(iso),
+        memo: assignment.memo.map(|memo| memo_page(memo, INLINE_MEMO_BYTES).0),
+        traceparent: None,
+    }
+}
+
+/// The oldest entries of a memo that fit, and whether there are more.
+pub(crate) fn memo_page(
+    memo: serde_json::Map<String, Value>,
+    limit: usize,
+) -> (serde_json::Map<String, Value>, Option<u64>) {
+    let mut entries: Vec<(String, Value)> = memo.into_iter().collect();
+    entries.sort_by_key(|(_, entry)| entry["n"].as_u64());
+    let (mut page, mut bytes, mut last) = (serde_json::Map::new(), 0, 0);
+    for (name, entry) in entries {
+        bytes += name.len() + entry.to_string().len();
+        // At least one, so that whoever pages gets on.
+        if bytes > limit && !page.is_empty() {
+            return (page, Some(last));
+        }
+        last = entry["n"].as_u64().unwrap_or(0);
+        page.insert(name, entry);
+    }
+    (page, None)
+}
+
+fn owned(value: Arc<Value>) -> Value {
+    Arc::try_unwrap(value).unwrap_or_else(|shared| Value::clone(&shared))
+}
+
+pub(crate) fn millis(span: wire::Span) -> Millis {
+    Millis::try_from(span.ms).unwrap_or(Millis::MAX)
+}
+
+pub(crate) fn page<T>(items: Vec<T>, next: Option<String>) -> wire::Page<T> {
+    wire::Page { items, next, total: None }
+}

@@ -1,0 +1,42 @@
+//! `eddy backup`: a copy of an embedded store.
+
+use std::path::PathBuf;
+
+use eddyline_store::{Embedded, Options};
+use serde_json::json;
+
+use super::Context;
+use super::trouble::Trouble;
+
+#[derive(Debug, clap::Args)]
+pub struct Backup {
+    /// The directory of the store; no server may have it open
+    #[arg(long, value_name = "DIR", default_value = "./.eddyline", env = "EDDY_STORE")]
+    store: PathBuf,
+    /// A new directory for the copy, which can be opened as a store
+    #[arg(value_name = "TO")]
+    to: PathBuf,
+}
+
+pub async fn run(ctx: &Context, backup: Backup) -> Result<(), Trouble> {
+    let from = match backup.store.to_string_lossy().strip_prefix("sqlite:") {
+        Some(path) => PathBuf::from(path),
+        None => backup.store,
+    };
+    // Opening makes a store where there is none, and the copy of nothing is no backup.
+    if !from.join("eddyline.db").is_file() {
+        return Err(Trouble::not_found(format!("there is no store in {}", from.display())));
+    }
+    let refused = |error: eddyline_store::StoreError| Trouble::refused(error.to_string());
+    let store = tokio::task::block_in_place(|| Embedded::open(&from, Options::default())).map_err(refused)?;
+    let copied = store.backup(&backup.to).await.map_err(refused);
+    tokio::task::block_in_place(|| store.close()).map_err(refused)?;
+    copied?;
+    let bytes = std::fs::metadata(backup.to.join("eddyline.db")).map(|file| file.len()).unwrap_or(0);
+    match ctx.screen.json {
+        true => ctx.screen.document(&json!({"from": from, "to": backup.to, "bytes": bytes})),
+        false => {
+            ctx.screen.say(format!("{} copied to {} ({bytes} bytes, checked)", from.display(), backup.to.display()))
+        }
+    }
+}

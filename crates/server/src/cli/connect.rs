@@ -1,0 +1,145 @@
+//! The server that a command talks to.
+
+pub use eddyline::segment;
+use eddyline::{Client, Error};
+use eddyline_protocol::{FlowInfo, Page};
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::trouble::Trouble;
+
+pub const DEFAULT_URL: &str = "http://127.0.0.1:7070";
+/// Of a list that is read to its end.
+const PAGE: usize = 1_000;
+/// How much of a list is read when nobody said how much.
+const MOST_ITEMS: usize = 100_000;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Where {
+    /// The server.
+    #[arg(long, env = "EDDY_URL", default_value = DEFAULT_URL, global = true, value_name = "URL", help_heading = "Server")]
+    pub url: String,
+    /// The key, where the server asks for one.
+    #[arg(long, env = "EDDY_KEY", hide_env_values = true, global = true, value_name = "KEY", help_heading = "Server")]
+    pub api_key: Option<String>,
+    /// The namespace, where the server has no keys.
+    #[arg(long, env = "EDDY_NAMESPACE", global = true, value_name = "NAME", help_heading = "Server")]
+    pub namespace: Option<String>,
+}
+
+pub type Query<'a> = &'a [(&'a str, String)];
+
+#[derive(Debug, Clone)]
+pub struct Remote {
+    pub url: String,
+    client: Client,
+}
+
+impl Remote {
+    pub fn new(at: &Where) -> Result<Remote, Trouble> {
+        let mut client = Client::new(&at.url).map_err(|error| Trouble::usage(error.to_string()))?;
+        if let Some(key) = &at.api_key {
+            client = client.with_key(key);
+        }
+        if let Some(namespace) = &at.namespace {
+            client = client.with_namespace(namespace);
+        }
+        Ok(Remote { url: at.url.clone(), client })
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub async fn get<T: DeserializeOwned>(&self, path: &str, query: Query<'_>) -> Result<T, Trouble> {
+        self.told(self.client.call(Method::GET, path, query, None::<&()>).await)
+    }
+
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &(impl Serialize + Sync)) -> Result<T, Trouble> {
+        self.told(self.client.call(Method::POST, path, &[], Some(body)).await)
+    }
+
+    pub async fn put<T: DeserializeOwned>(&self, path: &str, body: &(impl Serialize + Sync)) -> Result<T, Trouble> {
+        self.told(self.client.call(Method::PUT, path, &[], Some(body)).await)
+    }
+
+    pub async fn delete(&self, path: &str) -> Result<Value, Trouble> {
+        self.told(self.client.call(Method::DELETE, path, &[], None::<&()>).await)
+    }
+
+    pub async fn put_text<T: DeserializeOwned>(&self, path: &str, kind: &str, text: &str) -> Result<T, Trouble> {
+        self.told(self.client.send_text(Method::PUT, path, kind, text).await)
+    }
+
+    /// A list to its end, or to `limit`.
+    pub async fn list(&self, path: &str, query: Query<'_>, limit: Option<usize>) -> Result<Vec<Value>, Trouble> {
+        let limit = limit.unwrap_or(MOST_ITEMS);
+        let (mut items, mut cursor) = (Vec::new(), None::<String>);
+        loop {
+            let mut query = query.to_vec();
+            query.push(("limit", PAGE.min(limit - items.len()).to_string()));
+            query.extend(cursor.map(|cursor| ("cursor", cursor)));
+            let page: Page<Value> = self.get(path, &query).await?;
+            items.extend(page.items);
+            match page.next {
+                Some(next) if items.len() < limit => cursor = Some(next),
+                _ => break,
+            }
+        }
+        items.truncate(limit);
+        Ok(items)
+    }
+
+    /// The same, each item as what it is.
+    pub async fn list_of<T: DeserializeOwned>(&self, path: &str, query: Query<'_>) -> Result<Vec<T>, Trouble> {
+        self.list(path, query, None).await?.into_iter().map(understood).collect()
+    }
+
+    /// A registered flow; an unknown one is answered with the names that are near.
+    pub async fn flow(&self, name: &str, version: Option<&str>) -> Result<FlowInfo, Trouble> {
+        let query: Vec<_> = version.iter().map(|version| ("version", (*version).to_owned())).collect();
+        match self.get(&format!("/v1/flows/{}", segment(name)), &query).await {
+            Err(trouble) => Err(self.name_near(name, trouble).await),
+            found => found,
+        }
+    }
+
+    /// Adds the names of flows that `name` may have been meant to be, if that is what is wrong.
+    pub async fn name_near(&self, name: &str, trouble: Trouble) -> Trouble {
+        if trouble.exit() != super::trouble::Exit::NotFound {
+            return trouble;
+        }
+        let Ok(flows) = self.list("/v1/flows", &[], None).await else { return trouble };
+        let names: Vec<&str> = flows.iter().filter_map(|flow| flow["name"].as_str()).collect();
+        match super::near::near(name, &names).as_slice() {
+            [] if names.is_empty() => trouble.help("no flow is registered yet: `eddy flow apply FILE`"),
+            [] => trouble.help("`eddy flow list` shows the flows that there are"),
+            near => trouble.help(format!("did you mean {}?", near.join(" or "))),
+        }
+    }
+
+    pub fn told<T>(&self, answer: Result<T, Error>) -> Result<T, Trouble> {
+        answer.map_err(|error| match error {
+            Error::Api { status, error } => Trouble::from_api(status, error),
+            Error::Config(problem) => Trouble::usage(problem),
+            Error::Connect { .. } => Trouble::unreachable(&self.url, &cause(&error)),
+            other => Trouble::unavailable(other.to_string()),
+        })
+    }
+}
+
+/// What is at the bottom of it: "Connection refused" says more than "client error".
+fn cause(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}
+
+pub fn understood<T: DeserializeOwned>(value: Value) -> Result<T, Trouble> {
+    serde_json::from_value(value)
+        .map_err(|error| Trouble::unavailable(format!("the server's answer is not understood: {error}")))
+}

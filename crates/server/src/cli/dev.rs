@@ -1,0 +1,124 @@
+//! `eddy dev`: a server, flows that are registered as they are written, and a worker that is restarted as it is written.
+
+mod files;
+mod restarts;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use eddyline_server::ServeArgs;
+use tokio::sync::watch;
+
+use super::Context;
+use super::connect::{Remote, Where};
+use super::flow::{Source, register};
+use super::processes::asked_to_end;
+use super::screen::{Ink, Line};
+use super::trouble::Trouble;
+use files::{Change, Changes};
+
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_millis(300);
+
+#[derive(Debug, clap::Args)]
+pub struct Dev {
+    /// Where the flows are; they are registered, and again whenever they change
+    #[arg(long, value_name = "DIR", default_value = "flows")]
+    flows: PathBuf,
+    /// Where runs are kept: a directory, or `memory:`
+    #[arg(long, env = "EDDY_STORE", value_name = "URL", default_value = "./.eddyline")]
+    store: String,
+    /// Where to listen
+    #[arg(long, env = "EDDY_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7070")]
+    listen: String,
+    /// The worker is restarted when a file in here changes; `src` if there is one, else this directory
+    #[arg(long, value_name = "DIR")]
+    watch: Option<PathBuf>,
+    /// A worker to run, such as `-- cargo run`
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
+    // What a developer has to know is said here; the server's own log is for when something is wrong.
+    match std::env::var_os("EDDY_LOG") {
+        Some(_) => eddyline_server::logs(false),
+        None => {
+            let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_target(false);
+            // It fails where logs were set up before, which is as good.
+            let _ = logs.with_writer(std::io::stderr).try_init();
+        }
+    }
+    let args = ServeArgs { store: Some(dev.store.clone()), listen: Some(dev.listen.clone()), ..ServeArgs::default() };
+    let server = eddyline_server::start(&args).await.map_err(|error| Trouble::failed(error.to_string()))?;
+    let at = Where { url: server.url(), api_key: ctx.at.api_key.clone(), namespace: ctx.at.namespace.clone() };
+    let remote = Remote::new(&at)?;
+    say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {}", at.url, dev.store));
+    let (stop, stopping) = watch::channel(false);
+    let worker = restarts::keep_running(ctx, &at.url, &dev.command, dev.watch.as_deref(), stopping);
+    let flows = keep_registered(ctx, &remote, &dev.flows);
+    let asked = async {
+        let asked = asked_to_end().await;
+        say(ctx, Ink::Faint, "stopping");
+        stop.send_replace(true);
+        asked
+    };
+    let ended = tokio::select! {
+        kept = flows => kept,
+        // The worker ends when it is told to; one that cannot be started at all ends everything.
+        ended = async { tokio::try_join!(worker, asked) } => ended.map(|_| ()),
+    };
+    tokio::select! {
+        () = server.stop() => ended,
+        again = asked_to_end() => again.and(Err(Trouble::interrupted())),
+    }
+}
+
+fn say(ctx: &Context, ink: Ink, text: &str) {
+    ctx.screen.aside(Line::default().with(ink, text).paint(ctx.screen.color));
+}
+
+/// Registers every definition in the directory, and again what changes.
+async fn keep_registered(ctx: &Context, remote: &Remote, dir: &Path) -> Result<(), Trouble> {
+    let mut changes = Changes::of(dir, &|path| {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        matches!(ending, Some("yaml" | "yml" | "json"))
+    });
+    if !dir.is_dir() {
+        say(ctx, Ink::Note, &format!("there is no directory {} yet: flows in it will be registered", dir.display()));
+    }
+    loop {
+        for change in changes.look() {
+            match change {
+                Change::Written(path) => one(ctx, remote, &path).await,
+                Change::Gone(path) => {
+                    let text = format!("{} is gone; its flow stays registered", path.display());
+                    say(ctx, Ink::Note, &text);
+                }
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Whatever is wrong with one file is told, and the next change is waited for.
+async fn one(ctx: &Context, remote: &Remote, path: &Path) {
+    let source = match Source::read(path) {
+        Ok(source) => source,
+        Err(trouble) => return say(ctx, Ink::Bad, trouble.text().trim_end()),
+    };
+    let parsed = match source.parse() {
+        Ok(parsed) => parsed,
+        Err(problems) => return ctx.screen.aside(source.render(&problems)),
+    };
+    for warning in &parsed.warnings {
+        ctx.screen.aside(format!("warning: {}", warning.render(&source.text)));
+    }
+    match register(remote, &source, &parsed.flow).await {
+        Ok(answer) if answer.changed => {
+            say(ctx, Ink::Good, &format!("✓ {} {} registered from {}", answer.name, answer.version, path.display()));
+        }
+        Ok(answer) => say(ctx, Ink::Faint, &format!("✓ {} {} as it was", answer.name, answer.version)),
+        Err(trouble) => ctx.screen.aside(trouble.text().trim_end()),
+    }
+}

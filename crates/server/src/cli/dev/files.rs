@@ -1,0 +1,92 @@
+//! Which files of a directory changed, by looking.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// More is not a directory that somebody writes in by hand.
+const MOST_FILES: usize = 10_000;
+const DEEPEST: usize = 16;
+/// What tools write, and what would make a change of every change.
+const LEFT_OUT: [&str; 5] = ["target", "node_modules", "__pycache__", "dist", "build"];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Written(PathBuf),
+    Gone(PathBuf),
+}
+
+pub type Wanted = dyn Fn(&Path) -> bool + Send + Sync;
+
+/// What a file looked like: a change of either is a change of the file.
+type Look = (Option<SystemTime>, u64);
+
+pub struct Changes<'a> {
+    dir: PathBuf,
+    wanted: &'a Wanted,
+    seen: BTreeMap<PathBuf, Look>,
+}
+
+impl<'a> Changes<'a> {
+    /// Nothing is seen yet: the first look finds every file.
+    pub fn of(dir: &Path, wanted: &'a Wanted) -> Changes<'a> {
+        Changes { dir: dir.to_owned(), wanted, seen: BTreeMap::new() }
+    }
+
+    pub fn look(&mut self) -> Vec<Change> {
+        let mut found = BTreeMap::new();
+        walk(&self.dir, self.wanted, 0, &mut found);
+        let written = found.iter().filter(|(path, look)| self.seen.get(*path) != Some(look));
+        let mut changes: Vec<Change> = written.map(|(path, _)| Change::Written(path.clone())).collect();
+        changes.extend(self.seen.keys().filter(|path| !found.contains_key(*path)).cloned().map(Change::Gone));
+        self.seen = found;
+        changes
+    }
+}
+
+fn walk(dir: &Path, wanted: &dyn Fn(&Path) -> bool, depth: usize, found: &mut BTreeMap<PathBuf, Look>) {
+    // A directory that cannot be read has nothing in it, until it can.
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        if name.starts_with('.') || found.len() >= MOST_FILES {
+            continue;
+        }
+        let Ok(about) = entry.metadata() else { continue };
+        if about.is_dir() && depth < DEEPEST && !LEFT_OUT.contains(&name.as_ref()) {
+            walk(&path, wanted, depth + 1, found);
+        } else if about.is_file() && wanted(&path) {
+            found.insert(path, (about.modified().ok(), about.len()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn every_change_is_seen_once() {
+        let place = tempfile::tempdir().unwrap();
+        let (a, b) = (place.path().join("a.yaml"), place.path().join("deep/b.yaml"));
+        let mut changes = Changes::of(place.path(), &|path| path.extension().is_some_and(|ending| ending == "yaml"));
+        assert_eq!(changes.look(), []);
+        fs::write(&a, "1").unwrap();
+        fs::create_dir(place.path().join("deep")).unwrap();
+        fs::write(&b, "1").unwrap();
+        for ignored in ["c.txt", ".hidden.yaml"] {
+            fs::write(place.path().join(ignored), "1").unwrap();
+        }
+        fs::create_dir(place.path().join("target")).unwrap();
+        fs::write(place.path().join("target/d.yaml"), "1").unwrap();
+        assert_eq!(changes.look(), [Change::Written(a.clone()), Change::Written(b.clone())]);
+        assert_eq!(changes.look(), []);
+        fs::write(&a, "12").unwrap();
+        fs::remove_file(&b).unwrap();
+        assert_eq!(changes.look(), [Change::Written(a), Change::Gone(b)]);
+    }
+}

@@ -1,0 +1,238 @@
+//! `eddy doctor`: what stands in the way.
+
+use std::path::{Path, PathBuf};
+
+use eddyline_protocol::{Flows, QueueInfo, ServerInfo, StepInfo, WorkerInfo};
+use eddyline_store::{Embedded, Options};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Context;
+use super::connect::{Remote, segment};
+use super::moment;
+use super::run::words::running;
+use super::screen::{Ink, Line};
+use super::trouble::Trouble;
+
+/// Clocks that differ by more than this make what people compare by eye misleading.
+const SKEW_MS: i64 = 2_000;
+/// Below this a store may soon be unable to write.
+const LITTLE_SPACE: u64 = 1 << 30;
+/// Waiting runs that are asked which handlers their tasks need.
+const ASKED_RUNS: usize = 50;
+
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    /// Look at a store's directory instead of a server
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Good,
+    Worth,
+    Bad,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    verdict: Verdict,
+    what: &'static str,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    help: Option<String>,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, what: &'static str, found: impl Into<String>) -> Finding {
+        Finding { verdict, what, found: found.into(), help: None }
+    }
+
+    fn help(self, help: impl Into<String>) -> Finding {
+        Finding { help: Some(help.into()), ..self }
+    }
+}
+
+pub async fn run(ctx: &Context, doctor: Doctor) -> Result<(), Trouble> {
+    let findings = match &doctor.store {
+        Some(dir) => directory(dir),
+        None => server(&ctx.remote()?).await?,
+    };
+    if ctx.screen.json {
+        ctx.screen.document(&json!({ "findings": findings }))?;
+    } else {
+        for finding in &findings {
+            let (ink, mark) = match finding.verdict {
+                Verdict::Good => (Ink::Good, "✓"),
+                Verdict::Worth => (Ink::Note, "!"),
+                Verdict::Bad => (Ink::Bad, "✗"),
+            };
+            let line = Line::default().with(ink, mark).with(Ink::Strong, format!(" {:<10}", finding.what));
+            ctx.screen.line(&line.with(Ink::Plain, format!("  {}", finding.found)))?;
+            if let Some(help) = &finding.help {
+                ctx.screen.line(&Line::default().with(Ink::Faint, format!("              {help}")))?;
+            }
+        }
+    }
+    match findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count() {
+        0 => Ok(()),
+        1 => Err(Trouble::failed("1 thing stands in the way")),
+        n => Err(Trouble::failed(format!("{n} things stand in the way"))),
+    }
+}
+
+async fn server(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
+    let asked = moment::now_ms();
+    let info: ServerInfo = remote.get("/v1/info", &[]).await?;
+    let answered = moment::now_ms();
+    let mut findings =
+        vec![reached(remote, &info, answered - asked), version(&info), skew(&info, (asked + answered) / 2)];
+    findings.insert(2, ready(remote).await);
+    let workers: Vec<WorkerInfo> = remote.list_of("/v1/workers", &[]).await?;
+    let online: Vec<&WorkerInfo> = workers.iter().filter(|worker| worker.status == "online").collect();
+    let queues: Vec<QueueInfo> = remote.list_of("/v1/queues", &[]).await?;
+    let waiting: u64 = queues.iter().map(|queue| queue.ready).sum();
+    findings.push(match (online.len(), waiting) {
+        (0, 0) => Finding::new(Verdict::Good, "workers", "none is online, and no task waits for one"),
+        (0, n) => Finding::new(Verdict::Bad, "workers", format!("none is online, and {} waiting", tasks(n)))
+            .help("start one: `eddy worker exec HANDLER=COMMAND`, or a worker of your own"),
+        (n, _) => Finding::new(Verdict::Good, "workers", format!("{n} online")),
+    });
+    for queue in queues.iter().filter(|queue| queue.ready > 0) {
+        findings.extend(stuck(queue, &online));
+    }
+    if !online.is_empty() {
+        findings.extend(untaken(remote, &online).await?);
+    }
+    Ok(findings)
+}
+
+fn reached(remote: &Remote, info: &ServerInfo, took_ms: i64) -> Finding {
+    let keys = if info.keys { "keys are on" } else { "keys are off" };
+    let up = moment::ms(&info.started_at).map(|at| moment::span(moment::now_ms() - at)).unwrap_or_default();
+    let found = format!(
+        "{} answers in {took_ms} ms: {} store, namespace {}, {keys}, up {up}",
+        remote.url, info.store, info.namespace
+    );
+    Finding::new(Verdict::Good, "server", found)
+}
+
+fn version(info: &ServerInfo) -> Finding {
+    let (own, theirs) = (env!("CARGO_PKG_VERSION"), &info.version);
+    match (info.protocol == eddyline_protocol::VERSION, own == theirs) {
+        (false, _) => Finding::new(Verdict::Bad, "version", format!("the server speaks protocol {}", info.protocol))
+            .help(format!("this eddy speaks {}: use the same version on both sides", eddyline_protocol::VERSION)),
+        (true, true) => Finding::new(Verdict::Good, "version", format!("{theirs}, on both sides")),
+        (true, false) => Finding::new(Verdict::Worth, "version", format!("the server is {theirs}, this eddy is {own}")),
+    }
+}
+
+/// The server's clock against the middle of the request.
+fn skew(info: &ServerInfo, middle: i64) -> Finding {
+    match moment::ms(&info.now) {
+        None => Finding::new(Verdict::Worth, "clock", format!("the server's time is not understood: {}", info.now)),
+        Some(at) if (at - middle).abs() > SKEW_MS => {
+            let side = if at > middle { "ahead of" } else { "behind" };
+            let by = moment::span((at - middle).abs());
+            Finding::new(Verdict::Worth, "clock", format!("the server's clock is {by} {side} this machine's"))
+                .help("runs go by the server's clock; delays are safe, times in lists will look odd")
+        }
+        Some(_) => Finding::new(Verdict::Good, "clock", "the same here and there"),
+    }
+}
+
+async fn ready(remote: &Remote) -> Finding {
+    match remote.get::<Value>("/readyz", &[]).await {
+        Ok(_) => Finding::new(Verdict::Good, "ready", "it takes requests, and its store answers"),
+        Err(trouble) => Finding::new(Verdict::Bad, "ready", trouble.message().to_owned())
+            .help("the server is starting, stopping, or its store is away: look at its log"),
+    }
+}
+
+fn tasks(count: u64) -> String {
+    if count == 1 { "1 task".to_owned() } else { format!("{count} tasks") }
+}
+
+fn stuck(queue: &QueueInfo, online: &[&WorkerInfo]) -> Option<Finding> {
+    let (name, ready) = (&queue.name, queue.ready);
+    if queue.paused {
+        let found = format!("{name} is paused, with {} waiting", tasks(ready));
+        return Some(Finding::new(Verdict::Worth, "queue", found).help(format!("`eddy queue resume {name}`")));
+    }
+    let served = online.iter().any(|worker| worker.queues.contains(name));
+    (!served && !online.is_empty()).then(|| {
+        Finding::new(
+            Verdict::Bad,
+            "queue",
+            format!("{name} has {} waiting, and no worker online takes from it", tasks(ready)),
+        )
+        .help(format!("start a worker with the queue {name}"))
+    })
+}
+
+/// Tasks whose handler no worker on their queue has.
+async fn untaken(remote: &Remote, online: &[&WorkerInfo]) -> Result<Vec<Finding>, Trouble> {
+    let runs = remote.list("/v1/runs", &[("status", "running".into())], Some(ASKED_RUNS)).await?;
+    let mut missing: Vec<(String, String)> = Vec::new();
+    for run in runs.iter().filter_map(|run| run["run_id"].as_str()) {
+        // It may have ended, and be gone, in between.
+        let Ok(steps) = remote.list_of::<StepInfo>(&format!("/v1/runs/{}/steps", segment(run)), &[]).await else {
+            continue;
+        };
+        for waits in steps.iter().filter(|step| running(step).is_none()).filter_map(|step| step.waits_for.as_ref()) {
+            let text = |field: &str| waits[field].as_str().unwrap_or_default().to_owned();
+            let (handler, queue) = (text("handler"), text("queue"));
+            let takes = |worker: &&&WorkerInfo| worker.queues.contains(&queue) && has(worker, &handler);
+            let served = online.iter().any(|worker| worker.queues.contains(&queue));
+            if text("what") == "worker" && served && online.iter().find(takes).is_none() {
+                missing.push((handler, queue));
+            }
+        }
+    }
+    missing.sort();
+    missing.dedup();
+    let finding = |(handler, queue): (String, String)| {
+        Finding::new(
+            Verdict::Bad,
+            "handler",
+            format!("tasks of {handler} wait on {queue}, and no worker online has it"),
+        )
+        .help(format!("start a worker that has the handler {handler}, or look for a misspelling"))
+    };
+    Ok(missing.into_iter().map(finding).collect())
+}
+
+fn has(worker: &WorkerInfo, handler: &str) -> bool {
+    let flow = match &worker.flows {
+        Flows::Names(names) => names.iter().any(|name| name == handler),
+        Flows::Builds(builds) => builds.contains_key(handler),
+    };
+    let everything = worker.handlers.is_empty()
+        && match &worker.flows {
+            Flows::Names(names) => names.is_empty(),
+            Flows::Builds(builds) => builds.is_empty(),
+        };
+    everything || flow || worker.handlers.iter().any(|known| known == handler)
+}
+
+fn directory(dir: &Path) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !dir.join("eddyline.db").is_file() {
+        findings.push(Finding::new(Verdict::Bad, "store", format!("there is no store in {}", dir.display())));
+        return findings;
+    }
+    let opened = Embedded::open(dir, Options::default()).and_then(Embedded::close);
+    findings.push(match opened {
+        Ok(()) => Finding::new(Verdict::Good, "store", format!("{} opens, and nobody else has it", dir.display())),
+        // Who has it is in the message.
+        Err(error) => Finding::new(Verdict::Bad, "store", error.to_string()),
+    });
+    if let Ok(space) = rustix::fs::statvfs(dir) {
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        let verdict = if free < LITTLE_SPACE { Verdict::Worth } else { Verdict::Good };
+        findings.push(Finding::new(verdict, "space", format!("{} MiB free", free >> 20)));
+    }
+    findings
+}

@@ -1,0 +1,27 @@
+//! A payload given on the command line: JSON, `@FILE`, or `-` for standard input.
+
+use std::io::Read;
+
+use serde_json::Value;
+
+use super::trouble::Trouble;
+
+pub fn read(given: &str) -> Result<Value, Trouble> {
+    let (text, from) = match given.strip_prefix('@') {
+        Some(path) => (std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?, path),
+        None if given == "-" => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("standard input", &error))?;
+            (text, "standard input")
+        }
+        None => (given.to_owned(), "it"),
+    };
+    serde_json::from_str(&text).map_err(|error| {
+        Trouble::usage(format!("{from} is not JSON: {error}"))
+            .help("a text needs its quotes: '\"text\"'; @FILE reads a file, - reads standard input")
+    })
+}
+
+fn unreadable(what: &str, error: &std::io::Error) -> Trouble {
+    Trouble::usage(format!("{what} cannot be read: {error}"))
+}

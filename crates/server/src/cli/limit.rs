@@ -1,0 +1,61 @@
+//! `eddy limit`: named bounds that tasks of any queue pass.
+
+use eddyline_protocol::{LimitInfo, LimitRules, Rate};
+use serde_json::Value;
+
+use super::Context;
+use super::connect::{segment, understood};
+use super::queue::{rate, rules_text};
+use super::screen::{Line, table};
+use super::trouble::Trouble;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum LimitCommand {
+    /// List limits
+    List,
+    /// Set a limit, as a whole: what is left out is without bounds
+    Set {
+        name: String,
+        /// How many tasks are worked on at once
+        #[arg(long, value_name = "N")]
+        concurrency: Option<u32>,
+        /// How many are handed out in a time, such as 10/1s
+        #[arg(long, value_name = "N/SPAN", value_parser = rate)]
+        rate: Option<Rate>,
+    },
+    /// Remove a limit: tasks that name it pass freely
+    Delete { name: String },
+}
+
+pub async fn run(ctx: &Context, command: LimitCommand) -> Result<(), Trouble> {
+    let remote = ctx.remote()?;
+    let (answer, text): (Value, String) = match command {
+        LimitCommand::List => return list(ctx).await,
+        LimitCommand::Set { name, concurrency, rate } => {
+            let answer = remote.put(&path(&name), &LimitRules { concurrency, rate }).await?;
+            (answer, format!("limit {name}: {}", rules_text(concurrency, rate, None)))
+        }
+        LimitCommand::Delete { name } => (remote.delete(&path(&name)).await?, format!("limit {name} is gone")),
+    };
+    if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(text) }
+}
+
+fn path(name: &str) -> String {
+    format!("/v1/limits/{}", segment(name))
+}
+
+async fn list(ctx: &Context) -> Result<(), Trouble> {
+    let limits = ctx.remote()?.list("/v1/limits", &[], None).await?;
+    if ctx.screen.json {
+        return ctx.screen.document(&limits);
+    }
+    let mut rows = Vec::new();
+    for limit in limits {
+        let limit: LimitInfo = understood(limit)?;
+        rows.push(vec![Line::plain(&limit.name), Line::plain(rules_text(limit.concurrency, limit.rate, None))]);
+    }
+    match rows.is_empty() {
+        true => ctx.screen.say("no limits"),
+        false => ctx.screen.lines(&table(&["LIMIT", "RULES"], &rows)),
+    }
+}

@@ -1,0 +1,94 @@
+//! Processes that a command starts, and ends with everything that they started in turn.
+
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::trouble::Trouble;
+
+/// A killed process is dead at once, unless the system is stuck in a call for it.
+const DEATH: Duration = Duration::from_secs(2);
+
+/// A process in a group of its own. Dropping it kills what is left of the group.
+#[derive(Debug)]
+pub struct Group {
+    pub child: Child,
+    leader: Option<Pid>,
+}
+
+impl Group {
+    pub fn spawn(command: &mut Command) -> std::io::Result<Group> {
+        let child = command.process_group(0).kill_on_drop(true).spawn()?;
+        let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        Ok(Group { child, leader })
+    }
+
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Until the process itself has ended; what it left running is killed.
+    pub async fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        let status = self.child.wait().await;
+        self.kill();
+        status
+    }
+
+    /// Asks the group to end, and kills it after `grace`.
+    pub async fn stop(&mut self, grace: Duration) {
+        self.signal(Signal::TERM);
+        if tokio::time::timeout(grace, self.child.wait()).await.is_err() {
+            self.signal(Signal::KILL);
+            let _ = self.child.wait().await;
+        }
+        self.kill();
+    }
+
+    /// At once, and without a chance to clean up.
+    pub async fn kill_now(&mut self) {
+        self.signal(Signal::KILL);
+        let _ = self.child.wait().await;
+        self.kill();
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(leader) = self.leader {
+            // It fails when nobody is left, which is what was wanted.
+            let _ = kill_process_group(leader, signal);
+        }
+    }
+
+    fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        // Its number may be given to others from now on.
+        self.leader = None;
+    }
+}
+
+impl Drop for Group {
+    /// What was killed is gone when this returns: files that it had open can be removed.
+    fn drop(&mut self) {
+        self.kill();
+        let until = Instant::now() + DEATH;
+        while self.child.id().is_some() && matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(DEATH / 1_000);
+        }
+    }
+}
+
+/// Comes when the user, or the system, asks this process to end.
+pub async fn asked_to_end() -> Result<(), Trouble> {
+    let listen = |kind| signal(kind).map_err(|error| Trouble::failed(format!("signals cannot be received: {error}")));
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    Ok(())
+}

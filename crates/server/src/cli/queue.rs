@@ -1,0 +1,118 @@
+//! `eddy queue`: lines of tasks.
+
+use eddyline_protocol::{QueueInfo, QueueRules, Rate, Span};
+use serde_json::{Value, json};
+
+use super::Context;
+use super::connect::{segment, understood};
+use super::moment;
+use super::screen::{Ink, Line, table};
+use super::trouble::Trouble;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum QueueCommand {
+    /// List queues, with how many tasks wait and how many are being worked on
+    List,
+    /// Set the rules of a queue, as a whole: what is left out is without bounds
+    Set {
+        name: String,
+        /// How many tasks are worked on at once
+        #[arg(long, value_name = "N")]
+        concurrency: Option<u32>,
+        /// How many are handed out in a time, such as 10/1s
+        #[arg(long, value_name = "N/SPAN", value_parser = rate)]
+        rate: Option<Rate>,
+        /// How many of one flow are worked on at once
+        #[arg(long, value_name = "N")]
+        flow_concurrency: Option<u32>,
+    },
+    /// Hand out no more tasks
+    Pause { name: String },
+    /// Hand out tasks again
+    Resume { name: String },
+}
+
+pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
+    match command {
+        QueueCommand::List => list(ctx).await,
+        QueueCommand::Set { name, concurrency, rate, flow_concurrency } => {
+            let rules = QueueRules { concurrency, rate, flow_concurrency };
+            let answer: Value = ctx.remote()?.put(&path(&name), &rules).await?;
+            told(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
+        }
+        QueueCommand::Pause { name } => {
+            let answer: Value = ctx.remote()?.post(&format!("{}/pause", path(&name)), &json!({})).await?;
+            told(ctx, &answer, &format!("queue {name} is paused"))
+        }
+        QueueCommand::Resume { name } => {
+            let answer: Value = ctx.remote()?.post(&format!("{}/resume", path(&name)), &json!({})).await?;
+            told(ctx, &answer, &format!("queue {name} goes on"))
+        }
+    }
+}
+
+fn path(name: &str) -> String {
+    format!("/v1/queues/{}", segment(name))
+}
+
+fn told(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
+    if ctx.screen.json { ctx.screen.document(answer) } else { ctx.screen.say(text) }
+}
+
+/// `10`, `10/1s` or `100/1m`.
+pub fn rate(text: &str) -> Result<Rate, String> {
+    let (count, per) = text.split_once('/').unwrap_or((text, "1s"));
+    let count: u32 = count.parse().map_err(|_| format!("`{count}` is not a number of tasks"))?;
+    let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
+    let per: Span = per.parse().map_err(|error| format!("{error}"))?;
+    Ok(Rate { count, per, burst: count })
+}
+
+pub fn rules_text(concurrency: Option<u32>, rate: Option<Rate>, flow_concurrency: Option<u32>) -> String {
+    let mut rules = Vec::new();
+    rules.extend(concurrency.map(|n| format!("{n} at once")));
+    rules.extend(rate.map(|rate| format!("{} in {}", rate.count, rate.per)));
+    rules.extend(flow_concurrency.map(|n| format!("{n} of a flow")));
+    if rules.is_empty() { "no bounds".to_owned() } else { rules.join(", ") }
+}
+
+async fn list(ctx: &Context) -> Result<(), Trouble> {
+    let queues = ctx.remote()?.list("/v1/queues", &[], None).await?;
+    if ctx.screen.json {
+        return ctx.screen.document(&queues);
+    }
+    let now = moment::now_ms();
+    let mut rows = Vec::new();
+    for queue in queues {
+        let queue: QueueInfo = understood(queue)?;
+        let oldest = queue.oldest.as_deref().map(|oldest| moment::ago(oldest, now)).unwrap_or_default();
+        let state = if queue.paused { Line::default().with(Ink::Note, "paused") } else { Line::default() };
+        rows.push(vec![
+            Line::plain(&queue.name),
+            Line::plain(queue.ready.to_string()),
+            Line::plain(queue.claimed.to_string()),
+            Line::plain(oldest),
+            Line::plain(rules_text(queue.concurrency, queue.rate, queue.flow_concurrency)),
+            state,
+        ]);
+    }
+    match rows.is_empty() {
+        true => ctx.screen.say("no queue has tasks or rules"),
+        false => ctx.screen.lines(&table(&["QUEUE", "WAITING", "CLAIMED", "OLDEST", "RULES", ""], &rows)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_number_of_tasks_in_a_time() {
+        let of = |count, ms| Ok(Rate { count, per: Span::from_ms(ms), burst: count });
+        assert_eq!(rate("10"), of(10, 1_000));
+        assert_eq!(rate("10/s"), of(10, 1_000));
+        assert_eq!(rate("100/5m"), of(100, 300_000));
+        assert!(rate("ten").is_err());
+        assert!(rate("10/").is_err());
+    }
+}

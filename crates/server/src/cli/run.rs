@@ -1,0 +1,240 @@
+//! `eddy run`: runs, looked at and acted upon.
+
+#[cfg(test)]
+mod tests;
+pub mod timeline;
+mod tree;
+pub mod watch;
+pub mod words;
+
+use eddyline_protocol::{Acted, CancelRun, NewRun, RerunRun, RunSummary, Span, StepAct};
+use serde_json::{Value, json};
+
+use super::Context;
+use super::connect::{segment, understood};
+use super::input;
+use super::moment;
+use super::screen::{Ink, Line, table};
+use super::trouble::Trouble;
+use watch::Moment;
+
+const LISTED: usize = 20;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum RunCommand {
+    /// List runs, newest first
+    List {
+        #[arg(long)]
+        flow: Option<String>,
+        /// pending, running, waiting, paused, completed, failed or cancelled
+        #[arg(long)]
+        status: Option<String>,
+        #[arg(long)]
+        tag: Option<String>,
+        #[arg(long)]
+        external_id: Option<String>,
+        /// Only runs from this long ago on, such as 1h, or from a time on
+        #[arg(long, value_name = "SPAN|TIME")]
+        since: Option<String>,
+        /// How many
+        #[arg(long, default_value_t = LISTED)]
+        limit: usize,
+    },
+    /// Show a run, and what it waits for
+    Show { run: String },
+    /// Follow a run until it ends; exits 1 unless it completes
+    Watch { run: String },
+    /// Cancel a run
+    Cancel {
+        run: String,
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Offer no more tasks of a run
+    Pause { run: String },
+    /// Go on with a paused run
+    Resume { run: String },
+    /// Start a new run from the failed steps of one that has ended; or, with --step, try one step again now
+    Retry {
+        run: String,
+        #[arg(long, value_name = "ACTIVATION")]
+        step: Option<String>,
+    },
+    /// Start a new run from any step of one that has ended
+    Rerun {
+        run: String,
+        /// A top-level step; without it everything runs again
+        #[arg(long, value_name = "STEP")]
+        from: Option<String>,
+        /// Another input: JSON, @FILE, or - for standard input
+        #[arg(long, value_name = "JSON")]
+        input: Option<String>,
+    },
+    /// Complete one step by hand
+    Complete {
+        run: String,
+        #[arg(value_name = "ACTIVATION")]
+        step: String,
+        /// JSON, @FILE, or - for standard input
+        #[arg(long, value_name = "JSON")]
+        output: Option<String>,
+    },
+    /// Fail one step by hand
+    Fail {
+        run: String,
+        #[arg(value_name = "ACTIVATION")]
+        step: String,
+        #[arg(long, default_value = "failed by hand")]
+        message: String,
+    },
+    /// Skip one step by hand
+    Skip {
+        run: String,
+        #[arg(value_name = "ACTIVATION")]
+        step: String,
+    },
+    /// Delete a run that has ended
+    Delete { run: String },
+}
+
+pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
+    match command {
+        RunCommand::List { flow, status, tag, external_id, since, limit } => {
+            let since = since.map(|since| since_text(&since)).transpose()?;
+            let fields =
+                [("flow", flow), ("status", status), ("tag", tag), ("external_id", external_id), ("since", since)];
+            let query: Vec<_> =
+                fields.into_iter().filter_map(|(name, value)| value.map(|value| (name, value))).collect();
+            list(ctx, &query, limit).await
+        }
+        RunCommand::Show { run } => show(ctx, &run).await,
+        RunCommand::Watch { run } => follow(ctx, &run).await,
+        RunCommand::Cancel { run, reason } => act(ctx, &run, "cancel", &CancelRun { reason }).await,
+        RunCommand::Pause { run } => act(ctx, &run, "pause", &json!({})).await,
+        RunCommand::Resume { run } => act(ctx, &run, "resume", &json!({})).await,
+        RunCommand::Retry { run, step: None } => again(ctx, &run, "retry", &json!({})).await,
+        RunCommand::Retry { run, step: Some(step) } => act_on(ctx, &run, &step, "retry", StepAct::default()).await,
+        RunCommand::Rerun { run, from, input } => {
+            let input = input.as_deref().map(input::read).transpose()?;
+            again(ctx, &run, "rerun", &RerunRun { from, input }).await
+        }
+        RunCommand::Complete { run, step, output } => {
+            let output = output.as_deref().map(input::read).transpose()?.unwrap_or_default();
+            act_on(ctx, &run, &step, "complete", StepAct { output, error: None }).await
+        }
+        RunCommand::Fail { run, step, message } => {
+            let error = Some(eddyline_protocol::Failure::new("Manual", message));
+            act_on(ctx, &run, &step, "fail", StepAct { error, ..StepAct::default() }).await
+        }
+        RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", StepAct::default()).await,
+        RunCommand::Delete { run } => {
+            let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run))).await?;
+            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{run} deleted")) }
+        }
+    }
+}
+
+fn since_text(since: &str) -> Result<String, Trouble> {
+    if moment::ms(since).is_some() {
+        return Ok(since.to_owned());
+    }
+    let span: Span = since.parse().map_err(|_| {
+        Trouble::usage(format!("--since {since} is neither a length of time, such as 1h, nor a time in RFC 3339"))
+    })?;
+    let from = moment::now_ms().saturating_sub(i64::try_from(span.ms).unwrap_or(i64::MAX));
+    jiff::Timestamp::from_millisecond(from)
+        .map(|at| at.to_string())
+        .map_err(|_| Trouble::usage(format!("--since {since} is too long ago")))
+}
+
+async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(), Trouble> {
+    let runs = ctx.remote()?.list("/v1/runs", query, Some(limit)).await?;
+    if ctx.screen.json {
+        return ctx.screen.document(&runs);
+    }
+    let now = moment::now_ms();
+    let mut rows = Vec::new();
+    for run in runs {
+        let run: RunSummary = understood(run)?;
+        let took = moment::between(run.started_at.as_deref(), run.completed_at.as_deref(), now).unwrap_or_default();
+        let error = run.error.as_ref().map(|error| format!("{}: {}", error.kind, error.message)).unwrap_or_default();
+        let error = error.lines().next().unwrap_or("").to_owned();
+        rows.push(vec![
+            Line::plain(&run.run_id),
+            Line::plain(&run.flow),
+            Line::default().with(Ink::of_status(&run.status), &run.status),
+            Line::plain(format!("{}/{}", run.completed_steps, run.step_count)),
+            Line::plain(took),
+            Line::default().with(Ink::Faint, moment::ago(&run.created_at, now)),
+            Line::default().with(Ink::Bad, error),
+        ]);
+    }
+    if rows.is_empty() {
+        return ctx.screen.say("no runs");
+    }
+    let width = ctx.screen.width().max(120);
+    let lines = table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", ""], &rows);
+    ctx.screen.lines(&lines.into_iter().map(|line| line.cut(width)).collect::<Vec<_>>())
+}
+
+async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
+    let moment = Moment::read(&ctx.remote()?, run).await?;
+    if ctx.screen.json {
+        return ctx.screen.document(&json!({"run": moment.run, "steps": moment.steps}));
+    }
+    ctx.screen.lines(&moment.lines(ctx.screen.width()))?;
+    let header = &moment.run;
+    let mut facts = vec![("input", header.input.to_string()), ("version", header.version.clone())];
+    facts.extend(header.external_id.clone().map(|id| ("external id", id)));
+    facts.extend((!header.tags.is_empty()).then(|| ("tags", header.tags.join(", "))));
+    facts.extend(header.retry_of.clone().map(|run| ("again from", run)));
+    facts.extend(
+        header.parent.as_ref().map(|parent| ("started by", format!("{} of {}", parent.activation, parent.run_id))),
+    );
+    facts.extend((!header.emitted_events.is_empty()).then(|| ("emitted", header.emitted_events.join(", "))));
+    facts.extend(header.trimmed.then(|| ("kept", "its header alone; timeline and payloads are gone".to_owned())));
+    ctx.screen.say("")?;
+    for (name, value) in facts {
+        let line = Line::default().with(Ink::Faint, format!("{name:<12}")).with(Ink::Plain, value);
+        ctx.screen.line(&line.cut(ctx.screen.width()))?;
+    }
+    let sentences = words::explain(header, &moment.steps);
+    if !sentences.is_empty() {
+        ctx.screen.say("")?;
+        sentences.iter().try_for_each(|sentence| ctx.screen.line(&Line::plain(sentence)))?;
+    }
+    Ok(())
+}
+
+/// Follows a run to its end, which is this command's as well.
+pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
+    let (moment, _) = watch::watch(ctx, &ctx.remote()?, run).await?;
+    match moment.run.status.as_str() {
+        "completed" => Ok(()),
+        status => Err(Trouble::failed(format!("the run ended {status}"))),
+    }
+}
+
+async fn act(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
+    let answer: Value = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(run)), body).await?;
+    told(ctx, answer)
+}
+
+async fn act_on(ctx: &Context, run: &str, step: &str, what: &str, body: StepAct) -> Result<(), Trouble> {
+    let path = format!("/v1/runs/{}/steps/{}/{what}", segment(run), segment(step));
+    let answer: Value = ctx.remote()?.post(&path, &body).await?;
+    told(ctx, answer)
+}
+
+fn told(ctx: &Context, answer: Value) -> Result<(), Trouble> {
+    if ctx.screen.json {
+        return ctx.screen.document(&answer);
+    }
+    let acted: Acted = understood(answer)?;
+    ctx.screen.line(&Line::plain(format!("{} ", acted.run_id)).with(Ink::of_status(&acted.status), &acted.status))
+}
+
+async fn again(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
+    let answer: NewRun = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(run)), body).await?;
+    if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(answer.run_id) }
+}

@@ -1,0 +1,191 @@
+//! A run as a tree of its activations, at a glance. Pure: what is known goes in, lines come out.
+
+use std::collections::{BTreeMap, HashMap};
+
+use eddyline_protocol::{RunInfo, StepInfo};
+
+use super::words;
+use crate::cli::moment;
+use crate::cli::screen::{Ink, Line};
+
+/// Items of a spread, rounds or steps of a group that are shown one by one; of more, those that need a look.
+const SHOWN: usize = 12;
+/// Names longer than this do not push everything else to the right.
+const WIDEST_NAME: usize = 36;
+
+/// What is drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Glance<'a> {
+    pub run: &'a RunInfo,
+    pub steps: &'a [StepInfo],
+    /// The names of top-level steps in the order in which they are read, where that is known.
+    pub order: &'a [String],
+    /// The moment of the glance, for what has not ended.
+    pub now_ms: i64,
+}
+
+pub fn draw(glance: &Glance<'_>, width: usize) -> Vec<Line> {
+    let tree = Tree::new(glance);
+    let mut rows = Vec::new();
+    tree.rows(None, 0, &mut rows);
+    let names = rows.iter().map(|row| row.name.width()).max().unwrap_or(0).min(WIDEST_NAME);
+    let times = rows.iter().map(|row| row.time.chars().count()).max().unwrap_or(0);
+    let mut lines = vec![header(glance), Line::default()];
+    for row in rows {
+        let line = row.name.padded(names + 2).with(Ink::Faint, format!("{:>times$}", row.time));
+        lines.push(line.with(Ink::Plain, "  ").followed_by(row.note));
+    }
+    lines.extend(outcome(glance.run));
+    lines.into_iter().map(|line| line.cut(width)).collect()
+}
+
+fn header(glance: &Glance<'_>) -> Line {
+    let run = glance.run;
+    let from = run.started_at.as_deref().or(Some(&run.created_at));
+    let elapsed = moment::between(from, run.completed_at.as_deref(), glance.now_ms).unwrap_or_default();
+    let mut line = Line::default()
+        .with(Ink::Strong, &run.flow)
+        .with(Ink::Faint, format!("  {}  ", run.run_id))
+        .with(Ink::of_status(&run.status), &run.status)
+        .with(Ink::Plain, format!("  {elapsed}"));
+    if run.step_count > 0 {
+        line = line.with(Ink::Faint, format!("  {} of {} steps", run.completed_steps, run.step_count));
+    }
+    line
+}
+
+fn outcome(run: &RunInfo) -> Vec<Line> {
+    let mut lines = Vec::new();
+    if let Some(error) = &run.error {
+        let at = error.step.as_ref().map(|step| format!(" in {step}")).unwrap_or_default();
+        lines.push(Line::default());
+        lines.push(Line::default().with(Ink::Bad, format!("{}{at}: {}", error.kind, first_line(&error.message))));
+        for also in &error.also {
+            let at = also.step.as_ref().map(|step| format!(" in {step}")).unwrap_or_default();
+            lines.push(
+                Line::default().with(Ink::Bad, format!("  also {}{at}: {}", also.kind, first_line(&also.message))),
+            );
+        }
+    } else if run.status == "completed" {
+        lines.push(Line::default());
+        lines.push(Line::default().with(Ink::Good, "output ").with(Ink::Plain, run.output.to_string()));
+    }
+    if let Some(next) = &run.continued_as {
+        lines.push(Line::default().with(Ink::Faint, format!("goes on as {next}")));
+    }
+    lines
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or("")
+}
+
+struct Row {
+    name: Line,
+    time: String,
+    note: Line,
+}
+
+struct Tree<'a> {
+    steps: &'a [StepInfo],
+    /// By the place of the parent; the top by none.
+    children: BTreeMap<Option<usize>, Vec<usize>>,
+    now_ms: i64,
+}
+
+impl<'a> Tree<'a> {
+    fn new(glance: &Glance<'a>) -> Tree<'a> {
+        let steps = glance.steps;
+        let places: HashMap<&str, usize> =
+            steps.iter().enumerate().map(|(at, step)| (step.activation.as_str(), at)).collect();
+        let rank = |step: &StepInfo| {
+            let known = glance.order.iter().position(|name| *name == step.activation);
+            (known.unwrap_or(usize::MAX), step.started_at.clone().unwrap_or_else(|| "~".to_owned()))
+        };
+        let mut children: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
+        for (at, step) in steps.iter().enumerate() {
+            children.entry(parent(&step.activation, &places)).or_default().push(at);
+        }
+        for (owner, inside) in &mut children {
+            // Items and rounds keep their own order.
+            let numbered = inside.iter().all(|at| steps[*at].activation.ends_with(']'));
+            if owner.is_none() || !numbered {
+                inside.sort_by_key(|at| rank(&steps[*at]));
+            }
+        }
+        Tree { steps, children, now_ms: glance.now_ms }
+    }
+
+    fn rows(&self, owner: Option<usize>, depth: usize, rows: &mut Vec<Row>) {
+        let Some(inside) = self.children.get(&owner) else { return };
+        let shown = self.worth_showing(owner, inside);
+        for at in inside.iter().filter(|at| shown.contains(at)) {
+            rows.push(self.row(owner, *at, depth));
+            self.rows(Some(*at), depth + 1, rows);
+        }
+        let hidden: Vec<usize> = inside.iter().copied().filter(|at| !shown.contains(at)).collect();
+        if !hidden.is_empty() {
+            rows.push(self.counted(&hidden, depth));
+        }
+    }
+
+    /// Everything at the top and where there is little; else what failed or goes on, before what is done or to come.
+    fn worth_showing(&self, owner: Option<usize>, inside: &[usize]) -> Vec<usize> {
+        if owner.is_none() || inside.len() <= SHOWN {
+            return inside.to_vec();
+        }
+        let mut shown = inside.to_vec();
+        shown.sort_by_key(|at| match self.steps[*at].status.as_str() {
+            "failed" => 0,
+            "running" => 1,
+            "waiting" => 2,
+            _ => 3,
+        });
+        shown.truncate(SHOWN - 1);
+        shown
+    }
+
+    fn row(&self, owner: Option<usize>, at: usize, depth: usize) -> Row {
+        let step = &self.steps[at];
+        let (ink, mark) = mark(step);
+        let label = match owner {
+            Some(owner) => step.activation[self.steps[owner].activation.len()..].trim_start_matches('.'),
+            None => &step.activation,
+        };
+        let name = Line::plain("  ".repeat(depth)).with(ink, mark).with(Ink::Plain, format!(" {label}"));
+        let time = moment::between(step.started_at.as_deref(), step.ended_at.as_deref(), self.now_ms);
+        Row { name, time: time.unwrap_or_default(), note: words::note(step) }
+    }
+
+    fn counted(&self, hidden: &[usize], depth: usize) -> Row {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for at in hidden {
+            *counts.entry(self.steps[*at].status.as_str()).or_default() += 1;
+        }
+        let counts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {status}")).collect();
+        let name = Line::plain("  ".repeat(depth)).with(Ink::Faint, format!("… {} more", hidden.len()));
+        Row { name, time: String::new(), note: Line::default().with(Ink::Faint, counts.join(", ")) }
+    }
+}
+
+/// The activation that this one is inside of: `each[3]` of `each[3].price`, `each` of `each[3]`.
+fn parent(activation: &str, places: &HashMap<&str, usize>) -> Option<usize> {
+    let cuts = activation.char_indices().filter(|(at, c)| *at > 0 && matches!(c, '.' | '[')).map(|(at, _)| at);
+    let cuts: Vec<usize> = cuts.collect();
+    cuts.into_iter().rev().find_map(|cut| places.get(&activation[..cut]).copied())
+}
+
+fn mark(step: &StepInfo) -> (Ink, &'static str) {
+    let what = step.waits_for.as_ref().and_then(|waits| waits["what"].as_str());
+    let ink = Ink::of_status(&step.status);
+    match (step.status.as_str(), what) {
+        ("completed", _) => (ink, "✓"),
+        ("failed", _) => (ink, "✗"),
+        ("skipped" | "cancelled", _) => (ink, "–"),
+        (_, Some("gate")) => (Ink::Note, "⏸"),
+        (_, Some("back_off")) => (Ink::Note, "↻"),
+        (_, Some("worker")) if words::running(step).is_none() => (Ink::Faint, "○"),
+        ("running", _) => (ink, "●"),
+        _ => (ink, "○"),
+    }
+}

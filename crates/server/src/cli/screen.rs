@@ -1,0 +1,229 @@
+//! Where a command writes: colours where a person sees them, JSON where a program reads.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use super::trouble::Trouble;
+
+/// Where there is no terminal to ask.
+const WIDTH: usize = 100;
+const HEIGHT: usize = 40;
+const NARROWEST: usize = 40;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Color {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// What a text is, from which its colour follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ink {
+    Plain,
+    Strong,
+    Faint,
+    Good,
+    Bad,
+    Busy,
+    Note,
+}
+
+impl Ink {
+    fn code(self) -> Option<&'static str> {
+        match self {
+            Ink::Plain => None,
+            Ink::Strong => Some("1"),
+            Ink::Faint => Some("2"),
+            Ink::Good => Some("32"),
+            Ink::Bad => Some("31"),
+            Ink::Busy => Some("36"),
+            Ink::Note => Some("33"),
+        }
+    }
+
+    /// Of the status of a run or of a step.
+    pub fn of_status(status: &str) -> Ink {
+        match status {
+            "completed" | "online" => Ink::Good,
+            "failed" | "offline" => Ink::Bad,
+            "running" => Ink::Busy,
+            "waiting" | "paused" | "draining" => Ink::Note,
+            "skipped" | "cancelled" | "pending" => Ink::Faint,
+            _ => Ink::Plain,
+        }
+    }
+}
+
+/// A line of text in pieces, each with its ink.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Line(Vec<(Ink, String)>);
+
+impl Line {
+    pub fn plain(text: impl Into<String>) -> Line {
+        Line::default().with(Ink::Plain, text)
+    }
+
+    /// What others wrote (names, messages) may hold control characters, which must not reach a terminal.
+    pub fn with(mut self, ink: Ink, text: impl Into<String>) -> Line {
+        let text: String = text.into();
+        let text = if text.contains(char::is_control) { text.replace(char::is_control, " ") } else { text };
+        self.0.push((ink, text));
+        self
+    }
+
+    pub fn width(&self) -> usize {
+        self.0.iter().map(|(_, text)| text.chars().count()).sum()
+    }
+
+    pub fn padded(self, width: usize) -> Line {
+        let missing = width.saturating_sub(self.width());
+        self.with(Ink::Plain, " ".repeat(missing))
+    }
+
+    pub fn followed_by(mut self, other: Line) -> Line {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// No longer than `width`, with a mark where something is missing.
+    pub fn cut(self, width: usize) -> Line {
+        if self.width() <= width {
+            return self;
+        }
+        let mut left = width.saturating_sub(1);
+        let mut cut = Line::default();
+        for (ink, text) in self.0 {
+            let piece: String = text.chars().take(left).collect();
+            left -= piece.chars().count();
+            cut.0.push((ink, piece));
+        }
+        cut.with(Ink::Faint, "…")
+    }
+
+    pub fn paint(&self, color: bool) -> String {
+        let mut out = String::new();
+        for (ink, text) in &self.0 {
+            match ink.code() {
+                Some(code) if color && !text.is_empty() => out.push_str(&format!("\x1b[{code}m{text}\x1b[0m")),
+                _ => out.push_str(text),
+            }
+        }
+        out.truncate(out.trim_end().len());
+        out
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Screen {
+    pub json: bool,
+    pub color: bool,
+    /// Standard output is a terminal on which lines can be drawn again.
+    pub live: bool,
+}
+
+impl Screen {
+    pub fn new(json: bool, color: Color) -> Screen {
+        let terminal = io::stdout().is_terminal();
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let color = match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => terminal && wanted && !dumb,
+        };
+        Screen { json, color, live: terminal && !dumb }
+    }
+
+    /// Columns and rows.
+    pub fn size(&self) -> (usize, usize) {
+        match rustix::termios::tcgetwinsize(io::stdout()) {
+            Ok(size) if self.live && size.ws_col > 0 => {
+                (usize::from(size.ws_col).max(NARROWEST), usize::from(size.ws_row).max(4))
+            }
+            _ => (WIDTH, HEIGHT),
+        }
+    }
+
+    pub fn width(&self) -> usize {
+        self.size().0
+    }
+
+    pub fn say(&self, text: impl Display) -> Result<(), Trouble> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{text}")?;
+        Ok(out.flush()?)
+    }
+
+    pub fn line(&self, line: &Line) -> Result<(), Trouble> {
+        self.say(line.paint(self.color))
+    }
+
+    pub fn lines(&self, lines: &[Line]) -> Result<(), Trouble> {
+        lines.iter().try_for_each(|line| self.line(line))
+    }
+
+    /// One document, readable by people as well.
+    pub fn document(&self, value: &impl Serialize) -> Result<(), Trouble> {
+        self.say(serde_json::to_string_pretty(value).map_err(io::Error::from)?)
+    }
+
+    /// One document of several that follow each other.
+    pub fn ndjson(&self, value: &impl Serialize) -> Result<(), Trouble> {
+        self.say(serde_json::to_string(value).map_err(io::Error::from)?)
+    }
+
+    /// What a program that reads standard output must not see.
+    pub fn aside(&self, text: impl Display) {
+        let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+}
+
+/// Columns as wide as what is in them; the last one is not padded.
+pub fn table(heads: &[&str], rows: &[Vec<Line>]) -> Vec<Line> {
+    let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.width());
+        }
+    }
+    let line = |cells: Vec<Line>| {
+        let mut cells = cells.into_iter().zip(&widths).peekable();
+        let mut line = Line::default();
+        while let Some((cell, width)) = cells.next() {
+            let cell = if cells.peek().is_some() { cell.padded(width + 2) } else { cell };
+            line = line.followed_by(cell);
+        }
+        line
+    };
+    let head = heads.iter().map(|head| Line::default().with(Ink::Faint, *head)).collect();
+    std::iter::once(head).chain(rows.iter().cloned()).map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_cannot_steer_the_terminal() {
+        let line = Line::default().with(Ink::Bad, "a\x1b[2Jb\rc");
+        assert_eq!(line.paint(false), "a [2Jb c");
+    }
+
+    #[test]
+    fn a_line_is_cut_where_the_screen_ends() {
+        let line = Line::plain("abc").with(Ink::Good, "defg");
+        assert_eq!(line.clone().cut(7).paint(false), "abcdefg");
+        assert_eq!(line.cut(5).paint(false), "abcd…");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let rows = [vec![Line::plain("a"), Line::plain("b")], vec![Line::plain("long"), Line::plain("c")]];
+        let lines: Vec<String> = table(&["x", "y"], &rows).iter().map(|line| line.paint(false)).collect();
+        assert_eq!(lines, ["x     y", "a     b", "long  c"]);
+    }
+}

@@ -1,0 +1,158 @@
+//! What went wrong, as an exit code and as words that say what to do.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use eddyline_protocol::{ApiError, Code};
+use serde_json::{Value, json};
+
+/// How a command ends. The numbers are part of the contract: scripts switch on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// What was asked about came to a bad end: the run that was waited for failed.
+    Failed = 1,
+    Usage = 2,
+    Unreachable = 3,
+    NotFound = 4,
+    Refused = 5,
+    Denied = 6,
+    Unavailable = 7,
+    Interrupted = 130,
+    /// Nobody reads any further, which is no failure: `eddy run list | head`.
+    Unread = 0,
+}
+
+pub const EXIT_CODES: &str = "Exit codes:
+  0    done
+  1    it failed: a run that was waited for ended failed or cancelled, a check found something
+  2    wrong usage, or a file that cannot be read
+  3    the server cannot be reached
+  4    there is no such thing
+  5    refused: a conflict, or something invalid
+  6    not allowed: no key, an unknown one, or one without the scope
+  7    the server cannot do it at the moment; try again
+  130  interrupted";
+
+#[derive(Debug)]
+pub struct Trouble {
+    exit: Exit,
+    message: String,
+    details: Vec<Value>,
+    help: Option<String>,
+}
+
+impl Trouble {
+    fn new(exit: Exit, message: impl Into<String>) -> Trouble {
+        Trouble { exit, message: message.into(), details: Vec::new(), help: None }
+    }
+
+    pub fn failed(message: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::Failed, message)
+    }
+
+    pub fn usage(message: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::Usage, message)
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::NotFound, message)
+    }
+
+    pub fn refused(message: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::Refused, message)
+    }
+
+    pub fn unavailable(message: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::Unavailable, message)
+    }
+
+    pub fn interrupted() -> Trouble {
+        Trouble::new(Exit::Interrupted, "interrupted")
+    }
+
+    pub fn unreachable(url: &str, why: &str) -> Trouble {
+        Trouble::new(Exit::Unreachable, format!("no server answers at {url}: {why}"))
+            .help("start one with `eddy dev`, or say where it is with --url or EDDY_URL")
+    }
+
+    pub fn from_api(status: u16, error: ApiError) -> Trouble {
+        let exit = match status {
+            404 => Exit::NotFound,
+            401 | 403 => Exit::Denied,
+            408 | 429 | 500.. => Exit::Unavailable,
+            _ => Exit::Refused,
+        };
+        let trouble = Trouble { exit, message: error.message, details: error.details, help: None };
+        match error.code {
+            Code::Unauthorized => trouble.help("give a key with --api-key or EDDY_KEY"),
+            Code::Forbidden => {
+                trouble.help("`eddy key create --scope …` makes a key with more scopes, given one with admin")
+            }
+            _ => trouble,
+        }
+    }
+
+    pub fn help(self, help: impl Into<String>) -> Trouble {
+        Trouble { help: Some(help.into()), ..self }
+    }
+
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    pub fn code(&self) -> ExitCode {
+        ExitCode::from(self.exit as u8)
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// For people: what is wrong, each detail on a line, what to do.
+    pub fn text(&self) -> String {
+        let mut text = format!("error: {}\n", self.message);
+        for detail in &self.details {
+            let _ = writeln!(text, "  - {}", detail_text(detail));
+        }
+        if let Some(help) = &self.help {
+            let _ = writeln!(text, "  = {help}");
+        }
+        text
+    }
+
+    pub fn json(&self) -> Value {
+        let mut error = json!({"exit": self.exit as u8, "message": self.message, "details": self.details});
+        if let Some(help) = &self.help {
+            error["help"] = json!(help);
+        }
+        json!({ "error": error })
+    }
+}
+
+fn detail_text(detail: &Value) -> String {
+    let Some(message) = detail.get("message").and_then(Value::as_str) else {
+        return detail.as_str().map_or_else(|| detail.to_string(), str::to_owned);
+    };
+    let mut text = String::new();
+    if let (Some(line), Some(column)) = (detail["line"].as_u64(), detail["column"].as_u64()) {
+        let _ = write!(text, "{line}:{column} ");
+    }
+    match detail["path"].as_str() {
+        Some(path) if !path.is_empty() => text.push_str(&format!("{path}: {message}")),
+        _ => text.push_str(message),
+    }
+    if let Some(help) = detail["help"].as_str() {
+        let _ = write!(text, "; {help}");
+    }
+    text
+}
+
+impl From<std::io::Error> for Trouble {
+    /// Of standard output; files are read with their name in the message.
+    fn from(error: std::io::Error) -> Trouble {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Trouble::new(Exit::Unread, ""),
+            _ => Trouble::failed(format!("standard output cannot be written: {error}")),
+        }
+    }
+}

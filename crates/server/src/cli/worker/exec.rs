@@ -1,0 +1,141 @@
+//! `eddy worker exec`: a worker that runs a command for each task.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use eddyline::{StepCtx, StepError, Worker};
+use eddyline_protocol::Span;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::command::{Job, Verdict, carry_out};
+use crate::cli::Context;
+use crate::cli::screen::{Ink, Line, Screen};
+use crate::cli::trouble::Trouble;
+
+/// Lines of standard error that are on their way.
+const LINES_UNDER_WAY: usize = 100;
+/// What a killed command may take to be gone, before its task is given up where it stands.
+const AFTER_GRACE: Duration = Duration::from_secs(5);
+
+pub const CONTRACT: &str = "What a command is told:
+  standard input        the step's input, as JSON
+  EDDY_RUN_ID           the run
+  EDDY_STEP             the step, as the flow names it
+  EDDY_ACTIVATION       the step in this run, such as each[3].price
+  EDDY_ATTEMPT          the attempt, from 1
+  EDDY_TASK_KEY         the same for every attempt: make effects idempotent by it
+  EDDY_RUN_INPUT        the run's input, as JSON; if it is over 100 KiB,
+                        EDDY_RUN_INPUT_FILE names a file with it instead
+  EDDY_EMITS            a file for events, one {\"event\":…,\"payload\":…} a line
+
+What it says:
+  standard output       the step's output: JSON, or else a text; nothing is null; at most 2 MiB
+  standard error        logs of the run, line by line; the first 1,000
+  exit code 0           completed
+  exit code 65          failed, and not to be tried again
+  any other, as 75      failed, to be tried again as the step's retry policy says
+
+When the run is cancelled or the task is lost, the command and all that it started
+get SIGTERM, and SIGKILL after --grace.";
+
+#[derive(Debug, clap::Args)]
+pub struct Exec {
+    /// What to run for the tasks of a handler, in a shell
+    #[arg(required = true, value_name = "HANDLER=COMMAND", value_parser = pair)]
+    commands: Vec<(String, String)>,
+    /// The queues to take tasks from; may be given several times
+    #[arg(long = "queue", value_name = "QUEUE", default_value = "default")]
+    queues: Vec<String>,
+    /// How many commands run at once
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    max: u32,
+    /// How long a command has to end when it is asked to
+    #[arg(long, value_name = "SPAN", default_value = "5s")]
+    grace: Span,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((handler, command)) if !handler.is_empty() && !command.trim().is_empty() => {
+            Ok((handler.to_owned(), command.to_owned()))
+        }
+        _ => Err("expected HANDLER=COMMAND, such as pay=./pay.sh".to_owned()),
+    }
+}
+
+pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
+    // Asked first: a wrong address is told as by every other command, and not by a worker that goes on trying.
+    let remote = ctx.remote()?;
+    remote.get::<Value>("/v1/info", &[]).await?;
+    let grace = Duration::from(exec.grace);
+    let mut worker = Worker::with_client(remote.client().clone()).cancel_grace(grace + AFTER_GRACE);
+    for queue in &exec.queues {
+        worker = worker.queue(queue);
+    }
+    for (handler, command) in exec.commands.iter().cloned() {
+        ctx.screen.aside(format!("{handler}: {command}"));
+        let (command, screen) = (Arc::new(command), ctx.screen.clone());
+        let carry = move |task: StepCtx, input: Value| one(task, input, command.clone(), grace, screen.clone());
+        worker = worker.handler(&handler, carry);
+    }
+    remote.told(worker.max_concurrent(exec.max).run().await)
+}
+
+async fn one(
+    ctx: StepCtx,
+    input: Value,
+    command: Arc<String>,
+    grace: Duration,
+    screen: Screen,
+) -> Result<Value, StepError> {
+    let task = ctx.task();
+    let job = Job {
+        input,
+        run_input: task.run_input.clone(),
+        variables: vec![
+            ("EDDY_RUN_ID", task.run_id.clone()),
+            ("EDDY_STEP", task.step.clone()),
+            ("EDDY_ACTIVATION", task.activation.clone()),
+            ("EDDY_ATTEMPT", task.attempt.to_string()),
+            ("EDDY_TASK_KEY", task.key.clone()),
+        ],
+    };
+    let (lines, mut said) = mpsc::channel::<String>(LINES_UNDER_WAY);
+    let log = async {
+        while let Some(line) = said.recv().await {
+            ctx.log(line);
+        }
+    };
+    let work = async {
+        let verdict = carry_out(&command, &job, grace, &lines, ctx.cancelled()).await;
+        drop(lines);
+        verdict
+    };
+    let (verdict, ()) = tokio::join!(work, log);
+    told(&screen, &ctx, verdict.as_ref());
+    match verdict {
+        None => Err(StepError::new("called off").kind("Cancelled")),
+        Some(Verdict::Failed { kind, message, again: true }) => Err(StepError::new(message).kind(kind)),
+        Some(Verdict::Failed { kind, message, again: false }) => Err(StepError::permanent(message).kind(kind)),
+        Some(Verdict::Done { output, emits }) => {
+            for emit in emits {
+                ctx.emit(&emit.event, emit.payload)?;
+            }
+            Ok(output)
+        }
+    }
+}
+
+/// A line for whoever looks at the worker.
+fn told(screen: &Screen, ctx: &StepCtx, verdict: Option<&Verdict>) {
+    let (ink, mark, text) = match verdict {
+        Some(Verdict::Done { .. }) => (Ink::Good, "✓", String::new()),
+        Some(Verdict::Failed { message, .. }) => (Ink::Bad, "✗", message.clone()),
+        None => (Ink::Faint, "–", "called off".to_owned()),
+    };
+    let (task, line) = (ctx.task(), Line::default().with(ink, mark));
+    let line = line.with(Ink::Strong, format!(" {}", task.activation));
+    let line = line.with(Ink::Faint, format!("  {} attempt {}  ", task.run_id, task.attempt)).with(ink, text);
+    screen.aside(line.paint(screen.color));
+}

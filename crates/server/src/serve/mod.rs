@@ -1,0 +1,161 @@
+//! `eddy serve`: from flags to a server that listens, and back to nothing when it is told to stop.
+
+mod accept;
+mod args;
+mod first_key;
+mod logs;
+mod open_files;
+mod patience;
+mod settings;
+mod store;
+mod tls;
+
+use std::fmt;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use eddyline_engine::{Config, Engine};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+pub use args::{KeysMode, ServeArgs};
+pub use logs::logs;
+pub(crate) use settings::Settings;
+pub use settings::StartError;
+
+use crate::api::{About, Api, health};
+
+/// How long requests under way have to finish once the server stops.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A server that listens.
+pub struct Server {
+    addr: SocketAddr,
+    url: String,
+    api: Api,
+    stop: watch::Sender<bool>,
+    accepting: JoinHandle<()>,
+    /// Ends when the last connection has.
+    connections: mpsc::Receiver<()>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// Opens the store, starts the engine, binds and serves. Must be called inside a tokio runtime.
+pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
+    let mut settings = Settings::resolve(args).await?;
+    settings.max_connections = open_files::room_for(settings.max_connections);
+    let tls = settings.tls.as_ref().map(tls::acceptor).transpose()?;
+    let listener = accept::bind(&settings.listen).await?;
+    let addr = listener.local_addr().map_err(|source| StartError::Bind { addr: settings.listen.clone(), source })?;
+    settings.refuse_unsafe(addr)?;
+    let (store, kind) = store::open(&settings.store).await?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{addr}");
+    let public_url = settings.public_url.clone().unwrap_or_else(|| url.clone());
+    let config = Config {
+        instance: settings.instance.clone(),
+        hooks: format!("{}/hooks/", public_url.trim_end_matches('/')),
+        lease_ms: i64::try_from(settings.lease.as_millis()).unwrap_or(i64::MAX),
+        ..Config::default()
+    };
+    health::count();
+    let engine = Engine::start(store, config);
+    let (stop, stopping) = watch::channel(false);
+    let keys = settings.keys_on(addr);
+    let started_at = match engine.now().await {
+        Ok(now) => now,
+        Err(error) => {
+            engine.shutdown().await;
+            return Err(StartError::FirstLook(error));
+        }
+    };
+    let about = About { store: kind, addr, public_url, started_at, keys, settings };
+    let (connection, connections) = mpsc::channel(1);
+    let api = Api::new(engine, about, stopping.clone(), connection.clone());
+    if keys && let Err(error) = first_key::ensure(&api).await {
+        api.engine().shutdown().await;
+        return Err(error);
+    }
+    tokio::spawn(health::keep_counting(api.engine().clone(), stopping.clone()));
+    let accepting = tokio::spawn(accept::run(listener, tls, api.clone(), stopping, connection));
+    tracing::info!(instance = api.about().settings.instance, url, store = kind, keys, "listening");
+    Ok(Server { addr, url, api, stop, accepting, connections })
+}
+
+/// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once.
+pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
+    logs(args.log_json.unwrap_or(false));
+    let mut signals = Signals::new()?;
+    let server = start(&args).await?;
+    say(&format!("eddyline listens on {}", server.url()));
+    signals.next().await;
+    tracing::info!("stopping");
+    tokio::select! {
+        () = server.stop() => Ok(()),
+        () = signals.next() => std::process::exit(1),
+    }
+}
+
+impl Server {
+    pub fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn engine(&self) -> &Engine {
+        self.api.engine()
+    }
+
+    /// No new connections or claims; what was accepted is committed and answered.
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        let engine = self.api.engine().clone();
+        engine.shutdown().await;
+        let gone = async {
+            let _ = (&mut self.accepting).await;
+            // Nobody sends: it ends when everybody who could is gone.
+            while self.connections.recv().await.is_some() {}
+        };
+        if tokio::time::timeout(GRACE, gone).await.is_err() {
+            tracing::warn!("some connections did not end within {GRACE:?} and were left");
+        }
+        let Server { api, .. } = self;
+        // The last owner of an embedded store waits for its threads.
+        let _ = tokio::task::spawn_blocking(move || drop((api, engine))).await;
+    }
+}
+
+/// One line for whoever started the server, also a program that reads it from a pipe.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, StartError> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let listen = |kind| signal(kind).map_err(StartError::Signals);
+        Ok(Signals { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

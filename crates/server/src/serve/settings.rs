@@ -1,0 +1,172 @@
+//! What a server is started with, once flags, environment and file are put together.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use eddyline_engine::EngineError;
+use eddyline_store::StoreError;
+
+use super::args::{KeysMode, ServeArgs};
+
+const DEFAULT_STORE: &str = "./.eddyline";
+const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
+const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// Below this a worker could not keep its lease over an ordinary network.
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+const DEFAULT_BODY_BYTES: usize = 16 << 20;
+const DEFAULT_CONNECTIONS: usize = 4_096;
+const DEFAULT_LONG_POLLS: usize = 4_096;
+const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a server did not start, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    #[error("the configuration file {path}: {message}")]
+    Config { path: String, message: String },
+    #[error("{0}")]
+    Usage(String),
+    #[error("the store {url}: {source}")]
+    Store { url: String, source: StoreError },
+    #[error("cannot listen on {addr}: {source}")]
+    Bind { addr: String, source: std::io::Error },
+    #[error("TLS: {0}")]
+    Tls(String),
+    #[error("the store does not answer: {0}")]
+    FirstLook(EngineError),
+    #[error("the first key could not be made: {0}")]
+    FirstKey(EngineError),
+    #[error("signals cannot be listened for: {0}")]
+    Signals(std::io::Error),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub store: String,
+    pub listen: String,
+    pub lease: Duration,
+    pub keys: Option<KeysMode>,
+    pub admin_key: Option<String>,
+    pub behind_proxy: bool,
+    pub tls: Option<TlsFiles>,
+    pub public_url: Option<String>,
+    pub instance: String,
+    pub max_body: usize,
+    pub max_connections: usize,
+    pub max_long_polls: usize,
+    pub header_timeout: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Settings {
+    pub async fn resolve(args: &ServeArgs) -> Result<Settings, StartError> {
+        let args = match &args.config {
+            Some(path) => args.clone().over(read_config(path).await?),
+            None => args.clone(),
+        };
+        let lease = args.lease.map_or(DEFAULT_LEASE, Duration::from);
+        if lease < SHORTEST_LEASE {
+            return Err(StartError::Usage(format!("a lease of {lease:?} is too short: at least {SHORTEST_LEASE:?}")));
+        }
+        let tls = match (args.tls_cert, args.tls_key) {
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
+            (None, None) => None,
+            _ => return Err(StartError::Usage("--tls-cert and --tls-key go together".to_owned())),
+        };
+        if let Some(url) = &args.public_url
+            && !url.starts_with("http://")
+            && !url.starts_with("https://")
+        {
+            return Err(StartError::Usage(format!("--public-url {url}: expected http://… or https://…")));
+        }
+        Ok(Settings {
+            store: args.store.unwrap_or_else(|| DEFAULT_STORE.to_owned()),
+            listen: args.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+            lease,
+            keys: args.keys,
+            admin_key: args.admin_key,
+            behind_proxy: args.behind_proxy.unwrap_or(false),
+            tls,
+            public_url: args.public_url,
+            instance: args.instance.unwrap_or_else(|| format!("eddy-{}", std::process::id())),
+            max_body: args.max_body.unwrap_or(DEFAULT_BODY_BYTES),
+            max_connections: args.max_connections.unwrap_or(DEFAULT_CONNECTIONS).max(1),
+            max_long_polls: args.max_long_polls.unwrap_or(DEFAULT_LONG_POLLS),
+            header_timeout: args.header_timeout.map_or(DEFAULT_HEADER_TIMEOUT, Duration::from),
+        })
+    }
+
+    pub fn keys_on(&self, addr: SocketAddr) -> bool {
+        match self.keys {
+            Some(mode) => mode == KeysMode::On,
+            None => !addr.ip().is_loopback(),
+        }
+    }
+
+    /// Whoever can reach the port could do anything, or read every key on its way.
+    pub fn refuse_unsafe(&self, addr: SocketAddr) -> Result<(), StartError> {
+        if addr.ip().is_loopback() {
+            return Ok(());
+        }
+        if !self.keys_on(addr) {
+            return Err(StartError::Usage(format!(
+                "{addr} can be reached from other machines, and keys are off: leave out `--keys off`, or listen on \
+                 127.0.0.1"
+            )));
+        }
+        if self.tls.is_none() && !self.behind_proxy {
+            return Err(StartError::Usage(format!(
+                "{addr} can be reached from other machines, and keys would travel in the clear: give --tls-cert and \
+                 --tls-key, or say --behind-proxy if a proxy in front speaks TLS, or listen on 127.0.0.1"
+            )));
+        }
+        Ok(())
+    }
+}
+
+async fn read_config(path: &std::path::Path) -> Result<ServeArgs, StartError> {
+    let shown = path.display().to_string();
+    let failed = |message: String| StartError::Config { path: shown.clone(), message };
+    let text = tokio::fs::read_to_string(path).await.map_err(|error| failed(error.to_string()))?;
+    toml::from_str(&text).map_err(|error| failed(error.to_string()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn flags_beat_the_file_and_unknown_keys_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("eddyline.toml");
+        std::fs::write(&path, "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\n").unwrap();
+        let args =
+            ServeArgs { config: Some(path.clone()), listen: Some("127.0.0.1:2".to_owned()), ..ServeArgs::default() };
+        let settings = Settings::resolve(&args).await.unwrap();
+        assert_eq!(settings.listen, "127.0.0.1:2");
+        assert_eq!((settings.lease, settings.max_body, settings.behind_proxy), (Duration::from_secs(7), 5, true));
+
+        std::fs::write(&path, "leas = \"7s\"\n").unwrap();
+        let error = Settings::resolve(&args).await.unwrap_err().to_string();
+        assert!(error.contains("leas"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_others_can_reach_needs_keys_and_tls() {
+        let open: SocketAddr = "192.0.2.1:7070".parse().unwrap();
+        let check = async |keys, behind_proxy| {
+            let args = ServeArgs { keys, behind_proxy, ..ServeArgs::default() };
+            Settings::resolve(&args).await.unwrap().refuse_unsafe(open).map_err(|error| error.to_string())
+        };
+        assert!(check(None, None).await.unwrap_err().contains("--tls-cert"));
+        assert!(check(Some(KeysMode::Off), Some(true)).await.unwrap_err().contains("--keys off"));
+        assert!(check(None, Some(true)).await.is_ok());
+    }
+}

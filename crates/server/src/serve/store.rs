@@ -1,0 +1,34 @@
+//! The store that a URL names.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use eddyline_store::{Embedded, Memory, Options, Store};
+
+use super::settings::StartError;
+
+/// The store, and the word for its kind.
+pub(super) async fn open(url: &str) -> Result<(Arc<dyn Store>, &'static str), StartError> {
+    if url == "memory:" || url == "memory" {
+        return Ok((Arc::new(Memory::new()), "memory"));
+    }
+    if let Some((scheme, _)) = url.split_once("://") {
+        let message = match scheme {
+            "postgres" | "postgresql" | "redis" | "rediss" => {
+                format!("a store on {scheme} is not built into this version; use a directory or memory:")
+            }
+            _ => format!("{url} is not a store: expected memory:, a directory or sqlite:DIR"),
+        };
+        return Err(StartError::Usage(message));
+    }
+    let dir = PathBuf::from(url.strip_prefix("sqlite:").unwrap_or(url));
+    if dir.as_os_str().is_empty() {
+        return Err(StartError::Usage("the store has no directory: expected sqlite:DIR".to_owned()));
+    }
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&dir, Options::default())).await;
+    let failed = |source| StartError::Store { url: url.to_owned(), source };
+    match opened {
+        Ok(opened) => Ok((Arc::new(opened.map_err(failed)?), "embedded")),
+        Err(error) => Err(failed(eddyline_store::StoreError::Closed(error.to_string()))),
+    }
+}

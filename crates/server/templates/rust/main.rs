@@ -1,0 +1,34 @@
+//! The worker: one function for each handler that `flows/greet.yaml` names.
+
+use eddyline::{Client, StepCtx, StepError, Worker};
+use serde_json::{Value, json};
+
+#[tokio::main]
+async fn main() -> Result<(), eddyline::Error> {
+    // EDDY_URL, EDDY_KEY and EDDY_NAMESPACE say which server; `eddy dev` sets the first.
+    let client = Client::from_env()?;
+    Worker::with_client(client).handler("look_up", look_up).handler("greet", greet).run().await
+}
+
+/// Fails the first time, so that you can see a retry.
+async fn look_up(ctx: StepCtx, _input: Value) -> Result<Value, StepError> {
+    ctx.log(format!("looking up a language, attempt {}", ctx.attempt()));
+    if ctx.attempt() == 1 {
+        return Err(StepError::new("the dictionary does not answer").kind("Busy"));
+    }
+    Ok(json!({"language": "en"}))
+}
+
+#[derive(serde::Deserialize)]
+struct Guest {
+    name: String,
+    language: String,
+}
+
+/// The input is read into a type of yours; one that does not fit fails the step for good.
+async fn greet(_ctx: StepCtx, guest: Guest) -> Result<String, StepError> {
+    match guest.language.as_str() {
+        "en" => Ok(format!("Hello {}", guest.name)),
+        other => Err(StepError::permanent(format!("nobody here speaks {other}"))),
+    }
+}

@@ -1,0 +1,97 @@
+//! Clients that take their time.
+
+use std::time::Duration;
+
+use eddyline::Client;
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::bystander::undisturbed;
+use crate::eddy::{Eddy, LONG, metric};
+
+/// How many of a kind there are.
+const SLOW: usize = 100;
+/// So many readers of two megabytes have more than the server keeps for all of them.
+const READERS: usize = 200;
+
+/// Sends `bytes`, one a second, until the server has had enough.
+async fn drip(eddy: &Eddy, bytes: &[u8]) {
+    let mut stream = TcpStream::connect(eddy.addr).await.unwrap();
+    let mut answer = Vec::new();
+    for byte in bytes {
+        if stream.write_all(&[*byte]).await.is_err() {
+            return;
+        }
+        // The pace is the point. An answer, or an end, comes in between.
+        let second = tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await;
+        if second.is_ok() {
+            assert!(!String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 2"));
+            return;
+        }
+    }
+    panic!("the server waited for {} seconds", bytes.len());
+}
+
+#[tokio::test]
+async fn a_byte_a_second() {
+    undisturbed(&["--header-timeout", "2s"], async |eddy| {
+        let head = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n", eddy.addr);
+        let body = format!(
+            "POST /v1/flows/calm/runs HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
+             content-length: 1000\r\n\r\n",
+            eddy.addr
+        );
+        let heads = join_all((0..SLOW).map(|_| drip(eddy, head.as_bytes())));
+        let bodies = join_all((0..SLOW).map(|_| async {
+            let mut stream = TcpStream::connect(eddy.addr).await.unwrap();
+            stream.write_all(body.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            for _ in 0..LONG.as_secs() {
+                if stream.write_all(b" ").await.is_err() {
+                    return;
+                }
+                if tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await.is_ok() {
+                    assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 408"));
+                    return;
+                }
+            }
+            panic!("the server waited for a whole minute");
+        }));
+        tokio::join!(heads, bodies);
+    })
+    .await;
+}
+
+/// A run with an input of nearly two megabytes.
+async fn large_run(client: &Client) -> String {
+    client.register_flow("large", "{steps: {a: {set: 1}}}").await.unwrap();
+    let run = client.start("large", &json!("x".repeat(2_000_000))).await.unwrap();
+    run.result::<u64>().await.ok();
+    run.id().to_owned()
+}
+
+#[tokio::test]
+async fn readers_that_do_not_read_what_they_asked_for() {
+    undisturbed(&[], async |eddy| {
+        let run = large_run(&eddy.client()).await;
+        // The first answers may fill what lies between; behind them the server is stuck with the next.
+        let request = format!("GET /v1/runs/{run} HTTP/1.1\r\nhost: {}\r\n\r\n", eddy.addr).repeat(3);
+        let mut slow = Vec::new();
+        // One after the other: what is abused here is memory. Until the server has no more room for them.
+        while metric(eddy, "eddyline_answers_refused_total").await == 0.0 {
+            assert!(slow.len() < READERS, "the server keeps as much as anybody wants");
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4 << 10).unwrap();
+            let mut stream = socket.connect(eddy.addr).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut first = [0; 12];
+            stream.read_exact(&mut first).await.unwrap();
+            assert!(matches!(&first, b"HTTP/1.1 200" | b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&first));
+            slow.push(stream);
+        }
+        drop(slow);
+    })
+    .await;
+}

@@ -1,0 +1,131 @@
+//! Workers that are none.
+
+use std::time::Duration;
+
+use eddyline::{StepCtx, StepError, Worker};
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use crate::bystander::undisturbed;
+use crate::eddy::{Eddy, LONG};
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+async fn open(eddy: &Eddy) -> Socket {
+    connect_async(format!("ws://{}/v1/workers/connect", eddy.addr)).await.unwrap().0
+}
+
+/// Says it, and whatever comes of it, the server ends the connection.
+async fn ends(mut socket: Socket, messages: impl IntoIterator<Item = Message>) {
+    for message in messages {
+        if socket.send(message).await.is_err() {
+            break;
+        }
+    }
+    let ending = async { while let Some(Ok(_)) = socket.next().await {} };
+    tokio::time::timeout(LONG, ending).await.expect("the server goes on with it");
+}
+
+#[tokio::test]
+async fn messages_that_are_too_large_too_deep_or_nonsense() {
+    undisturbed(&[], async |eddy| {
+        let hello = || Message::text("{\"type\": \"hello\", \"queues\": [\"none\"]}");
+        let deep =
+            format!("{{\"type\": \"report\", \"id\": 1, \"reports\": [{}{}]}}", "[".repeat(10_000), "]".repeat(10_000));
+        ends(open(eddy).await, [Message::text("x".repeat(20 << 20))]).await;
+        ends(open(eddy).await, [hello(), Message::text("x".repeat(20 << 20))]).await;
+        ends(open(eddy).await, [hello(), Message::text(deep)]).await;
+        ends(open(eddy).await, [hello(), hello()]).await;
+        ends(open(eddy).await, [hello(), Message::binary(vec![0xff; 1_000])]).await;
+        ends(open(eddy).await, [Message::text("{\"type\": \"credit\", \"n\": 4294967295}")]).await;
+    })
+    .await;
+}
+
+/// A connection that has been told that it is a WebSocket by now.
+async fn upgraded(eddy: &Eddy) -> TcpStream {
+    let mut stream = TcpStream::connect(eddy.addr).await.unwrap();
+    let request = format!(
+        "GET /v1/workers/connect HTTP/1.1\r\nhost: {}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+        eddy.addr
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    assert!(head.starts_with(b"HTTP/1.1 101"));
+    stream
+}
+
+#[tokio::test]
+async fn frames_that_are_none() {
+    undisturbed(&[], async |eddy| {
+        let frames: Vec<Vec<u8>> = vec![
+            // Not masked; an opcode that there is not; bits that mean nothing; a ping that is too long.
+            b"\x81\x02hi".to_vec(),
+            b"\x8b\x80\0\0\0\0".to_vec(),
+            b"\xf1\x80\0\0\0\0".to_vec(),
+            [b"\x89\xfe\x03\xe8\0\0\0\0".to_vec(), vec![0; 1_000]].concat(),
+            // As long as can be said, and nothing behind it; a part of nothing.
+            b"\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0".to_vec(),
+            b"\x80\x81\0\0\0\0x".to_vec(),
+            // No UTF-8.
+            b"\x81\x82\0\0\0\0\xff\xfe".to_vec(),
+        ];
+        for frame in frames {
+            let mut stream = upgraded(eddy).await;
+            stream.write_all(&frame).await.unwrap();
+            let mut rest = Vec::new();
+            let ending = tokio::time::timeout(LONG, stream.read_to_end(&mut rest)).await;
+            assert!(ending.is_ok(), "the server goes on after {frame:?}");
+        }
+        // Parts without end: pieces of one message that would never fit.
+        let mut stream = upgraded(eddy).await;
+        let piece = [b"\x00\xff\0\0\0\0\0\x10\0\0\0\0\0\0".to_vec(), vec![b'x'; 1 << 20]].concat();
+        let mut first = piece.clone();
+        first[0] = 0x01;
+        let mut sent = stream.write_all(&first).await;
+        for _ in 0..40 {
+            if sent.is_err() {
+                break;
+            }
+            sent = stream.write_all(&piece).await;
+        }
+        assert!(sent.is_err(), "the server took 40 MB of one message");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_that_never_reads_loses_what_it_was_sent_to_one_that_does() {
+    undisturbed(&["--lease", "5s"], async |eddy| {
+        let client = eddy.client();
+        client.register_flow("heavy", "{steps: {a: {run: weigh, queue: heavy}}}").await.unwrap();
+        let mut runs = Vec::new();
+        for _ in 0..20 {
+            runs.push(client.start("heavy", &json!("x".repeat(1_000_000))).await.unwrap());
+        }
+        // More than whatever lies between can hold; it takes all of it and says no more.
+        let mut socket = open(eddy).await;
+        socket.send(Message::text("{\"type\": \"hello\", \"queues\": [\"heavy\"]}")).await.unwrap();
+        socket.send(Message::text("{\"type\": \"credit\", \"n\": 1000}")).await.unwrap();
+        // The first task is out, so the rest is stuck behind it.
+        while runs[0].info().await.unwrap().status == "pending" {}
+        let weigh = async |_: StepCtx, what: Value| Ok::<_, StepError>(what.as_str().map(str::len));
+        let worker = Worker::connect(eddy.url()).queue("heavy").handler("weigh", weigh);
+        let worker = tokio::spawn(worker.run_until(std::future::pending::<()>()));
+        for run in runs {
+            // The first few were sent, as far as the server can know, and come back with their lease.
+            let ended = run.wait(Duration::from_secs(60)).await.unwrap().expect("it ends");
+            assert_eq!(ended.status, "completed");
+        }
+        worker.abort();
+    })
+    .await;
+}

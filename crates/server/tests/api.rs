@@ -1,0 +1,26 @@
+//! The API over real connections. Every answer that a test gets is compared with `openapi.json`, so that it cannot lie.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "api/bounds.rs"]
+mod bounds;
+#[path = "api/client.rs"]
+mod client;
+#[path = "api/document.rs"]
+mod document;
+#[path = "api/gates.rs"]
+mod gates;
+#[path = "api/keys.rs"]
+mod keys;
+#[path = "api/manage.rs"]
+mod manage;
+#[path = "api/process.rs"]
+mod process;
+#[path = "api/runs.rs"]
+mod runs;
+#[path = "api/socket.rs"]
+mod socket;
+#[path = "api/streams.rs"]
+mod streams;
+#[path = "api/tasks.rs"]
+mod tasks;

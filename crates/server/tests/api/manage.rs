@@ -1,0 +1,61 @@
+//! Queues, limits, health and what a server says of itself.
+
+use serde_json::json;
+
+use crate::client::Rig;
+
+#[tokio::test]
+async fn a_paused_queue_gives_nothing_out_until_it_is_resumed() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let set = rig.put("/v1/queues/default", json!({"concurrency": 5, "rate": {"count": 10, "per": "1s"}})).await;
+    assert_eq!((&set.body["concurrency"], &set.body["rate"]["burst"]), (&json!(5), &json!(10)));
+    assert_eq!(rig.post("/v1/queues/default/pause", json!({})).await.body["paused"], true);
+    rig.run("f", json!(1)).await;
+    assert_eq!(rig.post("/v1/tasks/claim", json!({"worker_id": "w"})).await.body, json!({"tasks": []}));
+    let queues = rig.get("/v1/queues").await;
+    assert_eq!((&queues.items()[0]["ready"], &queues.items()[0]["paused"]), (&json!(1), &json!(true)));
+    let resumed = rig.post("/v1/queues/default/resume", json!({})).await;
+    assert_eq!((&resumed.body["paused"], &resumed.body["concurrency"]), (&json!(false), &json!(5)));
+    assert_eq!(rig.claim("w").await["step"], "a");
+    assert_eq!(rig.put("/v1/queues/default", json!({"rate": 0})).await.code(), (422, "invalid"));
+    assert_eq!(rig.put("/v1/queues/a%20b", json!({})).await.code(), (422, "invalid"));
+    assert_eq!(rig.put("/v1/queues/default", json!({"rate": "fast"})).await.code(), (400, "bad_request"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn limits_are_set_and_taken_away() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, limits: [one]}, b: {run: b, limits: [one]}}").await;
+    assert_eq!(rig.put("/v1/limits/one", json!({"concurrency": 1})).await.status, 200);
+    rig.run("f", json!(1)).await;
+    let claim = async || rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 5})).await;
+    assert_eq!(claim().await.body["tasks"].as_array().unwrap().len(), 1);
+    assert_eq!(claim().await.body["tasks"].as_array().unwrap().len(), 0);
+    assert_eq!(rig.get("/v1/limits").await.items()[0]["name"], "one");
+    assert_eq!(rig.delete("/v1/limits/one").await.status, 200);
+    assert_eq!(rig.delete("/v1/limits/one").await.status, 404);
+    assert_eq!(claim().await.body["tasks"].as_array().unwrap().len(), 1);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_says_how_it_is() {
+    let rig = Rig::start().await;
+    assert_eq!(rig.get("/healthz").await.status, 200);
+    assert_eq!(rig.get("/readyz").await.status, 200);
+    let info = rig.get("/v1/info").await;
+    assert_eq!(
+        (&info.body["store"], &info.body["keys"], &info.body["instance"]),
+        (&json!("memory"), &json!(false), &json!("test"))
+    );
+    assert_eq!(rig.get("/openapi.json").await.body["openapi"], "3.1.0");
+    let metrics = rig.get("/metrics").await.body;
+    assert!(metrics.as_str().unwrap().contains("eddyline_http_requests_total"), "{metrics}");
+    assert_eq!(rig.get("/nothing").await.code(), (404, "not_found"));
+    let wrong = rig.delete("/v1/info").await;
+    assert_eq!(wrong.code(), (405, "method_not_allowed"));
+    assert!(wrong.headers.contains_key("allow"));
+    rig.server.stop().await;
+}

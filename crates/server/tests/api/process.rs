@@ -1,0 +1,165 @@
+//! `eddy serve` as a process, and TLS.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use eddyline_server::{KeysMode, ServeArgs, start};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
+
+use crate::client::{ADMIN_KEY, Client, args};
+
+/// Ends with its test, however that ends.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(arguments: &[&str]) -> (Process, Client) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+    command.arg("serve").args(["--listen", "127.0.0.1:0"]).args(arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut process = Process(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (_, addr) = line.trim().split_once("http://").unwrap_or_else(|| panic!("no URL in {line:?}"));
+    (process, Client { addr: addr.parse().unwrap(), key: None, headers: Vec::new() })
+}
+
+/// Until so many requests wait. What a process counts is its own, so this is a signal.
+async fn until_waiting(client: &Client, count: u32) {
+    let since = std::time::Instant::now();
+    let line = format!("eddyline_long_polls {count}");
+    while !client.get("/metrics").await.body.as_str().unwrap().lines().any(|said| said == line) {
+        assert!(since.elapsed() < std::time::Duration::from_secs(20), "there are never {count} requests that wait");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_whose_worker_went_away_takes_nothing_with_it() {
+    let (mut process, client) = serve(&["--store", "memory:"]);
+    client.flow("f", "steps: {a: {run: a}}").await;
+    let body = r#"{"worker_id":"gone","wait_ms":60000}"#;
+    let head = format!("host: {}\r\ncontent-length: {}", client.addr, body.len());
+    let mut gone = TcpStream::connect(client.addr).await.unwrap();
+    gone.write_all(format!("POST /v1/tasks/claim HTTP/1.1\r\n{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
+    until_waiting(&client, 1).await;
+    drop(gone);
+    until_waiting(&client, 0).await;
+    let run = client.run("f", json!(1)).await;
+    let task = client.claim("here").await;
+    assert_eq!((&task["run_id"], &task["attempt"]), (&json!(run), &json!(1)));
+    terminate(&process);
+    assert!(tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap().success());
+}
+
+fn terminate(process: &Process) {
+    let id = process.0.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_signal_stops_it_cleanly_and_what_was_kept_is_there_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store").display().to_string();
+    let (mut process, client) = serve(&["--store", &store]);
+    client.flow("f", "steps: {a: {run: a}}").await;
+    let run = client.run("f", json!(1)).await;
+    let task = client.claim("w").await;
+    // Somebody waits; it is answered, not left hanging.
+    let waiting = {
+        let (client, path) = (client.clone(), format!("/v1/runs/{run}/result?wait=60s"));
+        tokio::spawn(async move { client.get(&path).await.status })
+    };
+    until_waiting(&client, 1).await;
+    terminate(&process);
+    let status = tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap();
+    assert!(status.success(), "{status}");
+    assert!(matches!(waiting.await, Ok(202 | 503)));
+
+    let (mut process, client) = serve(&["--store", &store]);
+    assert_eq!(client.report(&task, json!({"op": "complete", "output": 5})).await["outcome"], "applied");
+    assert_eq!(client.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["status"], "completed");
+    terminate(&process);
+    assert!(tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap().success());
+}
+
+#[tokio::test]
+async fn the_first_key_is_said_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store").display().to_string();
+    let mut said = Vec::new();
+    for _ in 0..2 {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--keys", "on", "--store", &store]);
+        let mut process = Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("http://"), "{line}");
+        terminate(&process);
+        let mut stderr = String::new();
+        std::io::Read::read_to_string(&mut process.0.stderr.take().unwrap(), &mut stderr).unwrap();
+        assert!(process.0.wait().unwrap().success());
+        let key = stderr.split_whitespace().find(|word| word.starts_with("eddy_")).map(str::to_owned);
+        said.push(key);
+    }
+    assert!(said[0].as_ref().is_some_and(|key| key.len() > 64), "{said:?}");
+    assert_eq!(said[1], None, "it is shown again");
+}
+
+#[tokio::test]
+async fn it_says_what_is_wrong_and_does_not_start() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_eddy")).arg("serve").args(arguments).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (ok, said) = run(&["--listen", "0.0.0.0:0", "--store", "memory:"]);
+    assert!(!ok && said.contains("--behind-proxy"), "{said}");
+    let (ok, said) = run(&["--store", "postgres://x"]);
+    assert!(!ok && said.contains("not built"), "{said}");
+}
+
+#[tokio::test]
+async fn tls_is_spoken_with_the_certificate_that_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert, certified.cert.pem()).unwrap();
+    std::fs::write(&key, certified.signing_key.serialize_pem()).unwrap();
+    let (tls_cert, tls_key) = (Some(cert.clone()), Some(key));
+    let admin_key = Some(ADMIN_KEY.to_owned());
+    let server = start(&ServeArgs { tls_cert, tls_key, keys: Some(KeysMode::On), admin_key, ..args() }).await.unwrap();
+    assert!(server.url().starts_with("https://"));
+
+    let mut roots = RootCertStore::empty();
+    roots.add(certified.cert.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(server.addr()).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+    let request = format!(
+        "GET /v1/info HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ADMIN_KEY}\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said).await;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"keys\":true"), "{said}");
+    drop(stream);
+    server.stop().await;
+    let bad = ServeArgs { tls_cert: Some(cert.clone()), tls_key: Some(cert), ..args() };
+    assert!(start(&bad).await.unwrap_err().to_string().starts_with("TLS"));
+}

@@ -1,0 +1,204 @@
+//! Flows and runs.
+
+use eddyline_server::ServeArgs;
+use hyper::Method;
+use serde_json::json;
+
+use crate::client::{DIAMOND, Rig, args};
+
+#[tokio::test]
+async fn a_diamond_runs_to_its_end_over_plain_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Some(dir.path().join("store").display().to_string());
+    let rig = Rig::with(ServeArgs { store, ..args() }).await;
+    rig.flow("diamond", DIAMOND).await;
+    let run = rig.run("diamond", json!({"x": 1})).await;
+    for _ in 0..4 {
+        let task = rig.claim("w").await;
+        let outcome = rig.report(&task, json!({"op": "complete", "seq": 1, "output": task["step"]})).await;
+        assert_eq!(outcome["outcome"], "applied");
+    }
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!((result.status, &result.body["output"]), (200, &json!({"all": "d"})));
+    let info = rig.get(&format!("/v1/runs/{run}")).await;
+    assert_eq!(info.body["status"], "completed");
+    assert_eq!((&info.body["step_count"], &info.body["completed_steps"]), (&json!(4), &json!(4)));
+    assert_eq!(info.body["waiting_for"], json!([]));
+    let steps = rig.get(&format!("/v1/runs/{run}/steps?limit=3&count=true")).await;
+    assert_eq!((steps.items().len(), &steps.body["total"]), (3, &json!(4)));
+    let next = steps.text("next");
+    let rest = rig.get(&format!("/v1/runs/{run}/steps?limit=3&cursor={next}")).await;
+    assert_eq!((rest.items()[0]["activation"].as_str(), rest.body["next"].is_null()), (Some("d"), true));
+    assert_eq!(rest.items()[0]["attempts"][0]["worker"], "w");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn definitions_are_taken_as_json_or_yaml_and_their_problems_told_all_at_once() {
+    let rig = Rig::start().await;
+    let json = rig.put("/v1/flows/one", json!({"steps": {"a": {"run": "a"}}})).await;
+    assert_eq!((json.status, &json.body["changed"]), (200, &json!(true)));
+    for content_type in [Some("application/yaml"), Some("text/plain"), None] {
+        let same = rig.send(Method::PUT, "/v1/flows/one", content_type, "steps: {a: {run: a}}".into()).await;
+        assert_eq!((same.status, &same.body["changed"]), (200, &json!(false)), "{content_type:?}");
+    }
+    let bad = rig.put("/v1/flows/bad", json!({"steps": {"a": {"run": "a", "after": ["x"]}, "b": {"rum": "b"}}})).await;
+    assert_eq!(bad.code(), (422, "invalid"));
+    let details = bad.body["error"]["details"].as_array().unwrap();
+    assert!(details.len() >= 2, "{details:?}");
+    assert!(details.iter().all(|detail| detail["path"].is_string() && detail["line"].is_u64()), "{details:?}");
+    assert_eq!(rig.get("/v1/flows/bad").await.code(), (404, "not_found"));
+    let image = rig.send(Method::PUT, "/v1/flows/one", Some("image/png"), "x".into()).await;
+    assert_eq!(image.code(), (415, "unsupported_media_type"));
+
+    rig.flow("two", DIAMOND).await;
+    let shown = rig.get("/v1/flows/two").await;
+    assert_eq!(shown.body["analysis"]["levels"], json!([["a"], ["b", "c"], ["d"]]));
+    let version = shown.text("version");
+    assert_eq!(rig.get(&format!("/v1/flows/two?version={version}")).await.status, 200);
+    assert_eq!(rig.get("/v1/flows/two?version=none").await.status, 404);
+    let first = rig.get("/v1/flows?limit=1").await;
+    assert_eq!(first.items()[0]["name"], "one");
+    let second = rig.get(&format!("/v1/flows?limit=1&cursor={}", first.text("next"))).await;
+    assert_eq!(second.items()[0]["name"], "two");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_start_is_made_once_a_key_and_refused_where_it_is_wrong() {
+    let rig = Rig::start().await;
+    rig.flow("f", "input_schema: {type: object, required: [x]}\nsteps: {a: {run: a}}").await;
+    rig.flow("g", "steps: {a: {run: a}}").await;
+    let start = async |body| rig.post("/v1/flows/f/runs", body).await;
+    let first = start(json!({"input": {"x": 1}, "idempotency_key": "k", "tags": ["t"], "external_id": "e"})).await;
+    assert_eq!((first.status, &first.body["existing"]), (201, &json!(false)));
+    let again = start(json!({"input": {"x": 1}, "idempotency_key": "k"})).await;
+    assert_eq!((again.status, &again.body["existing"]), (200, &json!(true)));
+    assert_eq!(again.body["run_id"], first.body["run_id"]);
+    assert_eq!(start(json!({"input": {"x": 2}, "idempotency_key": "k"})).await.code(), (409, "conflict"));
+    assert_eq!(start(json!({"input": {}})).await.code(), (422, "invalid"));
+    assert_eq!(start(json!({"input": {"x": "y".repeat(3 << 20)}})).await.code(), (413, "too_large"));
+    assert_eq!(start(json!({"input": {"x": 1}, "delay": "soon"})).await.code(), (400, "bad_request"));
+    assert_eq!(rig.post("/v1/flows/none/runs", json!({})).await.code(), (404, "not_found"));
+
+    let empty = rig.send(Method::POST, "/v1/flows/g/runs", None, "".into()).await;
+    assert_eq!(empty.status, 201);
+    let delayed = rig.post("/v1/flows/g/runs", json!({"delay": 3_600_000, "deadline": "2h", "priority": 3})).await;
+    let info = rig.get(&format!("/v1/runs/{}", delayed.text("run_id"))).await;
+    assert_eq!((&info.body["status"], &info.body["priority"]), (&json!("pending"), &json!(3)));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_starts_what_it_can() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let batch = json!([{"flow": "f", "input": 1}, {"flow": "none"}, {"input": 2}, {"flow": "f"}]);
+    let reply = rig.post("/v1/runs/batch", batch.clone()).await;
+    let items = reply.items();
+    assert_eq!(items.len(), 4);
+    assert!(items[0]["run_id"].is_string() && items[3]["run_id"].is_string());
+    assert_eq!((&items[1]["error"]["code"], &items[2]["error"]["code"]), (&json!("not_found"), &json!("invalid")));
+    assert_eq!(rig.post("/v1/runs/batch", json!({"runs": batch})).await.items().len(), 4);
+    assert_eq!(rig.post("/v1/runs/batch", json!({"x": 1})).await.status, 400);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn runs_are_listed_newest_first_by_what_is_asked_for() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {set: 1}}").await;
+    rig.flow("g", "steps: {a: {run: a}}").await;
+    let mut runs = Vec::new();
+    for n in 0..5 {
+        let body = json!({"tags": ["all", format!("n{n}")], "external_id": format!("e{n}")});
+        runs.push(rig.post("/v1/flows/f/runs", body).await.text("run_id"));
+    }
+    let waiting = rig.run("g", json!(null)).await;
+    let mut seen = Vec::new();
+    let mut path = "/v1/runs?flow=f&limit=2&count=true".to_owned();
+    loop {
+        let page = rig.get(&path).await;
+        assert_eq!(page.body["total"], 5);
+        seen.extend(page.items().iter().map(|run| run["run_id"].as_str().unwrap().to_owned()));
+        let Some(next) = page.body["next"].as_str() else { break };
+        path = format!("/v1/runs?flow=f&limit=2&count=true&cursor={next}");
+    }
+    runs.reverse();
+    assert_eq!(seen, runs);
+    let count = async |query: &str| rig.get(&format!("/v1/runs?{query}")).await.items().len();
+    assert_eq!(count("tag=all&tag=n3").await, 1);
+    assert_eq!(count("external_id=e1").await, 1);
+    assert_eq!(count("status=completed").await, 5);
+    assert_eq!(count("status=running").await, 1);
+    assert_eq!(count("since=2100-01-01T00:00:00Z").await, 0);
+    assert_eq!(count("until=2100-01-01T00:00:00Z&unknown=x&flow=").await, 6);
+    for bad in ["status=x", "limit=0", "limit=x", "cursor=x", "since=yesterday", "count=maybe"] {
+        let reply = rig.get(&format!("/v1/runs?{bad}")).await;
+        assert_eq!(reply.code(), (400, "bad_request"), "{bad}");
+        let name = bad.split('=').next().unwrap();
+        assert!(reply.body["error"]["message"].as_str().unwrap().contains(name), "{}", reply.body);
+    }
+    assert_eq!(rig.get("/v1/runs?limit=999999").await.status, 200);
+    assert_eq!(rig.get(&format!("/v1/runs/{waiting}/result?wait=10")).await.status, 202);
+    assert_eq!(rig.get(&format!("/v1/runs/{waiting}/result?wait=later")).await.status, 400);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn people_act_on_runs_and_steps() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps:\n  a: {run: a, retry: {attempts: 2, initial: 1h}}\n  each: {spread: \"[1, 2]\", run: b}\n")
+        .await;
+    let run = rig.run("f", json!(1)).await;
+    let act = async |path: &str, body| rig.post(&format!("/v1/runs/{run}/{path}"), body).await;
+    assert_eq!(act("pause", json!({})).await.body["status"], "paused");
+    assert_eq!(act("resume", json!({})).await.body["status"], "running");
+    assert_eq!(act("steps/a/retry", json!({})).await.code(), (409, "conflict"));
+    assert_eq!(act("steps/none/skip", json!({})).await.code(), (404, "not_found"));
+    assert_eq!(act("retry", json!({})).await.code(), (409, "conflict"));
+    assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.code(), (409, "conflict"));
+    assert_eq!(act("steps/each%5B0%5D/complete", json!({"output": 7})).await.status, 200);
+    assert_eq!(act("steps/each%5B1%5D/skip", json!({})).await.status, 200);
+    let failed = act("steps/a/fail", json!({"error": {"kind": "Mine", "message": "no"}})).await;
+    assert_eq!(failed.status, 200);
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!((&result.body["status"], &result.body["error"]["kind"]), (&json!("failed"), &json!("Mine")));
+
+    let again = act("retry", json!({})).await.text("run_id");
+    assert_eq!(rig.get(&format!("/v1/runs/{again}")).await.body["retry_of"], json!(run));
+    let cancelled = rig.post(&format!("/v1/runs/{again}/cancel"), json!({"reason": "enough"})).await;
+    assert_eq!(cancelled.body["status"], "cancelled");
+    let rerun = act("rerun", json!({"from": "a", "input": 5})).await.text("run_id");
+    assert_eq!(rig.get(&format!("/v1/runs/{rerun}")).await.body["input"], 5);
+    assert_eq!(act("rerun", json!({"from": "none"})).await.code(), (422, "invalid"));
+
+    assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.body, json!({"deleted": true}));
+    assert_eq!(rig.get(&format!("/v1/runs/{run}")).await.status, 404);
+    for unknown in ["not-a-uuid", "00000000-0000-7000-8000-000000000000"] {
+        for path in ["", "/steps", "/result"] {
+            assert_eq!(rig.get(&format!("/v1/runs/{unknown}{path}")).await.status, 404);
+        }
+        assert_eq!(rig.post(&format!("/v1/runs/{unknown}/cancel"), json!({})).await.status, 404);
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_child_names_the_step_that_started_it() {
+    let rig = Rig::start().await;
+    rig.flow("child", "steps: {a: {run: a}}").await;
+    rig.flow("parent", "steps: {each: {spread: \"[1, 2]\", flow: child}}").await;
+    let run = rig.run("parent", json!(1)).await;
+    let task = rig.claim("w").await;
+    let child = task["run_id"].as_str().unwrap();
+    let info = rig.get(&format!("/v1/runs/{child}")).await;
+    assert_eq!(info.body["parent"]["run_id"], json!(run));
+    rig.claim("w").await;
+    let listed = rig.get("/v1/runs?flow=child").await;
+    let mut names: Vec<&str> =
+        listed.items().iter().map(|child| child["parent"]["activation"].as_str().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["each[0]", "each[1]"]);
+    rig.server.stop().await;
+}

@@ -1,0 +1,239 @@
+//! A worker over a WebSocket.
+
+use std::time::Duration;
+
+use eddyline_protocol::Span;
+use eddyline_server::ServeArgs;
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use crate::client::{Client, DIAMOND, Rig, args};
+
+/// Longer than anything here takes; reached only when something hangs.
+const LONG: Duration = Duration::from_secs(30);
+
+struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
+
+impl Socket {
+    async fn open(client: &Client, hello: Value) -> Socket {
+        let mut socket = Socket::raw(client).await;
+        let mut said = json!({"type": "hello"});
+        said.as_object_mut().unwrap().extend(hello.as_object().unwrap().clone());
+        socket.say(said).await;
+        let welcome = socket.next().await;
+        assert_eq!(welcome["type"], "welcome");
+        assert!(welcome["worker_id"].is_string() && welcome["heartbeat_ms"].is_u64(), "{welcome}");
+        socket
+    }
+
+    async fn raw(client: &Client) -> Socket {
+        let mut request = format!("ws://{}/v1/workers/connect", client.addr).into_client_request().unwrap();
+        if let Some(key) = &client.key {
+            request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        }
+        Socket(connect_async(request).await.unwrap().0)
+    }
+
+    async fn say(&mut self, message: Value) {
+        self.0.send(Message::text(message.to_string())).await.unwrap();
+    }
+
+    async fn next(&mut self) -> Value {
+        loop {
+            match tokio::time::timeout(LONG, self.0.next()).await.expect("nothing was said") {
+                Some(Ok(Message::Text(text))) => return serde_json::from_str(&text).unwrap(),
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Ok(Message::Close(_))) | None => return json!({"type": "closed"}),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The next message of a type; others are passed over.
+    async fn until(&mut self, of: &str) -> Value {
+        loop {
+            let message = self.next().await;
+            if message["type"] == of {
+                return message;
+            }
+            assert_ne!(message["type"], "closed", "no {of} came");
+        }
+    }
+}
+
+fn done(task: &Value) -> Value {
+    json!({"task_id": task["task_id"], "token": task["token"], "seq": 1, "op": "complete", "output": task["step"]})
+}
+
+#[tokio::test]
+async fn a_worker_on_a_socket_runs_flows_to_their_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Some(dir.path().join("store").display().to_string());
+    let rig = Rig::with(ServeArgs { store, ..args() }).await;
+    rig.flow("diamond", DIAMOND).await;
+    let mut socket = Socket::open(&rig, json!({"handlers": ["a", "b", "c", "d"], "host": "h", "pid": 5})).await;
+    socket.say(json!({"type": "credit", "n": 2})).await;
+    let mut runs = Vec::new();
+    for n in 0..5 {
+        runs.push(rig.run("diamond", json!(n)).await);
+    }
+    let (mut tasks, mut answered, mut id) = (0, 0, 0);
+    while answered < 20 {
+        let message = socket.next().await;
+        match message["type"].as_str().unwrap() {
+            "tasks" => {
+                let pushed = message["tasks"].as_array().unwrap();
+                tasks += pushed.len();
+                assert!(tasks - answered <= 2, "more tasks than credits");
+                for task in pushed {
+                    id += 1;
+                    socket.say(json!({"type": "report", "id": id, "reports": [done(task)], "credit": 1})).await;
+                }
+            }
+            "reported" => {
+                assert_eq!(message["outcomes"][0]["outcome"], "applied", "{message}");
+                answered += 1;
+            }
+            other => panic!("{other}: {message}"),
+        }
+    }
+    for run in runs {
+        assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["output"], json!({"all": "d"}));
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn cancels_drains_and_signs_of_life_reach_the_worker() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    rig.flow("g", "steps: {a: {run: a}, b: {run: b, retry: {attempts: 1}}}\nfail_fast: true\n").await;
+    let mut socket = Socket::open(&rig, json!({})).await;
+    socket.say(json!({"type": "credit", "n": 1})).await;
+    let run = rig.run("f", json!(1)).await;
+    let task = socket.until("tasks").await["tasks"][0].clone();
+    socket.say(json!({"type": "heartbeat", "tasks": [task["task_id"]], "completed": 3})).await;
+    let beat = socket.until("beat").await;
+    assert_eq!((&beat["lost"], &beat["cancel"], &beat["drain"]), (&json!([]), &json!([]), &json!(false)));
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    let beat = socket.until("beat").await;
+    assert_eq!(beat["cancel"], json!([task["task_id"]]), "unasked");
+
+    // A step that is called off while its run goes on.
+    socket.say(json!({"type": "credit", "n": 2})).await;
+    let run = rig.run("f", json!(1)).await;
+    let task = socket.until("tasks").await["tasks"][0].clone();
+    rig.post(&format!("/v1/runs/{run}/steps/a/skip"), json!({})).await;
+    assert_eq!(socket.until("beat").await["cancel"], json!([task["task_id"]]));
+
+    let worker = rig.get("/v1/workers").await.items()[0]["worker_id"].as_str().unwrap().to_owned();
+    rig.post(&format!("/v1/workers/{worker}/drain"), json!({})).await;
+    assert_eq!(socket.until("beat").await["drain"], true);
+    let run = rig.run("f", json!(2)).await;
+    assert_eq!(rig.claim("another").await["run_id"], json!(run), "a draining worker gets nothing");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let me = json!({"host": "h", "pid": 9});
+    let mut socket = Socket::open(&rig, me.clone()).await;
+    socket.say(json!({"type": "credit", "n": 2})).await;
+    rig.run("f", json!(1)).await;
+    rig.run("f", json!(2)).await;
+    let mut held = Vec::new();
+    while held.len() < 2 {
+        held.extend(socket.until("tasks").await["tasks"].as_array().unwrap().clone());
+    }
+    socket.0.close(None).await.unwrap();
+    assert_eq!(socket.next().await["type"], "closed");
+    // It says that it has the first one alone.
+    let mut hello = me;
+    hello["tasks"] = json!([held[0]["task_id"]]);
+    let mut socket = Socket::open(&rig, hello).await;
+    socket.say(json!({"type": "credit", "n": 5})).await;
+    let again = socket.until("tasks").await["tasks"].as_array().unwrap().clone();
+    assert_eq!(again.len(), 1);
+    assert_eq!((&again[0]["run_id"], &again[0]["attempt"]), (&held[1]["run_id"], &json!(1)));
+    socket.say(json!({"type": "report", "id": 1, "reports": [done(&held[0])]})).await;
+    assert_eq!(socket.until("reported").await["outcomes"][0]["outcome"], "applied");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn many_large_tasks_come_in_several_frames() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    for _ in 0..6 {
+        rig.run("f", json!("x".repeat(1 << 20))).await;
+    }
+    let mut socket = Socket::open(&rig, json!({})).await;
+    socket.say(json!({"type": "credit", "n": 6})).await;
+    let (mut tasks, mut frames) = (0, 0);
+    while tasks < 6 {
+        let pushed = socket.until("tasks").await;
+        assert!(pushed.to_string().len() < 5 << 20);
+        tasks += pushed["tasks"].as_array().unwrap().len();
+        frames += 1;
+    }
+    assert!(frames > 1, "12 MiB came in one frame");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_socket_that_says_nonsense_is_told_and_closed() {
+    let rig = Rig::start().await;
+    for nonsense in ["{}", "no json", "{\"type\": \"credit\", \"n\": 1}"] {
+        let mut socket = Socket::raw(&rig).await;
+        socket.0.send(Message::text(nonsense)).await.unwrap();
+        let error = socket.next().await;
+        assert_eq!((&error["type"], &error["error"]["code"]), (&json!("error"), &json!("bad_request")), "{nonsense}");
+        assert_eq!(socket.next().await["type"], "closed");
+    }
+    assert_eq!(rig.get("/v1/workers/connect").await.code(), (400, "bad_request"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_silent_worker_is_cut_off_and_a_stopping_server_says_so() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(200)), ..args() }).await;
+    let mut silent = Socket::open(&rig, json!({})).await;
+    // Not read from, so that no ping is answered.
+    let cut = async {
+        let mut parts = SocketParts::of(&mut silent);
+        let SocketParts(stream) = &mut parts;
+        let mut buffer = [0; 4_096];
+        loop {
+            use tokio::io::AsyncReadExt;
+            match stream.read(&mut buffer).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    };
+    tokio::time::timeout(LONG, cut).await.expect("it is cut off");
+    let mut socket = Socket::open(&rig, json!({})).await;
+    let stopping = tokio::spawn(rig.server.stop());
+    let error = socket.until("error").await;
+    assert_eq!(error["error"]["code"], "unavailable");
+    drop(socket);
+    stopping.await.unwrap();
+}
+
+/// The bytes under a socket.
+struct SocketParts<'a>(&'a mut TcpStream);
+
+impl SocketParts<'_> {
+    fn of(socket: &mut Socket) -> SocketParts<'_> {
+        match socket.0.get_mut() {
+            MaybeTlsStream::Plain(stream) => SocketParts(stream),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Workers over plain calls: claims, reports, signs of life.
+
+use eddyline_protocol::Span;
+use eddyline_server::ServeArgs;
+use serde_json::{Value, json};
+
+use crate::client::{Rig, args};
+
+/// Longer than anything here takes; reached only when something hangs.
+const LONG: std::time::Duration = std::time::Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_claim_that_waits_is_woken_by_a_start() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let client = rig.client.clone();
+    let claim = tokio::spawn(async move { client.claim("w").await });
+    let run = rig.run("f", json!({"x": 1})).await;
+    let task = claim.await.unwrap();
+    assert_eq!(
+        (&task["run_id"], &task["input"], &task["run_input"]),
+        (&json!(run), &json!({"x": 1}), &json!({"x": 1}))
+    );
+    assert_eq!((&task["handler"], &task["attempt"], &task["kind"]), (&json!("a"), &json!(1), &json!("step")));
+    assert_eq!(task["key"], json!(format!("{run}/a")));
+    let nothing = rig.post("/v1/tasks/claim", json!({"worker_id": "w"})).await;
+    assert_eq!(nothing.body, json!({"tasks": []}));
+    let none = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 0, "wait_ms": 20_000})).await;
+    assert_eq!(none.body, json!({"tasks": []}));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeated_claim_gets_the_same_tasks() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    rig.run("f", json!(1)).await;
+    let ask = json!({"worker_id": "w", "request_id": "6f2c1b8e-0d5b-4f0a-9a55-0f7d0c4c2a11", "wait_ms": 20_000});
+    let first = rig.post("/v1/tasks/claim", ask.clone()).await;
+    let again = rig.post("/v1/tasks/claim", ask).await;
+    assert_eq!(first.body["tasks"].as_array().unwrap().len(), 1);
+    assert_eq!(first.body["tasks"][0]["task_id"], again.body["tasks"][0]["task_id"]);
+    assert_eq!(rig.post("/v1/tasks/claim", json!({"request_id": "x"})).await.status, 400);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn each_report_is_taken_for_itself() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, emits: [told]}, b: {run: b}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let asked = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 2, "wait_ms": 20_000})).await;
+    let tasks = asked.body["tasks"].as_array().unwrap();
+    let report = |task: &Value, seq: u32, op: Value| {
+        let mut report = json!({"task_id": task["task_id"], "token": task["token"], "seq": seq});
+        report.as_object_mut().unwrap().extend(op.as_object().unwrap().clone());
+        report
+    };
+    let (a, b) = match tasks[0]["step"] == "a" {
+        true => (&tasks[0], &tasks[1]),
+        false => (&tasks[1], &tasks[0]),
+    };
+    let reports = json!([
+        report(a, 1, json!({"op": "log", "msg": "hello"})),
+        report(a, 2, json!({"op": "progress", "done": 1, "total": 2})),
+        report(b, 1, json!({"op": "no such thing"})),
+        report(b, 2, json!({"op": "complete"})),
+        {"task_id": a["task_id"], "token": b["token"], "op": "complete"},
+        {"task_id": "x", "token": "y", "op": "complete"},
+        "nonsense",
+    ]);
+    let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": reports})).await;
+    let outcomes: Vec<&str> =
+        reply.body["outcomes"].as_array().unwrap().iter().map(|o| o["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["applied", "applied", "invalid", "not_tried", "invalid", "invalid", "invalid"]);
+    assert!(reply.body["outcomes"][2]["message"].is_string());
+
+    let done = json!({"op": "complete", "seq": 3, "output": 1, "emits": [{"event": "told", "payload": 5}]});
+    assert_eq!(rig.report(a, done.clone()).await["outcome"], "applied");
+    let again = rig.report(a, done).await;
+    assert_eq!((&again["outcome"], &again["duplicate"]), (&json!("applied"), &json!(true)));
+    assert_eq!(rig.report(a, json!({"op": "complete", "seq": 4})).await["outcome"], "stale");
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    assert_eq!(rig.report(b, json!({"op": "complete", "seq": 2})).await["outcome"], "closed");
+    assert_eq!(rig.get(&format!("/v1/runs/{run}")).await.body["emitted_events"], json!(["told"]));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_brings_the_next_task_with_it() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}, b: {after: [a], run: b}}").await;
+    rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    let report = json!({"task_id": task["task_id"], "token": task["token"], "op": "complete"});
+    let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": [report], "claim": {"max": 5}})).await;
+    assert_eq!(reply.body["tasks"][0]["step"], "b");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}, b: {run: b}}").await;
+    let me =
+        json!({"handlers": ["b"], "queues": ["default"], "host": "h", "pid": 1, "version": "7", "max_concurrent": 3});
+    let worker = rig.post("/v1/workers", me.clone()).await;
+    assert_eq!(worker.status, 201);
+    let id = worker.text("worker_id");
+    assert_eq!(rig.post("/v1/workers", me).await.text("worker_id"), id);
+    assert_ne!(rig.post("/v1/workers", json!({})).await.text("worker_id"), id);
+    let run = rig.run("f", json!(1)).await;
+    let task = rig.claim(&id).await;
+    assert_eq!(task["handler"], "b");
+    let beat = json!({"tasks": [task["task_id"], "nonsense", format!("{run}.99")], "completed": 4, "failed": 1});
+    let beat = rig.post(&format!("/v1/workers/{id}/heartbeat"), beat).await;
+    assert_eq!((&beat.body["cancel"], &beat.body["drain"]), (&json!([]), &json!(false)));
+    assert_eq!(beat.body["lost"], json!(["nonsense", format!("{run}.99")]));
+    let listed = rig.get("/v1/workers").await;
+    let mine = listed.items().iter().find(|worker| worker["worker_id"] == json!(id)).unwrap();
+    assert_eq!((&mine["status"], &mine["completed"], &mine["tasks"]), (&json!("online"), &json!(4), &json!(3)));
+
+    // Another namespace can do nothing with it.
+    let other = rig.header("eddyline-namespace", "other");
+    let foreign = other.post(&format!("/v1/workers/{id}/heartbeat"), json!({"tasks": [task["task_id"]]})).await;
+    assert_eq!(foreign.status, 404);
+    assert_eq!(other.get(&format!("/v1/tasks/{}/memo", task["task_id"].as_str().unwrap())).await.status, 404);
+
+    let drained = rig.post(&format!("/v1/workers/{id}/drain"), json!({})).await;
+    assert_eq!(drained.body["status"], "draining");
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    let beat = rig.post(&format!("/v1/workers/{id}/heartbeat"), json!({"tasks": [task["task_id"]]})).await;
+    assert_eq!((&beat.body["cancel"], &beat.body["drain"]), (&json!([task["task_id"]]), &json!(true)));
+    assert_eq!(rig.delete(&format!("/v1/workers/{id}")).await.status, 200);
+    for path in ["heartbeat", "drain"] {
+        assert_eq!(rig.post(&format!("/v1/workers/{id}/{path}"), json!({})).await.status, 404);
+    }
+    assert_eq!(rig.delete(&format!("/v1/workers/{id}")).await.status, 404);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_lease_that_is_not_kept_is_lost_and_its_worker_offline() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
+    rig.flow("f", "steps: {a: {run: a, retry: {initial: 1ms}}}").await;
+    let id = rig.post("/v1/workers", json!({})).await.text("worker_id");
+    rig.run("f", json!(1)).await;
+    let task = rig.claim(&id).await;
+    let second = rig.claim("another").await;
+    assert_eq!((&second["attempt"], &second["run_id"]), (&json!(2), &task["run_id"]));
+    assert_eq!(rig.report(&task, json!({"op": "complete"})).await["outcome"], "stale");
+    let beat = rig.post(&format!("/v1/workers/{id}/heartbeat"), json!({"tasks": [task["task_id"]]})).await;
+    assert_eq!((&beat.body["lost"], &beat.body["cancel"]), (&json!([task["task_id"]]), &json!([])));
+    // Three leases of silence, by the store's clock.
+    let since = std::time::Instant::now();
+    while rig.get("/v1/workers").await.items()[0]["status"] != "offline" {
+        assert!(since.elapsed() < LONG, "it is never offline");
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_code_run_is_driven_over_plain_calls() {
+    let rig = Rig::start().await;
+    rig.flow("job", "code: true").await;
+    let run = rig.run("job", json!({"x": 1})).await;
+    let task = rig.claim("w").await;
+    assert_eq!((&task["kind"], &task["handler"], &task["memo"]), (&json!("run"), &json!("job"), &json!({})));
+    let step = rig.report(&task, json!({"op": "step", "seq": 1, "name": "pay", "output": 5})).await;
+    assert_eq!((&step["outcome"], &step["decision"]), (&json!("applied"), &json!("recorded")));
+    let wait = rig.report(&task, json!({"op": "wait", "seq": 2, "name": "hook", "webhook": true})).await;
+    let token = wait["token"].as_str().unwrap().to_owned();
+    assert!(wait["url"].as_str().unwrap().ends_with(&token));
+    let bad = rig.report(&task, json!({"op": "wait", "seq": 3, "name": "x", "webhook": true, "manual": true})).await;
+    assert_eq!(bad["outcome"], "invalid");
+    let memo = rig.get(&format!("/v1/tasks/{}/memo", task["task_id"].as_str().unwrap())).await;
+    assert_eq!(memo.body["memo"]["pay"]["output"], 5);
+    assert_eq!(rig.report(&task, json!({"op": "suspend", "seq": 3})).await["outcome"], "applied");
+    assert_eq!(rig.post(&format!("/hooks/{token}"), json!({"ok": true})).await.status, 200);
+    let task = rig.claim("w").await;
+    assert_eq!(task["memo"]["hook"]["output"], json!({"ok": true}));
+    assert_eq!(rig.report(&task, json!({"op": "complete", "seq": 1, "output": "done"})).await["outcome"], "applied");
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["output"], "done");
+    rig.server.stop().await;
+}

@@ -1,0 +1,175 @@
+//! What `eddy` does without a server.
+
+use std::path::Path;
+
+use super::rig::{Process, command, eddy, finish};
+
+const FULFIL: &str = r#"name: fulfil
+steps:
+  load:    {run: load_orders, retry: {attempts: 3}, timeout: 30s}
+  review:  {after: [load], if: "steps.load.output.total > 100", emits: [order.checked]}
+  each:    {after: [load], spread: "steps.load.output.items", as: item, run: price, input: {sku: "${item.sku}"}}
+  sum:     {after: [each], set: "${sum(steps.each.output.map(x, x.price))}"}
+  poll:    {after: [load], repeat: {until: "steps.check.output.ready", max: 10},
+            steps: {check: {run: check}, nap: {after: [check], await: {time: 100ms}}}}
+  approve: {after: [sum], await: {webhook: true, timeout: 24h, on_timeout: fail}}
+  pay:     {after: [approve, "ended:review"], run: charge, undo: {run: refund}}
+  ship:    {after: [pay, poll], subscribes: [order.checked], join: any, flow: shipping, input: {items: "${input}"}}
+  alarm:   {after: ["failed:ship"], run: page_someone}
+finally: {steps: {tidy: {}}}
+output: {total: "${steps.sum.output}"}
+"#;
+
+fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("fulfil.yaml"), FULFIL).unwrap();
+    dir
+}
+
+fn sh(dir: &Path, script: &str) -> std::process::ExitStatus {
+    std::process::Command::new("sh").arg("-c").arg(script).current_dir(dir).status().unwrap()
+}
+
+#[test]
+fn a_flow_is_drawn_in_boxes() {
+    insta::assert_snapshot!(eddy(folder().path(), &["flow", "graph", "fulfil.yaml"]).good().out);
+}
+
+#[test]
+fn a_flow_is_drawn_by_others() {
+    let dir = folder();
+    insta::assert_snapshot!(eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--mermaid"]).good().out);
+    insta::assert_snapshot!(eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--dot"]).good().out);
+    let analysis = eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--json"]).good().json();
+    assert_eq!(analysis["analysis"]["entry"], serde_json::json!(["load"]));
+}
+
+#[test]
+fn a_new_version_is_told_in_words() {
+    let dir = folder();
+    let new = FULFIL
+        .replace("attempts: 3", "attempts: 5, max: 20s")
+        .replace("  alarm:   {after: [\"failed:ship\"], run: page_someone}\n", "")
+        .replace("\"ended:review\"", "\"failed:review\"")
+        .replace("max: 10}", "max: 12}")
+        .replace("check: {run: check}", "check: {run: check, timeout: 2s}")
+        .replace("finally", "  late: {after: [\"failed:pay\"], run: tell}\nfinally")
+        .replace("tidy: {}", "sweep: {}");
+    std::fs::write(dir.path().join("new.yaml"), new).unwrap();
+    insta::assert_snapshot!(eddy(dir.path(), &["flow", "diff", "new.yaml", "fulfil.yaml"]).good().out);
+    let same = eddy(dir.path(), &["flow", "diff", "fulfil.yaml", "fulfil.yaml"]).good().out;
+    assert!(same.contains("nothing changes"), "{same}");
+}
+
+#[test]
+fn a_sound_file_is_told_to_be_and_a_bad_one_is_told_why() {
+    let dir = folder();
+    let good = eddy(dir.path(), &["flow", "validate", "fulfil.yaml"]).good();
+    assert!(good.out.starts_with("✓ fulfil.yaml: fulfil "), "{good:?}");
+    std::fs::write(dir.path().join("bad.yaml"), "name: bad\nsteps:\n  a: {retry: {attempts: 0}}\n  b: {after: [aa]}\n")
+        .unwrap();
+    let bad = eddy(dir.path(), &["flow", "validate", "."]).bad(5);
+    insta::assert_snapshot!(bad.err);
+    let json = eddy(dir.path(), &["--json", "flow", "validate", "."]).bad(5);
+    let (verdicts, error) = (json.json(), serde_json::from_str::<serde_json::Value>(&json.err).unwrap());
+    assert_eq!((&verdicts[0]["valid"], &verdicts[1]["valid"]), (&false.into(), &true.into()));
+    assert_eq!(verdicts[0]["problems"].as_array().unwrap().len(), 2);
+    assert_eq!(error["error"]["exit"], 5);
+}
+
+#[test]
+fn a_file_without_a_name_is_named_after_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("nightly.yaml"), "steps: {a: {}}\n").unwrap();
+    let good = eddy(dir.path(), &["flow", "validate", "nightly.yaml"]).good();
+    assert!(good.out.contains(": nightly "), "{good:?}");
+}
+
+#[test]
+fn colours_are_used_when_asked_for() {
+    let dir = folder();
+    let plain = eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--color", "never"]).good().out;
+    let colored = eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--color", "always"]).good().out;
+    assert!(!plain.contains('\x1b') && colored.contains("\x1b[1mload\x1b[0m"));
+}
+
+#[test]
+fn every_way_to_go_wrong_has_its_code() {
+    let dir = tempfile::tempdir().unwrap();
+    // A port that was free a moment ago, and that nobody listens on.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let away = format!("http://127.0.0.1:{port}");
+    let unreachable = eddy(dir.path(), &["run", "list", "--url", &away]).bad(3);
+    assert!(
+        unreachable.err.contains("no server answers at") && unreachable.err.contains("eddy dev"),
+        "{unreachable:?}"
+    );
+    eddy(dir.path(), &["flow", "validate", "nothing.yaml"]).bad(2);
+    eddy(dir.path(), &["flow", "graph", "nothing.yaml"]).bad(2);
+    eddy(dir.path(), &["start", "x", "--input", "{not json"]).bad(2);
+    eddy(dir.path(), &["start", "x", "--delay", "soon"]).bad(2);
+    eddy(dir.path(), &["worker", "exec", "no-command"]).bad(2);
+    eddy(dir.path(), &["frobnicate"]).bad(2);
+    eddy(dir.path(), &["run", "list", "--url", "no url"]).bad(2);
+    eddy(dir.path(), &["backup", "--store", "nothing", "to"]).bad(4);
+    eddy(dir.path(), &["doctor", "--store", "nothing"]).bad(1);
+    let help = eddy(dir.path(), &["--help"]).good().out;
+    assert!(help.contains("Exit codes:") && help.contains("  3    the server cannot be reached"), "{help}");
+}
+
+#[test]
+fn nobody_reading_on_is_no_failure() {
+    let dir = folder();
+    let script = format!("{} flow graph fulfil.yaml | head -n 1 > /dev/null", env!("CARGO_BIN_EXE_eddy"));
+    assert!(sh(dir.path(), &script).success());
+}
+
+#[test]
+fn completions_are_scripts() {
+    let dir = tempfile::tempdir().unwrap();
+    for (shell, sign) in [("bash", "complete -F _eddy"), ("zsh", "#compdef eddy"), ("fish", "complete -c eddy")] {
+        let script = eddy(dir.path(), &["completions", shell]).good().out;
+        assert!(script.contains(sign), "{shell}");
+    }
+}
+
+#[test]
+fn a_folder_to_begin_with() {
+    for (lang, main) in [("shell", "worker.sh"), ("rust", "src/main.rs")] {
+        let dir = tempfile::tempdir().unwrap();
+        let made = eddy(dir.path(), &["init", "mine", "--lang", lang]).good();
+        assert!(made.out.contains("cd mine\n  eddy dev -- "), "{made:?}");
+        assert!(dir.path().join("mine").join(main).is_file());
+        eddy(dir.path(), &["flow", "validate", "mine/flows"]).good();
+        let again = eddy(dir.path(), &["init", "mine", "--lang", lang]).bad(5);
+        assert!(again.err.contains("has flows/greet.yaml"), "{again:?}");
+    }
+}
+
+#[test]
+fn a_store_is_copied_and_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut serve = command();
+    serve.current_dir(dir.path()).args(["serve", "--store", "store", "--listen", "127.0.0.1:0"]);
+    let mut serve = Process(serve.env("EDDY_LOG", "error").stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    let mut lines = std::io::BufReader::new(serve.0.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut lines, &mut said).unwrap();
+    let held = eddy(dir.path(), &["backup", "--store", "store", "copy"]).bad(5);
+    assert!(held.err.contains("in use by process"), "{held:?}");
+    let held = eddy(dir.path(), &["doctor", "--store", "store"]).bad(1);
+    assert!(held.out.contains("in use by process"), "{held:?}");
+    drop(serve);
+    eddy(dir.path(), &["backup", "--store", "store", "copy"]).good();
+    let again = eddy(dir.path(), &["backup", "--store", "store", "copy"]).bad(5);
+    assert!(again.err.contains("is not empty"), "{again:?}");
+    let looked = eddy(dir.path(), &["doctor", "--store", "copy"]).good();
+    assert!(looked.out.contains("opens, and nobody else has it") && looked.out.contains("MiB free"), "{looked:?}");
+}
+
+#[test]
+fn a_key_in_the_environment_is_not_shown() {
+    let mut command = command();
+    command.env("EDDY_KEY", "secret-of-mine").arg("--help");
+    assert!(!finish(command).out.contains("secret-of-mine"));
+}

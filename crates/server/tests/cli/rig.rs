@@ -1,0 +1,127 @@
+//! The binary as a user has it, and servers for it to talk to.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+/// What a command came to.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("not JSON: {error}: {self:?}"))
+    }
+
+    #[track_caller]
+    pub fn good(self) -> Ran {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub fn bad(self, code: i32) -> Ran {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+
+    /// The first line of what was said.
+    pub fn line(&self) -> String {
+        self.out.lines().next().unwrap_or_default().to_owned()
+    }
+}
+
+/// `eddy` without any of the surroundings' settings.
+pub fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EDDY_")) {
+        command.env_remove(name);
+    }
+    command.env_remove("NO_COLOR").stdin(Stdio::null());
+    command
+}
+
+pub fn finish(mut command: Command) -> Ran {
+    let output = command.output().unwrap();
+    Ran {
+        code: output.status.code().unwrap_or(-1),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+pub fn eddy(dir: &Path, args: &[&str]) -> Ran {
+    let mut command = command();
+    command.current_dir(dir).args(args);
+    finish(command)
+}
+
+/// A process that is killed when it is dropped.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server in memory on a free port, and a folder to work in.
+pub struct Server {
+    pub url: String,
+    pub dir: tempfile::TempDir,
+    _process: Process,
+}
+
+impl Server {
+    pub fn start() -> Server {
+        Server::with(&[])
+    }
+
+    pub fn with(args: &[&str]) -> Server {
+        let mut command = command();
+        command.args(["serve", "--store", "memory:", "--listen", "127.0.0.1:0"]).args(args);
+        let mut process = Process(command.env("EDDY_LOG", "error").stdout(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let url = loop {
+            let line = lines.next().expect("it says where it listens").unwrap();
+            if let Some((_, url)) = line.split_once("listens on ") {
+                break url.trim().to_owned();
+            }
+        };
+        Server { url, dir: tempfile::tempdir().unwrap(), _process: process }
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = command();
+        command.current_dir(self.dir.path()).env("EDDY_URL", &self.url).args(args);
+        command
+    }
+
+    pub fn eddy(&self, args: &[&str]) -> Ran {
+        finish(self.command(args))
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.dir.path().join(name), text).unwrap();
+    }
+
+    pub fn apply(&self, text: &str) {
+        self.write("flow.yaml", text);
+        self.eddy(&["flow", "apply", "flow.yaml"]).good();
+    }
+
+    /// Starts a worker, which says on standard error what it does; gives back its lines.
+    pub fn worker(&self, args: &[&str]) -> (Process, impl Iterator<Item = String> + use<>) {
+        let mut command = self.command(&["worker", "exec"]);
+        let mut process = Process(command.args(args).stderr(Stdio::piped()).spawn().unwrap());
+        let lines = BufReader::new(process.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+        (process, lines)
+    }
+}

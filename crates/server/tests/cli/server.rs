@@ -1,0 +1,248 @@
+//! What `eddy` does with a server.
+
+use serde_json::{Value, json};
+
+use super::rig::{Ran, Server};
+
+const ORDER: &str = r#"
+name: order
+steps:
+  pay:  {retry: {attempts: 3, initial: 10ms}, emits: [paid]}
+  gift: {after: [pay], if: "input.cents > 1000"}
+  ship: {subscribes: [paid], after: ["ended:gift"], input: {to: "${input.to}", receipt: "${events.paid}"}}
+output: "${steps.ship.output}"
+"#;
+
+/// Fails the first time, tells its log, emits, and gives something back.
+const PAY: &str = r#"#!/bin/sh
+echo "attempt $EDDY_ATTEMPT of $EDDY_ACTIVATION in $EDDY_RUN_ID" >&2
+[ "$EDDY_ATTEMPT" = 1 ] && { echo "the bank is closed" >&2; exit 75; }
+printf '{"event":"paid","payload":"%s"}\n' "$EDDY_TASK_KEY" > "$EDDY_EMITS"
+cat
+"#;
+
+/// A flow that waits until it is told to go on.
+const HOLD: &str = r#"
+name: hold
+steps:
+  ask: {await: {manual: true}}
+  tell: {after: [ask], await: {event: news, key: "input.id"}}
+output: ["${steps.ask.output}", "${steps.tell.output}"]
+"#;
+
+fn start(server: &Server, args: &[&str]) -> String {
+    server.eddy(&[&["start"], args].concat()).good().line()
+}
+
+fn status(server: &Server, run: &str) -> Value {
+    server.eddy(&["--json", "run", "show", run]).good().json()["run"]["status"].clone()
+}
+
+/// Follows a run until a record of that kind is there.
+fn until(server: &Server, run: &str, kind: &str) {
+    use std::io::{BufRead, BufReader};
+    let mut tail = server.command(&["--json", "tail", run, "--follow"]);
+    let mut tail = super::rig::Process(tail.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(tail.0.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains(&format!("\"kind\":\"{kind}\""))), "{kind} never came");
+}
+
+#[test]
+fn a_run_from_its_flow_to_its_timeline_with_scripts_for_workers() {
+    let server = Server::start();
+    server.write("pay.sh", PAY);
+    server.apply(ORDER);
+    let (_worker, mut said) = server.worker(&["pay=sh ./pay.sh", "ship=cat", "gift=false"]);
+    let ran =
+        server.eddy(&["start", "order", "--input", r#"{"cents": 7, "to": "ada"}"#, "--wait", "--tag", "web"]).good();
+    assert!(ran.out.contains("✓ pay ") && ran.out.contains("2 attempts") && ran.out.contains("– gift"), "{ran:?}");
+    let runs = server.eddy(&["--json", "run", "list", "--tag", "web"]).good().json();
+    let run = runs[0]["run_id"].as_str().unwrap().to_owned();
+    let shown = server.eddy(&["--json", "run", "show", &run]).good().json();
+    assert_eq!(shown["run"]["output"]["to"], "ada");
+    let receipt = shown["run"]["output"]["receipt"].as_str().unwrap();
+    assert!(receipt.contains(&run) && receipt.contains("pay"), "{receipt}");
+    assert_eq!(shown["run"]["emitted_events"], json!(["paid"]));
+    let tail = server.eddy(&["--json", "tail", &run]).good();
+    let records: Vec<Value> = tail.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let logs: Vec<&str> = records
+        .iter()
+        .filter(|record| record["kind"] == "runner.log")
+        .map(|record| record["data"]["msg"].as_str().unwrap())
+        .collect();
+    assert_eq!(logs[0], format!("attempt 1 of pay in {run}"));
+    assert_eq!(logs[1], "the bank is closed");
+    assert_eq!(records.last().unwrap()["kind"], "flow.completed");
+    let ids: Vec<&str> = records.iter().map(|record| record["id"].as_str().unwrap()).collect();
+    let dense: Vec<String> = (1..=ids.len()).map(|id| id.to_string()).collect();
+    assert_eq!(ids, dense);
+    // A tail from behind the last record has nothing to wait for.
+    let rest = server.eddy(&["tail", &run, "--follow", "--after", &records.len().to_string()]).good();
+    assert_eq!(rest.out, "");
+    assert!(said.any(|line| line.contains("exited with 75: the bank is closed")));
+    let listed = server.eddy(&["worker", "list"]).good();
+    assert!(listed.out.contains("online") && listed.out.contains("gift, pay, ship"), "{listed:?}");
+}
+
+#[test]
+fn a_run_that_fails_fails_whoever_waits_for_it() {
+    let server = Server::start();
+    server.apply("name: job\nsteps: {work: {retry: {attempts: 3}}}\n");
+    let (_worker, _said) = server.worker(&["work=echo wrong format >&2; exit 65"]);
+    let waited = server.eddy(&["start", "job", "--wait"]).bad(1);
+    assert!(waited.out.contains("✗ work") && waited.out.contains("wrong format"), "{waited:?}");
+    let waited = server.eddy(&["--json", "start", "job", "--wait"]).bad(1);
+    let result = waited.json();
+    assert_eq!((&result["status"], &result["error"]["kind"]), (&json!("failed"), &json!("BadInput")));
+    let run = result["run_id"].as_str().unwrap();
+    let steps = server.eddy(&["--json", "run", "show", run]).good().json()["steps"].clone();
+    assert_eq!(steps[0]["attempts"].as_array().unwrap().len(), 1, "65 is not tried again: {steps}");
+    server.eddy(&["run", "watch", run]).bad(1);
+    let again = server.eddy(&["--json", "run", "retry", run]).good().json();
+    assert_ne!(again["run_id"], run);
+    server.eddy(&["run", "watch", again["run_id"].as_str().unwrap()]).bad(1);
+    server.eddy(&["run", "delete", run]).good();
+    server.eddy(&["run", "show", run]).bad(4);
+}
+
+#[test]
+fn runs_are_acted_upon() {
+    let server = Server::start();
+    server.apply(HOLD);
+    let run = start(&server, &["hold", "--input", r#"{"id": 7}"#, "--key", "k", "--external-id", "mine"]);
+    assert_eq!(start(&server, &["hold", "--input", r#"{"id": 7}"#, "--key", "k"]), run);
+    server.eddy(&["start", "hold", "--input", r#"{"id": 8}"#, "--key", "k"]).bad(5);
+    let shown = server.eddy(&["run", "show", &run]).good();
+    assert!(shown.out.contains("⏸ ask") && shown.out.contains("ask waits for a person"), "{shown:?}");
+    assert!(shown.out.contains("tell waits for ask (at its gate)"), "{shown:?}");
+    server.eddy(&["run", "pause", &run]).good();
+    assert_eq!(status(&server, &run), "paused");
+    server.eddy(&["run", "resume", &run]).good();
+    let gates = server.eddy(&["--json", "gate", "list", "--run", &run]).good().json();
+    let gate = gates[0]["gate_id"].as_str().unwrap();
+    server.eddy(&["gate", "open", gate, r#"{"by": "ada"}"#]).good();
+    server.eddy(&["gate", "open", gate]).bad(4);
+    server.eddy(&["event", "publish", "news", "1", "--key", "8"]).good();
+    server.eddy(&["event", "publish", "news", "2", "--key", "7"]).good();
+    let watched = server.eddy(&["run", "watch", &run]).good();
+    assert!(watched.out.contains(r#"output [{"by":"ada"},2]"#), "{watched:?}");
+    server.eddy(&["run", "cancel", &run]).bad(5);
+    let again = server.eddy(&["run", "rerun", &run, "--input", r#"{"id": 9}"#]).good().line();
+    server.eddy(&["run", "complete", &again, "ask", "--output", "3"]).good();
+    server.eddy(&["run", "cancel", &again, "--reason", "enough"]).good();
+    server.eddy(&["run", "watch", &again]).bad(1);
+    let listed = server.eddy(&["run", "list", "--external-id", "mine"]).good();
+    assert!(listed.out.contains(&run) && listed.out.contains("completed"), "{listed:?}");
+    let skipped = start(&server, &["hold", "--input", r#"{"id": 1}"#]);
+    server.eddy(&["run", "skip", &skipped, "ask"]).good();
+    let failed = start(&server, &["hold", "--input", r#"{"id": 1}"#]);
+    server.eddy(&["run", "fail", &failed, "ask", "--message", "no"]).good();
+    let watched = server.eddy(&["run", "watch", &failed]).bad(1);
+    assert!(watched.out.contains("no"), "{watched:?}");
+}
+
+#[test]
+fn a_command_is_ended_when_its_run_is_cancelled() {
+    let server = Server::with(&["--lease", "2s"]);
+    server.apply("name: job\nsteps: {work: {}}\n");
+    let (_worker, mut said) = server.worker(&["work=echo $$ > pid; echo ready >&2; exec sleep 1000"]);
+    let run = start(&server, &["job"]);
+    until(&server, &run, "runner.log");
+    server.eddy(&["run", "cancel", &run]).good();
+    assert!(said.any(|line| line.contains("called off")));
+    let pid = std::fs::read_to_string(server.dir.path().join("pid")).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+    assert!(rustix::process::test_kill_process(pid).is_err(), "the command is still there");
+}
+
+#[test]
+fn a_worker_that_cannot_begin_says_why() {
+    let server = Server::start();
+    let twice = server.eddy(&["worker", "exec", "a=true", "a=false"]).bad(2);
+    assert!(twice.err.contains("two handlers called `a`"), "{twice:?}");
+}
+
+#[test]
+fn queues_are_paused_and_doctors_say_so() {
+    let server = Server::start();
+    server.apply("name: job\nsteps: {work: {queue: slow}}\n");
+    server.eddy(&["doctor"]).good();
+    server.eddy(&["queue", "set", "slow", "--concurrency", "2", "--rate", "10/1s"]).good();
+    server.eddy(&["queue", "pause", "slow"]).good();
+    let run = start(&server, &["job"]);
+    let sick = server.eddy(&["doctor"]).bad(1);
+    assert!(sick.out.contains("none is online, and 1 task waiting") && sick.out.contains("slow is paused"), "{sick:?}");
+    let listed = server.eddy(&["queue", "list"]).good();
+    assert!(listed.out.contains("2 at once, 10 in 1s") && listed.out.contains("paused"), "{listed:?}");
+    let (_worker, _said) = server.worker(&["other=true", "--queue", "slow"]);
+    server.eddy(&["queue", "resume", "slow"]).good();
+    // The worker is online, and has no such handler.
+    let sick = poll(|| server.eddy(&["doctor"]), |ran| ran.out.contains("1 online"));
+    assert!(sick.out.contains("tasks of work wait on slow, and no worker online has it"), "{sick:?}");
+    let shown = server.eddy(&["run", "show", &run]).good();
+    assert!(shown.out.contains("work waits for a worker that takes work on queue slow"), "{shown:?}");
+    let (_other, _said) = server.worker(&["work=echo 1", "--queue", "slow"]);
+    server.eddy(&["run", "watch", &run]).good();
+    server.eddy(&["doctor"]).good();
+}
+
+#[test]
+fn limits_are_set_listed_and_removed() {
+    let server = Server::start();
+    server.eddy(&["limit", "set", "stripe", "--concurrency", "5", "--rate", "100/1m"]).good();
+    let listed = server.eddy(&["limit", "list"]).good();
+    assert!(listed.out.contains("stripe") && listed.out.contains("5 at once, 100 in 1m"), "{listed:?}");
+    server.eddy(&["limit", "delete", "stripe"]).good();
+    assert_eq!(server.eddy(&["--json", "limit", "list"]).good().json(), json!([]));
+}
+
+/// Asks again until it is so; a server has no signal for a worker that comes online.
+fn poll(ask: impl Fn() -> Ran, is_so: impl Fn(&Ran) -> bool) -> Ran {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let ran = ask();
+        if is_so(&ran) || std::time::Instant::now() > until {
+            return ran;
+        }
+    }
+}
+
+#[test]
+fn keys_open_what_they_are_for_until_they_are_revoked() {
+    let admin = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    let server = Server::with(&["--keys", "on", "--admin-key", admin]);
+    let denied = server.eddy(&["run", "list"]).bad(6);
+    assert!(denied.err.contains("EDDY_KEY"), "{denied:?}");
+    let with = |key: &str, args: &[&str]| server.eddy(&[args, &["--api-key", key]].concat());
+    let created = with(admin, &["key", "create", "ci", "--scope", "read,start", "--expires-in", "1h"]).good();
+    let key = created.line();
+    with(&key, &["run", "list"]).good();
+    with(&key, &["key", "list"]).bad(6);
+    let keys = with(admin, &["--json", "key", "list"]).good().json();
+    let listed = keys.as_array().unwrap().iter().find(|listed| listed["name"] == "ci").unwrap();
+    assert!(!keys.to_string().contains(&key), "a key is shown once");
+    with(admin, &["key", "revoke", listed["key_id"].as_str().unwrap()]).good();
+    with(&key, &["run", "list"]).bad(6);
+}
+
+#[test]
+fn flows_are_listed_shown_compared_and_missed() {
+    let server = Server::start();
+    let empty = server.eddy(&["start", "order"]).bad(4);
+    assert!(empty.err.contains("no flow is registered yet"), "{empty:?}");
+    server.apply(ORDER);
+    let again = server.eddy(&["--json", "flow", "apply", "flow.yaml"]).good().json();
+    assert_eq!(again[0]["changed"], false);
+    let near = server.eddy(&["start", "ordr"]).bad(4);
+    assert!(near.err.contains("did you mean order?"), "{near:?}");
+    assert!(server.eddy(&["flow", "list"]).good().out.contains("order"));
+    assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("╭─ pay"));
+    server.eddy(&["flow", "graph", "order"]).good();
+    server.write("flow.yaml", &ORDER.replace("attempts: 3", "attempts: 4"));
+    let diff = server.eddy(&["flow", "diff", "flow.yaml"]).good();
+    assert!(diff.out.contains("retry.attempts: 3 → 4"), "{diff:?}");
+    server.write("flow.yaml", "name: order\nsteps: {a: {after: [b]}}\n");
+    let bad = server.eddy(&["flow", "apply", "flow.yaml"]).bad(5);
+    assert!(bad.err.contains("there is no step `b` here"), "{bad:?}");
+    assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("╭─ pay"), "it stays as it was");
+}

@@ -1,0 +1,76 @@
+//! What `eddy` starts, it ends: Ctrl-C leaves nothing behind.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use super::rig::{Process, command, eddy};
+
+fn pid(process: &Process) -> Pid {
+    Pid::from_raw(i32::try_from(process.0.id()).unwrap()).unwrap()
+}
+
+#[test]
+fn a_demo_that_is_interrupted_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let mut demo = command();
+    demo.arg("demo").env("TMPDIR", place.path()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut demo = Process(demo.spawn().unwrap());
+    let mut lines = BufReader::new(demo.0.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    let engine: String = first.split("process ").nth(1).unwrap().chars().take_while(char::is_ascii_digit).collect();
+    kill_process(pid(&demo), Signal::INT).unwrap();
+    assert_eq!(demo.0.wait().unwrap().code(), Some(130));
+    let engine = Pid::from_raw(engine.parse().unwrap()).unwrap();
+    assert!(test_kill_process(engine).is_err(), "the engine is still there");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "its folder is gone");
+}
+
+#[test]
+fn dev_registers_what_is_written_restarts_its_worker_and_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    eddy(dir.path(), &["init", "."]).good();
+    let mut dev = command();
+    dev.current_dir(dir.path()).args(["dev", "--listen", "127.0.0.1:0", "--", "./worker.sh"]);
+    let mut dev = Process(dev.stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(dev.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut wait_for =
+        |sign: &str| lines.find(|line| line.contains(sign)).unwrap_or_else(|| panic!("{sign} never came"));
+    let first = wait_for("listens on");
+    let url = first.split("listens on ").nth(1).unwrap().split(',').next().unwrap().to_owned();
+    wait_for("greet: ./steps/greet.sh");
+    let waited = |name: &str| {
+        let input = format!("{{\"name\": \"{name}\"}}");
+        eddy(dir.path(), &["--json", "--url", &url, "start", "greet", "--wait", "--input", &input]).good().json()
+    };
+    // Registered or not yet: the flow and the worker come up side by side.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while eddy(dir.path(), &["--url", &url, "flow", "show", "greet"]).code != 0 {
+        assert!(std::time::Instant::now() < until, "greet was never registered");
+    }
+    assert_eq!(waited("Ada")["output"]["greeting"], "Hello Ada");
+    std::fs::write(dir.path().join("flows/bad.yaml"), "name: bad\nsteps: {a: {after: [b]}}\n").unwrap();
+    wait_for("there is no step `b` here");
+    std::fs::write(dir.path().join("flows/bad.yaml"), "name: bad\nsteps: {a: {}}\n").unwrap();
+    wait_for("✓ bad ");
+    let script = dir.path().join("steps/greet.sh");
+    let text = std::fs::read_to_string(&script).unwrap().replace("Hello", "Good morning");
+    std::fs::write(&script, text).unwrap();
+    wait_for("the worker is restarted");
+    wait_for("greet: ./steps/greet.sh");
+    assert_eq!(waited("Ada")["output"]["greeting"], "Good morning Ada");
+    kill_process(pid(&dev), Signal::INT).unwrap();
+    wait_for("stopping");
+    assert_eq!(dev.0.wait().unwrap().code(), Some(0));
+    // It let go of its store, and nobody else has it.
+    eddy(dir.path(), &["doctor", "--store", ".eddyline"]).good();
+}
+
+#[test]
+fn dev_ends_if_its_worker_cannot_be_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["dev", "--listen", "127.0.0.1:0", "--store", "memory:", "--", "./no-such-program"];
+    let ran = eddy(dir.path(), &args).bad(2);
+    assert!(ran.err.contains("`./no-such-program` cannot be started"), "{ran:?}");
+}

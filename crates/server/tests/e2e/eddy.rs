@@ -1,0 +1,149 @@
+//! `eddy serve` as a process on a directory of its own. It ends with whoever has it, however that ends.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use eddyline::Client;
+use tempfile::TempDir;
+
+/// Longer than anything here takes; reached only when something hangs.
+pub const LONG: Duration = Duration::from_secs(60);
+/// How often a server is started anew on a port that somebody else has for a moment.
+const MAX_STARTS: usize = 50;
+
+pub struct Eddy {
+    child: Child,
+    pub addr: SocketAddr,
+    dir: TempDir,
+    flags: Vec<String>,
+}
+
+impl Eddy {
+    /// A server on a new directory.
+    pub fn start(flags: &[&str]) -> Eddy {
+        let dir = tempfile::tempdir().unwrap();
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        for _ in 0..MAX_STARTS {
+            if let Some((child, addr)) = spawn(dir.path(), free_port(), &flags) {
+                return Eddy { child, addr, dir, flags };
+            }
+        }
+        panic!("it does not start: {}", log(dir.path()));
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.url()).unwrap()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn store(&self) -> PathBuf {
+        store(self.dir.path())
+    }
+
+    /// SIGKILL, and nothing of the process is left.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// The same directory, address and flags again.
+    pub fn restart(&mut self) {
+        for _ in 0..MAX_STARTS {
+            if let Some((child, addr)) = spawn(self.dir.path(), self.addr, &self.flags) {
+                (self.child, self.addr) = (child, addr);
+                return;
+            }
+        }
+        panic!("it does not start again: {}", log(self.dir.path()));
+    }
+
+    /// SIGTERM, and how the process ended.
+    pub async fn terminate(&mut self) -> ExitStatus {
+        let id = self.pid().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let deadline = std::time::Instant::now() + LONG;
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return status,
+                None if std::time::Instant::now() > deadline => panic!("it does not stop: {}", log(self.dir.path())),
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+}
+
+impl Drop for Eddy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the server said: {}", log(self.dir.path()));
+        }
+    }
+}
+
+/// The process, once it says where it listens; nothing if it ended before.
+fn spawn(dir: &Path, addr: SocketAddr, flags: &[String]) -> Option<(Child, SocketAddr)> {
+    let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+    command.arg("serve").arg("--store").arg(store(dir)).args(["--listen", &addr.to_string()]).args(flags);
+    command.env("EDDY_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    match line.trim().split_once("http://") {
+        Some((_, addr)) => Some((child, addr.parse().unwrap())),
+        None => {
+            child.wait().unwrap();
+            None
+        }
+    }
+}
+
+fn store(dir: &Path) -> PathBuf {
+    dir.join("store")
+}
+
+fn log(dir: &Path) -> String {
+    let whole = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+    let lines: Vec<&str> = whole.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// A free port that the system does not give to outgoing connections: while the server is dead, somebody who tries to
+/// reach it could otherwise be given its port, and be connected with himself.
+fn free_port() -> SocketAddr {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let first = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32_768u16);
+    let (lowest, room) = (10_000u16, u32::from(first.saturating_sub(10_000)));
+    if room < 1_000 {
+        return SocketAddr::from(([127, 0, 0, 1], 0));
+    }
+    let from = uuid::Uuid::new_v4().as_u128() as u32;
+    let ports = (0..room).map(|at| lowest + (from.wrapping_add(at) % room) as u16);
+    let mut free = ports.filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+    free.next().unwrap().local_addr().unwrap()
+}
+
+/// A number that the server tells of itself; 0 while it does not.
+pub async fn metric(eddy: &Eddy, name: &str) -> f64 {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(eddy.addr).await.unwrap();
+    let request = format!("GET /metrics HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", eddy.addr);
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0.0)
+}
