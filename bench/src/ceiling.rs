@@ -1,17 +1,20 @@
 //! The ceiling: SQLite itself, one thread, writing the rows of the hot transition in the tables of the store, with
-//! nothing around it. No run could be decided, no caller answered, but the disk does the same work.
+//! nothing around it. No run could be decided, but the disk does the same work.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, Statement, params};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::measure::{Measure, Row};
 
 /// The rows of one transition, as the store wrote them.
+#[derive(Clone)]
 pub struct Sample {
     header: String,
-    activations: [String; 2],
+    /// The flow itself, whose open steps are counted; the step that ended; the one that was queued.
+    activations: [String; 3],
     records: String,
     claim: String,
     task: String,
@@ -22,12 +25,11 @@ impl Sample {
     pub fn read(dir: &Path) -> rusqlite::Result<Sample> {
         let conn = open(dir)?;
         let one = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, String>(0));
+        let activation =
+            |state: &str| one(&format!("SELECT body FROM activations WHERE body GLOB '*{state}*' LIMIT 1"));
         Ok(Sample {
             header: one("SELECT header FROM runs LIMIT 1")?,
-            activations: [
-                one("SELECT body FROM activations WHERE body LIKE '%Ended%' LIMIT 1")?,
-                one("SELECT body FROM activations WHERE body LIKE '%Queued%' LIMIT 1")?,
-            ],
+            activations: [activation("\"Open\"")?, activation("\"Ended\"")?, activation("\"Queued\"")?],
             records: one("SELECT body FROM records WHERE count > 1 ORDER BY row DESC LIMIT 1")?,
             claim: one("SELECT body FROM records WHERE count = 1 ORDER BY row DESC LIMIT 1")?,
             task: one("SELECT body FROM tasks LIMIT 1")?,
@@ -35,62 +37,152 @@ impl Sample {
     }
 
     pub fn bytes(&self) -> usize {
-        let [a, b] = &self.activations;
-        [&self.header, a, b, &self.records, &self.claim, &self.task].iter().map(|text| text.len()).sum()
+        let [a, b, c] = &self.activations;
+        [&self.header, a, b, c, &self.records, &self.claim, &self.task].iter().map(|text| text.len()).sum()
     }
 }
 
 /// So many transitions, so many to a commit, over as many runs. `dir` holds a closed store with at least one run.
-pub fn transitions(dir: &Path, sample: &Sample, count: usize, group: usize) -> rusqlite::Result<(Row, Vec<Duration>)> {
+pub fn grouped(dir: &Path, sample: &Sample, count: usize, group: usize) -> rusqlite::Result<Row> {
     let conn = open(dir)?;
-    // Each group works on runs that are there, as hot runs are.
-    let first: i64 = conn.query_row("SELECT max(position) FROM runs", [], |row| row.get(0))?;
-    for at in 1..=group as i64 {
-        conn.execute(
-            "INSERT INTO runs (position, id, ns, flow, status, created_at, started_at, paused, memo, version, crc, header) \
-             VALUES (?1, ?2, 'default', 'hot', 'running', 1, 1, 0, 0, 1, 0, ?3)",
-            params![first + at, (first + at).to_be_bytes(), sample.header],
-        )?;
-    }
-    let mut update =
-        conn.prepare("UPDATE runs SET paused = 0, memo = 0, version = ?2, crc = ?3, header = ?4 WHERE position = ?1")?;
-    let mut activation = conn.prepare(
-        "INSERT INTO activations (key, crc, body) VALUES (?1, ?2, ?3) \
-         ON CONFLICT (key) DO UPDATE SET crc = excluded.crc, body = excluded.body",
-    )?;
-    let mut record = conn.prepare(
-        "INSERT INTO records (run, first, count, version, command, ts, crc, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-    )?;
-    let mut remove = conn.prepare("DELETE FROM tasks WHERE key = ?1")?;
-    let mut add = conn.prepare(
-        "INSERT INTO tasks (key, place, queued_at, closed, worker, request, since, lease_ms, lease_until, memo, crc, body) \
-         VALUES (?1, ?2, 1, 0, 'w1', ?3, 1, 30000, 30001, 0, ?4, ?5)",
-    )?;
-    let (mut begin, mut commit) = (conn.prepare("BEGIN IMMEDIATE")?, conn.prepare("COMMIT")?);
+    let first = runs(&conn, sample, group)?;
+    let mut raw = Raw::prepare(&conn)?;
     let mut latencies = Vec::new();
     let measure = Measure::start();
-    let id = [7u8; 16];
     for round in 0..(count / group) as i64 {
         let since = Instant::now();
-        begin.execute([])?;
-        for at in 1..=group as i64 {
-            let (run, crc) = (first + at, round * 7919 + at);
-            let key = |number: i64| (run << 26) | number;
-            update.execute(params![run, round, crc, sample.header])?;
-            activation.execute(params![key(round), crc, sample.activations[0]])?;
-            activation.execute(params![key(round + 1), crc, sample.activations[1]])?;
-            record.execute(params![run, round * 5 + 1, 4, round, id, round, crc, sample.records])?;
-            record.execute(params![run, round * 5 + 5, 1, round, None::<Vec<u8>>, round, crc, sample.claim])?;
-            remove.execute(params![key(round)])?;
-            add.execute(params![key(round + 1), round, id, crc, sample.task])?;
+        raw.begin.execute([])?;
+        for run in first..first + group as i64 {
+            raw.transition(sample, run, round)?;
         }
-        commit.execute([])?;
+        raw.commit.execute([])?;
         latencies.push(since.elapsed());
     }
     let what = format!("raw SQLite, {group} to a commit");
-    let mut row = measure.row(what, "sqlite", (count / group * group) as u64, latencies.clone());
+    let mut row = measure.row(what, "sqlite", (count / group * group) as u64, latencies);
     row.commits = (count / group) as u64;
-    Ok((row, latencies))
+    Ok(row)
+}
+
+/// The same for callers that each have one transition on its way and wait until it is durable: one thread writes, in
+/// groups of whatever waits.
+pub async fn called(
+    dir: &Path,
+    sample: &Sample,
+    count: usize,
+    callers: usize,
+) -> Result<Row, Box<dyn std::error::Error>> {
+    let conn = open(dir)?;
+    let first = runs(&conn, sample, callers)?;
+    let (requests, queue) = mpsc::channel(callers);
+    let rows = sample.clone();
+    let measure = Measure::start();
+    let writer = std::thread::spawn(move || write(&conn, &rows, queue));
+    let caller = |run: i64| {
+        let requests = requests.clone();
+        async move {
+            let mut latencies: Vec<Duration> = Vec::new();
+            for round in 0..(count / callers) as i64 {
+                let (answer, answered) = oneshot::channel();
+                let since = Instant::now();
+                if requests.send((run, round, answer)).await.is_err() || answered.await.is_err() {
+                    break;
+                }
+                latencies.push(since.elapsed());
+            }
+            latencies
+        }
+    };
+    let going: Vec<_> = (first..first + callers as i64).map(|run| tokio::spawn(caller(run))).collect();
+    drop(requests);
+    let mut latencies = Vec::new();
+    for caller in going {
+        latencies.extend(caller.await?);
+    }
+    let mut row = measure.row(format!("raw SQLite, {callers} callers"), "sqlite", latencies.len() as u64, latencies);
+    row.commits = writer.join().map_err(|_| "the writer of the ceiling died")??;
+    Ok(row)
+}
+
+type Asked = (i64, i64, oneshot::Sender<()>);
+
+fn write(conn: &Connection, sample: &Sample, mut queue: mpsc::Receiver<Asked>) -> rusqlite::Result<u64> {
+    let mut raw = Raw::prepare(conn)?;
+    let (mut group, mut commits) = (Vec::new(), 0);
+    while queue.blocking_recv_many(&mut group, 512) > 0 {
+        raw.begin.execute([])?;
+        for (run, round, _) in &group {
+            raw.transition(sample, *run, *round)?;
+        }
+        raw.commit.execute([])?;
+        commits += 1;
+        for (_, _, answer) in group.drain(..) {
+            let _ = answer.send(());
+        }
+    }
+    Ok(commits)
+}
+
+/// Makes runs that are there, as hot runs are; the position of the first.
+fn runs(conn: &Connection, sample: &Sample, count: usize) -> rusqlite::Result<i64> {
+    let last: i64 = conn.query_row("SELECT max(position) FROM runs", [], |row| row.get(0))?;
+    for at in 1..=count as i64 {
+        conn.execute(
+            "INSERT INTO runs (position, id, ns, flow, status, created_at, started_at, paused, memo, version, crc, header) \
+             VALUES (?1, ?2, 'default', 'hot', 'running', 1, 1, 0, 0, 1, 0, ?3)",
+            params![last + at, (last + at).to_be_bytes(), sample.header],
+        )?;
+    }
+    Ok(last + 1)
+}
+
+struct Raw<'c> {
+    begin: Statement<'c>,
+    commit: Statement<'c>,
+    update: Statement<'c>,
+    activation: Statement<'c>,
+    record: Statement<'c>,
+    remove: Statement<'c>,
+    add: Statement<'c>,
+}
+
+impl<'c> Raw<'c> {
+    fn prepare(conn: &'c Connection) -> rusqlite::Result<Raw<'c>> {
+        Ok(Raw {
+            begin: conn.prepare("BEGIN IMMEDIATE")?,
+            commit: conn.prepare("COMMIT")?,
+            update: conn.prepare(
+                "UPDATE runs SET paused = 0, memo = 0, version = ?2, crc = ?3, header = ?4 WHERE position = ?1",
+            )?,
+            activation: conn.prepare(
+                "INSERT INTO activations (key, crc, body) VALUES (?1, ?2, ?3) \
+                 ON CONFLICT (key) DO UPDATE SET crc = excluded.crc, body = excluded.body",
+            )?,
+            record: conn.prepare(
+                "INSERT INTO records (run, first, count, version, command, ts, crc, body) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            )?,
+            remove: conn.prepare("DELETE FROM tasks WHERE key = ?1")?,
+            add: conn.prepare(
+                "INSERT INTO tasks (key, place, queued_at, closed, worker, request, since, lease_ms, lease_until, memo, \
+                 crc, body) VALUES (?1, ?2, 1, 0, 'w1', ?3, 1, 30000, 30001, 0, ?4, ?5)",
+            )?,
+        })
+    }
+
+    fn transition(&mut self, sample: &Sample, run: i64, round: i64) -> rusqlite::Result<()> {
+        let (id, crc) = ([7u8; 16], round * 7919 + run);
+        let key = |number: i64| (run << 26) | number;
+        self.update.execute(params![run, round, crc, sample.header])?;
+        self.activation.execute(params![key(0), crc, sample.activations[0]])?;
+        self.activation.execute(params![key(round + 1), crc, sample.activations[1]])?;
+        self.activation.execute(params![key(round + 2), crc, sample.activations[2]])?;
+        self.record.execute(params![run, round * 5 + 1, 4, round, id, round, crc, sample.records])?;
+        self.record.execute(params![run, round * 5 + 5, 1, round, None::<Vec<u8>>, round, crc, sample.claim])?;
+        self.remove.execute(params![key(round)])?;
+        self.add.execute(params![key(round + 1), round, id, crc, sample.task])?;
+        Ok(())
+    }
 }
 
 /// The settings of the store; checkpoints by SQLite itself.
@@ -98,6 +190,6 @@ fn open(dir: &Path) -> rusqlite::Result<Connection> {
     let conn = Connection::open(dir.join("eddyline.db"))?;
     conn.pragma_update(None, "journal_mode", "WAL")?;
     conn.pragma_update(None, "synchronous", "FULL")?;
-    conn.pragma_update(None, "cache_size", -64_000)?;
+    conn.pragma_update(None, "cache_size", -16_000)?;
     Ok(conn)
 }

@@ -72,10 +72,7 @@ impl Measure {
 
 /// CPU time of this process so far, all threads.
 pub fn cpu_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let after_name = stat.rsplit(") ").next().unwrap_or_default();
-    let ticks: u64 = after_name.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-    Duration::from_millis(ticks * 10)
+    Process(std::process::id()).cpu()
 }
 
 /// Bytes that this process has had written to disk, log and database.
@@ -87,17 +84,43 @@ pub fn written_bytes() -> u64 {
 
 /// The most memory that this process had at once.
 pub fn peak_mb() -> f64 {
-    status("VmHWM:")
+    Process(std::process::id()).peak_mb()
 }
 
 pub fn resident_mb() -> f64 {
-    status("VmRSS:")
+    Process(std::process::id()).resident_mb()
 }
 
-fn status(field: &str) -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|kb| kb.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+/// A process, by its id.
+#[derive(Debug, Clone, Copy)]
+pub struct Process(pub u32);
+
+impl Process {
+    /// CPU time so far, all threads.
+    pub fn cpu(self) -> Duration {
+        let stat = self.read("stat");
+        let after_name = stat.rsplit(") ").next().unwrap_or_default();
+        let ticks: u64 = after_name.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    pub fn peak_mb(self) -> f64 {
+        self.status("VmHWM:")
+    }
+
+    pub fn resident_mb(self) -> f64 {
+        self.status("VmRSS:")
+    }
+
+    fn status(self, field: &str) -> f64 {
+        let status = self.read("status");
+        let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
+        line.split_whitespace().nth(1).and_then(|kb| kb.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+    }
+
+    fn read(self, file: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{file}", self.0)).unwrap_or_default()
+    }
 }
 
 /// Forgets the peak so far, so that the next row has its own.

@@ -12,12 +12,11 @@ use crate::stores::Opened;
 use crate::work;
 
 const LONG: Duration = Duration::from_secs(600);
-const STEPS: usize = 10;
+pub const STEPS: usize = 10;
 
 /// Ten steps in a row, so many runs at once.
 pub async fn chain(opened: &Opened, in_flight: usize, runs: usize) -> Row {
-    let steps = (1..STEPS).map(|at| format!("s{at}: {{after: [s{}]}}", at - 1)).collect::<Vec<_>>().join(", ");
-    let engine = engine(opened, &format!("name: chain\nsteps: {{s0: {{}}, {steps}}}")).await;
+    let engine = engine(opened, &chain_text()).await;
     let slots = work::spawn(&engine, in_flight, 1);
     reset_peak();
     let (measure, before) = (Measure::start(), opened.counts());
@@ -40,6 +39,11 @@ pub async fn chain(opened: &Opened, in_flight: usize, runs: usize) -> Row {
         slots,
     )
     .await
+}
+
+pub fn chain_text() -> String {
+    let steps = (1..STEPS).map(|at| format!("s{at}: {{after: [s{}]}}", at - 1)).collect::<Vec<_>>().join(", ");
+    format!("name: chain\nsteps: {{s0: {{}}, {steps}}}")
 }
 
 /// One step, n items, one step.

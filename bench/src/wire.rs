@@ -1,0 +1,240 @@
+//! The same work through a server: one process serves, another has the worker, this one starts runs and waits for them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use eddyline::protocol::{ClaimTasks, ClaimedTasks};
+use eddyline::{Client, StepCtx, StepError, Worker};
+use eddyline_server::ServeArgs;
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::measure::{Measure, Process, Row};
+use crate::workloads::{STEPS, chain_text};
+
+type Failed = Box<dyn std::error::Error>;
+
+/// What a child process is to be.
+pub const ROLE: &str = "EDDYLINE_BENCH_ROLE";
+const IDLE: Duration = Duration::from_secs(10);
+const WAIT_MS: u64 = 30_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Socket,
+    Http,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Transport::Socket => "socket",
+            Transport::Http => "http",
+        }
+    }
+}
+
+/// Ten steps in a row, so many runs at once.
+pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Result<Row, Failed> {
+    let dir = tempfile::tempdir()?;
+    let server = Server::start(dir.path())?;
+    let client = Client::new(&server.url)?;
+    client.register_flow("chain", &chain_text()).await?;
+    let worker = Role::start(&format!("work {} {} {in_flight}", server.url, transport.name()))?;
+    one(&client, 0).await?;
+    let (measure, cpu, commits) = (Measure::start(), server.process().cpu(), commits(&client).await?);
+    let lane = |share: usize| {
+        let client = client.clone();
+        async move {
+            let mut latencies = Vec::with_capacity(share);
+            for at in 0..share {
+                let since = Instant::now();
+                one(&client, at).await.map_err(|error| error.to_string())?;
+                latencies.push(since.elapsed() / STEPS as u32);
+            }
+            Ok::<_, String>(latencies)
+        }
+    };
+    let share = |at: usize| runs / in_flight + usize::from(at < runs % in_flight);
+    let mut latencies = Vec::new();
+    for lane in join_all((0..in_flight).map(|at| tokio::spawn(lane(share(at))))).await {
+        latencies.extend(lane??);
+    }
+    let steps = (runs * STEPS) as u64;
+    let served = server.process().cpu() - cpu;
+    let mut row = measure.row(format!("W1 chain of 10, {in_flight} in flight"), transport.name(), steps, latencies);
+    row.cpu_us_per_step = served.as_secs_f64() * 1e6 / steps as f64;
+    row.peak_mb = server.process().peak_mb();
+    row.commits = self::commits(&client).await?.saturating_sub(commits);
+    worker.stop()?;
+    server.role.stop()?;
+    Ok(row)
+}
+
+/// How long it takes from nothing to a first run that is through, and what a server takes that does nothing.
+pub async fn first_run() -> Result<Row, Failed> {
+    let dir = tempfile::tempdir()?;
+    let (measure, since) = (Measure::start(), Instant::now());
+    let server = Server::start(dir.path())?;
+    let client = Client::new(&server.url)?;
+    let worker = Role::start(&format!("work {} socket 1", server.url))?;
+    client.register_flow("chain", &chain_text()).await?;
+    one(&client, 0).await?;
+    let took = since.elapsed();
+    worker.stop()?;
+    let cpu = server.process().cpu();
+    tokio::time::sleep(IDLE).await;
+    let share = (server.process().cpu() - cpu).as_secs_f64() / IDLE.as_secs_f64();
+    let mut row = measure.row("from start to a first run", "socket", STEPS as u64, vec![took]);
+    row.per_second = 0.0;
+    row.peak_mb = server.process().peak_mb();
+    row.note = format!(
+        "{:.0} ms with two processes started; then idle: {:.0} MB, {:.2} % of a core",
+        took.as_secs_f64() * 1e3,
+        server.process().resident_mb(),
+        share * 100.0
+    );
+    server.role.stop()?;
+    Ok(row)
+}
+
+/// So many workers that wait for a task that never comes.
+pub async fn polling(workers: usize) -> Result<Row, Failed> {
+    let dir = tempfile::tempdir()?;
+    let server = Server::start(dir.path())?;
+    let client = Client::new(&server.url)?;
+    let polls: Vec<_> = (0..workers)
+        .map(|at| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let claim =
+                    ClaimTasks { worker_id: format!("idle-{at}"), wait_ms: Some(WAIT_MS), ..ClaimTasks::default() };
+                loop {
+                    let path = "/v1/tasks/claim";
+                    if client.call::<ClaimedTasks>(http::Method::POST, path, &[], Some(&claim)).await.is_err() {
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            })
+        })
+        .collect();
+    // Until all of them are connected.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (measure, cpu) = (Measure::start(), server.process().cpu());
+    tokio::time::sleep(IDLE).await;
+    let share = (server.process().cpu() - cpu).as_secs_f64() / IDLE.as_secs_f64();
+    let mut row = measure.row(format!("{workers} workers that wait"), "http", workers as u64, Vec::new());
+    row.per_second = 0.0;
+    row.cpu_us_per_step = 0.0;
+    row.peak_mb = server.process().peak_mb();
+    row.note = format!("{:.0} MB, {:.2} % of a core", server.process().resident_mb(), share * 100.0);
+    polls.into_iter().for_each(|poll| poll.abort());
+    server.role.stop()?;
+    Ok(row)
+}
+
+async fn one(client: &Client, at: usize) -> Result<(), eddyline::Error> {
+    let input = json!({"order": at, "note": "a payload like those of every day"});
+    client.start("chain", &input).await?.result::<Value>().await?;
+    Ok(())
+}
+
+/// Durable commits of the server, as it counts them itself.
+async fn commits(client: &Client) -> Result<u64, Failed> {
+    let url = client.url().trim_start_matches("http://").to_owned();
+    let text = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
+        let mut stream = std::net::TcpStream::connect(&url)?;
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {url}\r\nConnection: close\r\n\r\n")?;
+        std::io::read_to_string(stream)
+    })
+    .await??;
+    let counted = text.lines().find_map(|line| line.strip_prefix("eddyline_commit_seconds_count "));
+    Ok(counted.and_then(|count| count.trim().parse::<f64>().ok()).unwrap_or(0.0) as u64)
+}
+
+/// What this process is, as a child.
+pub async fn play(role: &str) -> Result<(), Failed> {
+    let words: Vec<&str> = role.split(' ').collect();
+    match words[..] {
+        ["serve", dir] => {
+            let args = ServeArgs {
+                store: Some(dir.to_owned()),
+                listen: Some("127.0.0.1:0".to_owned()),
+                ..ServeArgs::default()
+            };
+            let server = eddyline_server::start(&args).await?;
+            println!("{}", server.url());
+            until_alone().await;
+            server.stop().await;
+        }
+        ["work", url, transport, slots] => {
+            let worker = Worker::connect(url).max_concurrent(slots.parse()?);
+            let worker = if transport == "http" { worker.http_only() } else { worker };
+            let worker = (0..STEPS).fold(worker, |worker, at| worker.handler(format!("s{at}"), handle));
+            worker.run_until(until_alone()).await?;
+        }
+        _ => return Err(format!("there is no role {role}").into()),
+    }
+    Ok(())
+}
+
+async fn handle(ctx: StepCtx, _: Value) -> Result<Value, StepError> {
+    Ok(json!({"ok": true, "step": ctx.activation()}))
+}
+
+/// Until whoever started this process wants no more of it, or is gone.
+async fn until_alone() {
+    let _ = tokio::task::spawn_blocking(|| std::io::stdin().lines().count()).await;
+}
+
+/// A process with something to do, until its input is closed.
+struct Role {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Role {
+    fn start(role: &str) -> Result<Role, Failed> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut child = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let stdin = child.stdin.take();
+        Ok(Role { child, stdin })
+    }
+
+    fn stop(mut self) -> Result<(), Failed> {
+        self.stdin = None;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Server {
+    role: Role,
+    url: String,
+}
+
+impl Server {
+    fn start(dir: &Path) -> Result<Server, Failed> {
+        let mut role = Role::start(&format!("serve {}", dir.display()))?;
+        let stdout = role.child.stdout.take().ok_or("the server has no output")?;
+        let mut url = String::new();
+        BufReader::new(stdout).read_line(&mut url)?;
+        match url.trim() {
+            "" => Err("the server said nothing".into()),
+            url => Ok(Server { url: url.to_owned(), role }),
+        }
+    }
+
+    fn process(&self) -> Process {
+        Process(self.role.child.id())
+    }
+}
