@@ -15,7 +15,20 @@ pub const PERFORMANCE: Page =
     Page { name: "docs/performance.md", text: include_str!("../../../../docs/performance.md") };
 pub const TIMELINE: Page = Page { name: "docs/timeline.md", text: include_str!("../../../../docs/timeline.md") };
 pub const STORES: Page = Page { name: "docs/stores.md", text: include_str!("../../../../docs/stores.md") };
-pub const PAGES: [Page; 6] = [README, FLOWS, EXPRESSIONS, TIMELINE, STORES, PERFORMANCE];
+pub const PAGES: [Page; 12] = [
+    README,
+    FLOWS,
+    EXPRESSIONS,
+    TIMELINE,
+    STORES,
+    PERFORMANCE,
+    Page { name: "docs/cli.md", text: include_str!("../../../../docs/cli.md") },
+    Page { name: "docs/concepts.md", text: include_str!("../../../../docs/concepts.md") },
+    Page { name: "docs/guarantees.md", text: include_str!("../../../../docs/guarantees.md") },
+    Page { name: "docs/http.md", text: include_str!("../../../../docs/http.md") },
+    Page { name: "docs/rust.md", text: include_str!("../../../../docs/rust.md") },
+    Page { name: "docs/workers.md", text: include_str!("../../../../docs/workers.md") },
+];
 
 /// A fenced block.
 #[derive(Debug, Clone)]
