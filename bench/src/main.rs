@@ -112,7 +112,7 @@ impl Bench {
             for in_flight in [1, 50, 200] {
                 for opened in [Opened::memory(), Opened::embedded()?] {
                     self.say("W1");
-                    let runs = if in_flight == 1 { 300 } else { 6_000 } / self.part;
+                    let runs = if in_flight == 1 { 1_000 } else { 6_000 } / self.part;
                     let mut row = workloads::chain(&opened, in_flight, runs).await;
                     if let Some(ceiling) = ceiling.filter(|_| opened.is_durable()) {
                         if in_flight == 1 {

@@ -53,7 +53,7 @@ impl Default for Options {
             readers: 2,
             on_failure: Arc::new(say_and_abort),
             checkpoint_bytes: 4 << 20,
-            restart_bytes: 64 << 20,
+            restart_bytes: 32 << 20,
             max_bytes: None,
             before_commit: None,
             after_commit: None,
