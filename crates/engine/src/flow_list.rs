@@ -5,7 +5,7 @@ use eddyline_store::{Namespace, RunFilter};
 
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::flows::{FLOW, VERSION};
+use crate::flows::{FLOW, VERSION, versioned};
 
 /// A flow in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,17 +16,6 @@ pub struct FlowName {
     /// Since when it is the current one.
     pub since: Millis,
 }
-
-/// The statuses by which runs are counted.
-pub const STATUSES: [Status; 7] = [
-    Status::Pending,
-    Status::Running,
-    Status::Waiting,
-    Status::Paused,
-    Status::Completed,
-    Status::Failed,
-    Status::Cancelled,
-];
 
 impl Engine {
     /// Flows by name, after one.
@@ -42,14 +31,17 @@ impl Engine {
 
     /// When a version was registered.
     pub async fn registered_at(&self, ns: &Namespace, name: &str, version: &str) -> Result<Option<Millis>> {
-        let id = format!("{name}@{version}");
-        Ok(self.instance.document(Some(ns), VERSION, &id).await?.map(|document| document.changed_at))
+        Ok(self
+            .instance
+            .document(Some(ns), VERSION, &versioned(name, version))
+            .await?
+            .map(|document| document.changed_at))
     }
 
-    /// How many runs of a flow there are, by status in the order of [`STATUSES`].
-    pub async fn count_by_status(&self, ns: &Namespace, flow: &str) -> Result<[u64; STATUSES.len()]> {
-        let mut counts = [0; STATUSES.len()];
-        for (count, status) in counts.iter_mut().zip(STATUSES) {
+    /// How many runs of a flow there are, by status in the order of [`Status::ALL`].
+    pub async fn count_by_status(&self, ns: &Namespace, flow: &str) -> Result<[u64; Status::ALL.len()]> {
+        let mut counts = [0; Status::ALL.len()];
+        for (count, status) in counts.iter_mut().zip(Status::ALL) {
             let filter = RunFilter { flow: Some(flow.to_owned()), status: Some(status), ..RunFilter::default() };
             *count = self.instance.store.count_runs(ns, &filter).await?;
         }

@@ -208,6 +208,6 @@ async fn one(store: &dyn Store, ns: &Namespace, kind: &str, id: &str) -> Result<
     Ok(store.documents(Some(ns), &filter, 1).await?.pop().map(|document| document.body))
 }
 
-fn versioned(name: &str, version: &str) -> String {
+pub(crate) fn versioned(name: &str, version: &str) -> String {
     format!("{name}@{version}")
 }

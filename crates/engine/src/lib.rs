@@ -42,7 +42,7 @@ pub use config::*;
 pub use engine::Engine;
 pub use error::{EngineError, Result};
 pub use events::{MAX_EVENTS, PublishRequest};
-pub use flow_list::{FlowName, STATUSES};
+pub use flow_list::FlowName;
 pub use flows::{FLOW, Registered, Registration, VERSION};
 pub use keys::KeyRecord;
 pub use queues::QueueInfo;

@@ -12,7 +12,7 @@ pub mod failure;
 pub mod flow;
 pub mod ids;
 pub mod memo;
-mod nearest;
+pub mod nearest;
 pub mod project;
 pub mod record;
 pub mod run;

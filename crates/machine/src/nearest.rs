@@ -1,7 +1,7 @@
 //! The known name that an unknown one was probably meant to be.
 
 /// The one of `known` that `found` was probably meant to be.
-pub(crate) fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Nobody mistypes a name of this length into another; and the comparison is quadratic.
     const LONGEST: usize = 64;
     if found.len() > LONGEST {

@@ -483,6 +483,16 @@ impl End {
 }
 
 impl Status {
+    pub const ALL: [Status; 7] = [
+        Status::Pending,
+        Status::Running,
+        Status::Waiting,
+        Status::Paused,
+        Status::Completed,
+        Status::Failed,
+        Status::Cancelled,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Status::Pending => "pending",

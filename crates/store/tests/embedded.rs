@@ -167,6 +167,47 @@ async fn a_refused_command_does_not_sink_its_group() {
     assert_eq!(store.stats().commits, 1);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_commit_is_written_where_it_is_made() {
+    assert_eq!(writes_then_panics().await, "tokio-rt-worker");
+}
+
+#[tokio::test]
+async fn a_runtime_of_one_thread_is_not_kept_waiting_for_the_disk() {
+    assert_eq!(writes_then_panics().await, "eddyline-write");
+}
+
+/// Which thread wrote. It panics at its second commit, after which the store says that it is closed, to everybody.
+async fn writes_then_panics() -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let (name, told) = (Arc::new(Mutex::new(String::new())), Arc::new(AtomicUsize::new(0)));
+    let (seen, tell) = (name.clone(), told.clone());
+    let before_commit: Hook = Arc::new(move || {
+        let mut seen = seen.lock().unwrap();
+        let again = !seen.is_empty();
+        *seen = std::thread::current().name().unwrap_or_default().to_owned();
+        drop(seen);
+        assert!(!again, "on purpose");
+    });
+    let on_failure = Arc::new(move |_: &DiskFailure| _ = tell.fetch_add(1, Ordering::Relaxed));
+    let options = Options { before_commit: Some(before_commit), on_failure, ..Options::default() };
+    let store = Arc::new(Embedded::open(dir.path(), options).unwrap());
+    // A task of the runtime: what is outside of one is nobody's thread but the caller's.
+    let caller = store.clone();
+    let second = tokio::spawn(async move {
+        let mut decider = Decider::new();
+        let first = decider.start(&*caller, 1, "line", json!(1)).await;
+        commit(&caller, first).await.unwrap();
+        let second = decider.start(&*caller, 2, "line", json!(2)).await;
+        caller.commit(vec![Command::Run(second)], vec![]).await
+    });
+    let error = second.await.unwrap().unwrap_err();
+    assert!(matches!(&error, StoreError::Closed(why) if why.contains("panicked")), "{error}");
+    assert_eq!(store.now().await.unwrap_err(), error);
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+    name.lock().unwrap().clone()
+}
+
 #[tokio::test]
 async fn callers_at_the_same_time_share_a_commit() {
     let dir = tempfile::tempdir().unwrap();

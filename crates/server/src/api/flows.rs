@@ -1,6 +1,6 @@
 //! Flows: registered, listed, looked at.
 
-use eddyline_engine::{FlowName, Registered, STATUSES};
+use eddyline_engine::{FlowName, Registered};
 use eddyline_machine::definition::analysis;
 use eddyline_machine::time::iso;
 use eddyline_machine::{Action, Body, Graph, Source, Status, Step, When};
@@ -52,7 +52,7 @@ async fn describe(call: &Call, registered: &Registered) -> Result<FlowInfo, Fail
     };
     let counts = call.engine().count_by_status(call.ns(), &flow.name).await?;
     let mut stats = FlowStats::default();
-    for (status, count) in STATUSES.into_iter().zip(counts) {
+    for (status, count) in Status::ALL.into_iter().zip(counts) {
         *match status {
             Status::Pending => &mut stats.pending,
             Status::Running => &mut stats.running,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use eddyline_engine::STATUSES;
+use eddyline_machine::Status;
 use eddyline_machine::run::Parent;
 use eddyline_machine::{ActId, RunId};
 use eddyline_protocol::{ParentInfo, RunResult};
@@ -17,8 +17,8 @@ use super::words;
 /// `GET /v1/runs`
 pub(crate) async fn list(call: Call) -> Answer {
     let status = match call.text("status") {
-        Some(word) => Some(STATUSES.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
-            let known: Vec<&str> = STATUSES.iter().map(|status| status.as_str()).collect();
+        Some(word) => Some(Status::ALL.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
+            let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
             Failure::bad(format!("the parameter `status` is not one of {}", known.join(", ")))
         })?),
         None => None,

@@ -2,6 +2,7 @@
 
 pub use eddyline::segment;
 use eddyline::{Client, Error};
+use eddyline_machine::nearest::nearest;
 use eddyline_protocol::{FlowInfo, Page};
 use hyper::Method;
 use serde::Serialize;
@@ -113,10 +114,10 @@ impl Remote {
         }
         let Ok(flows) = self.list("/v1/flows", &[], None).await else { return trouble };
         let names: Vec<&str> = flows.iter().filter_map(|flow| flow["name"].as_str()).collect();
-        match super::near::near(name, &names).as_slice() {
-            [] if names.is_empty() => trouble.help("no flow is registered yet: `eddy flow apply FILE`"),
-            [] => trouble.help("`eddy flow list` shows the flows that there are"),
-            near => trouble.help(format!("did you mean {}?", near.join(" or "))),
+        match nearest(name, names.iter().copied()) {
+            None if names.is_empty() => trouble.help("no flow is registered yet: `eddy flow apply FILE`"),
+            None => trouble.help("`eddy flow list` shows the flows that there are"),
+            Some(near) => trouble.help(format!("did you mean {near}?")),
         }
     }
 

@@ -12,7 +12,6 @@ mod input;
 mod key;
 mod limit;
 mod moment;
-mod near;
 mod processes;
 mod queue;
 mod run;

@@ -168,15 +168,7 @@ fn filters(all: &[Summary]) -> Vec<RunFilter> {
     for flow in ["one", "chain", "nap", "none"] {
         filters.push(some(&|filter| filter.flow = Some(flow.to_owned())));
     }
-    for status in [
-        Status::Pending,
-        Status::Running,
-        Status::Waiting,
-        Status::Paused,
-        Status::Completed,
-        Status::Failed,
-        Status::Cancelled,
-    ] {
+    for status in Status::ALL {
         filters.push(some(&|filter| filter.status = Some(status)));
     }
     for tags in [&["red"][..], &["green"], &["red", "blue"], &["blue", "red", "green"], &["re"], &["red", "no"]] {

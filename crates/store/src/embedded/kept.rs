@@ -142,6 +142,5 @@ pub(super) fn count_records(conn: &Connection, position: i64) -> Outcome<u64> {
 }
 
 fn status_of(text: &str) -> Option<Status> {
-    use Status::*;
-    [Pending, Running, Waiting, Paused, Completed, Failed, Cancelled].into_iter().find(|status| status.as_str() == text)
+    Status::ALL.into_iter().find(|status| status.as_str() == text)
 }

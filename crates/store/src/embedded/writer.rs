@@ -2,6 +2,7 @@
 //! next group gathers. A small request that finds nobody waiting is carried out where it is made ([`Desk::at_once`]): to
 //! wake a thread and be woken by it takes longer than the commit itself. Nothing is answered before it is durable.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -105,7 +106,8 @@ impl Desk {
         if writer.shared.log_is_long.load(Ordering::Relaxed) {
             return Some(request);
         }
-        writer.serve(vec![request]);
+        // Whoever asks is told by the store, which has closed by then, as on the writer's own thread.
+        let _ = catch_unwind(AssertUnwindSafe(|| writer.serve(vec![request])));
         None
     }
 
