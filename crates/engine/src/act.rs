@@ -9,7 +9,7 @@ use crate::assignment::materialise;
 use crate::committer::{NewRun, Outcome};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::start::payload;
+use crate::start::{order_new, payload};
 
 /// Something done to one activation by hand.
 #[derive(Debug, Clone, PartialEq)]
@@ -167,7 +167,8 @@ impl Engine {
             ..Start::default()
         };
         let new = self.instance.new_run(self.instance.store.now().await?);
-        let starting = self.hand_in_new(new, start, NewRun { ns: ns.clone(), flow, key: None }).await?;
+        let (order, starting) = order_new(new, start, NewRun { ns: ns.clone(), flow, key: None });
+        self.committing().ask(order).await?;
         Ok(starting.started().await?.run)
     }
 }

@@ -3,20 +3,23 @@
 //! While a batch is being written the next gathers: one transition a run, all waiting inputs of a run decided together.
 //! Inputs are never dropped: a conflict loads the run and decides again, and what the store would not take is answered
 //! with its error. Claims of workers go with the batches, see [`crate::dispatcher`].
+//!
+//! It is a state, and whoever holds it works: its loop ([`desk`]), or a caller who finds it with nothing to do.
 
 mod batch;
+mod desk;
 mod prepare;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
 
 use eddyline_machine::{Answer, Input, Millis, Run, RunId, ValueId};
-use eddyline_store::{Change, Claimed, Found, Namespace, RequestId, StartKey, Store, Taken};
-use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
+use eddyline_store::{Change, Claimed, Found, Heard, Hints, Namespace, RequestId, StartKey, Store, Taken};
+use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use futures_util::stream::StreamExt;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::bus::Bus;
 use crate::config::Config;
@@ -24,8 +27,8 @@ use crate::dispatcher::{Dispatcher, Parked};
 use crate::error::{EngineError, Result};
 use crate::flows::{Flows, Registered};
 use crate::hot::{Hot, HotRuns};
-use crate::shutdown::Shutdown;
 use batch::Sent;
+pub(crate) use desk::{Committing, Driver, open};
 
 /// Messages taken from callers in one go.
 const GATHER: usize = 1_024;
@@ -45,11 +48,16 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// Inputs from somebody of a namespace, and where the answer comes.
-    pub fn submit(ns: &Namespace, run: RunId, inputs: Vec<Input>) -> (Order, Answered) {
+    /// Inputs of a run, and where the answer comes.
+    pub fn submit(run: RunId, inputs: Vec<Input>, taken: Option<Taken>, start: Option<NewRun>) -> (Order, Answered) {
         let (reply, answer) = oneshot::channel();
-        let submission = Submission { run, ns: Some(ns.clone()), inputs, taken: None, start: None, reply };
-        (Order::Submit(submission), answer)
+        (Order::Submit(Submission { run, ns: None, inputs, taken, start, reply }), answer)
+    }
+
+    /// The same from somebody of a namespace.
+    pub fn submit_in(ns: &Namespace, run: RunId, inputs: Vec<Input>) -> (Order, Answered) {
+        let (reply, answer) = oneshot::channel();
+        (Order::Submit(Submission { run, ns: Some(ns.clone()), inputs, taken: None, start: None, reply }), answer)
     }
 }
 
@@ -95,57 +103,13 @@ pub enum Outcome {
 /// What became of inputs, when that is durable.
 pub(crate) type Answered = oneshot::Receiver<Result<Vec<Outcome>>>;
 
-/// Where callers send to.
-#[derive(Debug, Clone)]
-pub(crate) struct Committing(pub mpsc::Sender<Order>);
-
-impl Committing {
-    /// What became of the inputs, once that is durable.
-    pub async fn submit(
-        &self,
-        run: RunId,
-        inputs: Vec<Input>,
-        taken: Option<Taken>,
-        start: Option<NewRun>,
-    ) -> Result<Vec<Outcome>> {
-        let answer = self.hand_in(run, inputs, taken, start).await?;
-        answer.await.map_err(|_| EngineError::Stopped)?
-    }
-
-    /// The same for somebody of a namespace.
-    pub async fn submit_in(&self, ns: &Namespace, run: RunId, inputs: Vec<Input>) -> Result<Vec<Outcome>> {
-        let (order, answer) = Order::submit(ns, run, inputs);
-        self.send(order).await?;
-        answer.await.map_err(|_| EngineError::Stopped)?
-    }
-
-    /// Hands inputs in and returns at once: several are on their way together.
-    pub async fn hand_in(
-        &self,
-        run: RunId,
-        inputs: Vec<Input>,
-        taken: Option<Taken>,
-        start: Option<NewRun>,
-    ) -> Result<Answered> {
-        let (reply, answer) = oneshot::channel();
-        let submission = Submission { run, ns: None, inputs, taken, start, reply };
-        self.send(Order::Submit(submission)).await?;
-        Ok(answer)
-    }
-
-    pub async fn send(&self, order: Order) -> Result<()> {
-        self.0.send(order).await.map_err(|_| EngineError::Stopped)
-    }
-}
-
-type Hints = broadcast::Receiver<Arc<[Change]>>;
-
 pub(crate) struct Committer {
     store: Arc<dyn Store>,
     flows: Arc<Flows>,
     config: Arc<Config>,
     orders: mpsc::Receiver<Order>,
-    hints: Option<Hints>,
+    hints: Hints,
+    bus: Arc<Bus>,
     hot: HotRuns,
     lanes: HashMap<RunId, Lane>,
     ready: VecDeque<RunId>,
@@ -156,8 +120,12 @@ pub(crate) struct Committer {
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The store's time as of the last look.
     now: Millis,
+    asking_time: Option<BoxFuture<'static, eddyline_store::Result<Millis>>>,
     /// What was accepted is still committed, and nothing more is claimed.
     stopping: bool,
+    /// The loop, and when it looks after what a rate holds back.
+    driver: Waker,
+    next_try: Option<Millis>,
 }
 
 /// A run with inputs that wait.
@@ -205,10 +173,16 @@ enum Load {
 }
 
 impl Committer {
-    pub fn new(store: Arc<dyn Store>, flows: Arc<Flows>, config: Arc<Config>) -> (Committer, Committing) {
-        let (sender, orders) = mpsc::channel(config.queue);
-        let committer = Committer {
-            hints: Some(store.watch()),
+    fn new(
+        store: Arc<dyn Store>,
+        flows: Arc<Flows>,
+        config: Arc<Config>,
+        bus: Arc<Bus>,
+        orders: mpsc::Receiver<Order>,
+    ) -> Committer {
+        Committer {
+            hints: store.watch(),
+            bus,
             store,
             flows,
             orders,
@@ -221,70 +195,93 @@ impl Committer {
             loads: FuturesUnordered::new(),
             sent: FuturesUnordered::new(),
             now: 0,
+            asking_time: None,
             stopping: false,
-        };
-        (committer, Committing(sender))
+            driver: Waker::noop().clone(),
+            next_try: None,
+        }
     }
 
-    /// Until everything that was handed in before the shutdown is answered.
-    pub async fn run(mut self, bus: Arc<Bus>, mut shutdown: Shutdown) {
-        let mut orders = Vec::with_capacity(GATHER);
-        let mut poll = tokio::time::interval(Duration::from_millis(self.config.poll_ms.max(1) as u64));
-        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    /// Nothing is on its way, and nobody waits for anything but hints and time.
+    fn is_idle(&self) -> bool {
+        self.sent.is_empty()
+            && self.loads.is_empty()
+            && self.ready.is_empty()
+            && self.asking_time.is_none()
+            && self.orders.is_empty()
+            && !self.stopping
+    }
+
+    /// Does everything that can be done without waiting, but takes no orders.
+    fn work(&mut self, cx: &mut Context<'_>) {
+        // Most of what there is to hear follows from what is done here.
+        self.hints.hush();
         loop {
-            self.send_batches().await;
-            if self.stopping && self.sent.is_empty() && self.loads.is_empty() && self.ready.is_empty() {
-                break;
-            }
-            let next_try = self.dispatcher.next_try().map(|at| (at - self.now).max(1) as u64);
-            tokio::select! {
-                biased;
-                Some(sent) = self.sent.next(), if !self.sent.is_empty() => self.finished(sent),
-                Some((run, load)) = self.loads.next(), if !self.loads.is_empty() => self.loaded(run, load),
-                // Before orders, of which there may always be more.
-                changes = hear(&mut self.hints) => self.hinted(&bus, changes),
-                taken = self.orders.recv_many(&mut orders, GATHER) => {
-                    if taken == 0 {
-                        self.stopping = true;
-                    }
-                    for order in orders.drain(..) {
-                        self.take(order);
-                    }
-                }
-                // Hints may not have come.
-                _ = poll.tick() => self.dispatcher.hint_all(),
-                () = sleep_ms(next_try), if next_try.is_some() => {
-                    self.now = self.store.now().await.unwrap_or(self.now);
-                    self.dispatcher.wake_due(self.now);
-                }
-                () = shutdown.wait(), if !self.stopping => {
-                    self.stopping = true;
-                    // What is in the channel was accepted: it is still answered.
-                    self.orders.close();
-                    while let Ok(order) = self.orders.try_recv() {
-                        self.take(order);
-                    }
-                    for parked in self.dispatcher.drain() {
-                        let _ = parked.reply.send(Ok(Vec::new()));
-                    }
-                    bus.wake_all();
-                }
+            self.send_batches(cx);
+            if let Poll::Ready(Some(sent)) = self.sent.poll_next_unpin(cx) {
+                self.finished(sent);
+            } else if let Poll::Ready(Some((run, load))) = self.loads.poll_next_unpin(cx) {
+                self.loaded(run, load);
+            } else if let Poll::Ready(Some(heard)) = self.hints.poll_next(cx) {
+                self.hinted(heard);
+            } else {
+                return;
             }
         }
-        bus.wake_all();
     }
 
-    fn hinted(&mut self, bus: &Bus, changes: Option<Arc<[Change]>>) {
-        let Some(changes) = changes else {
+    /// Takes orders as well. True when everything that was accepted before it was told to stop is answered.
+    fn work_on_orders(&mut self, cx: &mut Context<'_>, taken: &mut Vec<Order>) -> bool {
+        loop {
+            self.work(cx);
+            if self.stopping {
+                return self.sent.is_empty() && self.loads.is_empty() && self.ready.is_empty();
+            }
+            match self.orders.poll_recv_many(cx, taken, GATHER) {
+                Poll::Ready(0) => self.stopping = true,
+                Poll::Ready(_) => taken.drain(..).for_each(|order| self.take(order)),
+                Poll::Pending => return false,
+            }
+        }
+    }
+
+    /// Asks the store for the time; false if the answer is not there yet.
+    fn look_at_time(&mut self, cx: &mut Context<'_>) -> bool {
+        let store = &self.store;
+        let asking = self.asking_time.get_or_insert_with(|| {
+            let store = store.clone();
+            async move { store.now().await }.boxed()
+        });
+        let Poll::Ready(now) = asking.poll_unpin(cx) else { return false };
+        self.asking_time = None;
+        self.now = now.unwrap_or(self.now);
+        true
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        // What is in the channel was accepted: it is still answered.
+        self.orders.close();
+        while let Ok(order) = self.orders.try_recv() {
+            self.take(order);
+        }
+        for parked in self.dispatcher.drain() {
+            let _ = parked.reply.send(Ok(Vec::new()));
+        }
+        self.bus.wake_all();
+    }
+
+    fn hinted(&mut self, heard: Heard) {
+        let Heard::Changes(changes) = heard else {
             self.dispatcher.hint_all();
-            return bus.wake_all();
+            return self.bus.wake_all();
         };
         for change in changes.iter() {
             if let Change::Tasks { ns, queue } = change {
                 self.dispatcher.hint(ns.clone(), queue.clone());
             }
         }
-        bus.pass_on(&changes);
+        self.bus.pass_on(&changes);
     }
 
     fn take(&mut self, order: Order) {
@@ -424,24 +421,5 @@ async fn load(store: &dyn Store, flows: &Flows, run: RunId, what: Wanted) -> Res
             let run = Run::load(loaded.rows, &flow.flow);
             Ok(Load::Whole(Box::new(Hot { ns, flow, run })))
         }
-    }
-}
-
-/// The next hints; none if some were missed. Waits for ever once the store says nothing any more.
-async fn hear(hints: &mut Option<Hints>) -> Option<Arc<[Change]>> {
-    if let Some(store) = hints {
-        match store.recv().await {
-            Ok(changes) => return Some(changes),
-            Err(broadcast::error::RecvError::Lagged(_)) => return None,
-            Err(broadcast::error::RecvError::Closed) => *hints = None,
-        }
-    }
-    std::future::pending().await
-}
-
-async fn sleep_ms(ms: Option<u64>) {
-    match ms {
-        Some(ms) => tokio::time::sleep(std::time::Duration::from_millis(ms)).await,
-        None => std::future::pending().await,
     }
 }

@@ -79,7 +79,7 @@ impl Engine {
             return Err(EngineError::Stopped);
         }
         let (order, waiting) = self.park(ns, claim, once);
-        self.committing().send(order).await?;
+        self.committing().ask(order).await?;
         Ok(waiting)
     }
 
@@ -135,7 +135,7 @@ impl Engine {
                 inputs.push(Input::Report(Report { task, seq: report.seq, op: report.op, claim: claim.clone() }));
             }
             if !inputs.is_empty() {
-                let (order, answer) = Order::submit(ns, token.run, inputs);
+                let (order, answer) = Order::submit_in(ns, token.run, inputs);
                 orders.push(order);
                 on_their_way.push((places, answer));
             }
@@ -145,7 +145,7 @@ impl Engine {
             orders.push(order);
             waiting
         });
-        self.committing().send(Order::All(orders)).await?;
+        self.committing().ask(Order::All(orders)).await?;
         for (places, answer) in on_their_way {
             let outcomes = match answer.await.map_err(|_| EngineError::Stopped)? {
                 Ok(outcomes) => outcomes,
@@ -227,7 +227,7 @@ impl Waiting {
 /// Whoever asked went away: what was claimed for it comes back at once, without costing an attempt.
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let committing = &self.engine.committing().0;
+        let committing = self.engine.committing();
         if !self.answered {
             self.answer.close();
             match self.answer.try_recv() {
@@ -235,13 +235,15 @@ impl Drop for Waiting {
                     self.undelivered.extend(handed.into_iter().flatten());
                 }
                 // It must not be tried in the place of somebody who is still there.
-                Err(_) => drop(committing.try_send(Order::Unpark(self.request))),
+                Err(_) => {
+                    committing.try_send(Order::Unpark(self.request));
+                }
             }
         }
         if !self.undelivered.is_empty() {
             // If the committer has no room for it now, the leases end by themselves.
             let undelivered = std::mem::take(&mut self.undelivered).into_iter().map(|handed| handed.claimed);
-            let _ = committing.try_send(Order::Release(undelivered.collect()));
+            committing.try_send(Order::Release(undelivered.collect()));
         }
     }
 }

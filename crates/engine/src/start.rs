@@ -5,7 +5,7 @@ use eddyline_store::{Namespace, StartKey};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::committer::{NewRun, Outcome};
+use crate::committer::{Answered, NewRun, Order, Outcome};
 use crate::config::{MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -38,8 +38,9 @@ pub struct Started {
 impl Engine {
     /// Starts a run. When this returns, it will be seen through to its end.
     pub async fn start_run(&self, ns: &Namespace, request: StartRequest) -> Result<Started> {
-        let answer = self.hand_in_start(ns, request).await?;
-        answer.started().await
+        let (order, starting) = self.order_start(ns, request).await?;
+        self.committing().ask(order).await?;
+        starting.started().await
     }
 
     /// Starts many runs at once, each for itself: one that cannot be started does not keep the others from it.
@@ -50,7 +51,11 @@ impl Engine {
         }
         let mut handed_in = Vec::with_capacity(requests.len());
         for request in requests {
-            handed_in.push(self.hand_in_start(ns, request).await);
+            let handed = match self.order_start(ns, request).await {
+                Ok((order, starting)) => self.committing().send(order).await.map(|()| starting),
+                Err(error) => Err(error),
+            };
+            handed_in.push(handed);
         }
         let mut started = Vec::with_capacity(handed_in.len());
         for answer in handed_in {
@@ -62,7 +67,7 @@ impl Engine {
         Ok(started)
     }
 
-    async fn hand_in_start(&self, ns: &Namespace, request: StartRequest) -> Result<Starting> {
+    async fn order_start(&self, ns: &Namespace, request: StartRequest) -> Result<(Order, Starting)> {
         let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
         self.backlogs.admit(&*self.instance.store, ns, self.instance.config.backlog).await?;
         let input = payload("the input", request.input)?;
@@ -89,16 +94,15 @@ impl Engine {
             retry: request.retry,
             ..Start::default()
         };
-        self.hand_in_new(run, start, NewRun { ns: ns.clone(), flow, key }).await
+        Ok(order_new(run, start, NewRun { ns: ns.clone(), flow, key }))
     }
+}
 
-    pub(crate) async fn hand_in_new(&self, run: RunId, start: Start, new: NewRun) -> Result<Starting> {
-        let fingerprint = new.key.as_ref().map(|key| key.fingerprint);
-        let key = new.key.as_ref().map(|key| key.key.clone());
-        let inputs = vec![Input::Start(Box::new(start))];
-        let answer = self.committing().hand_in(run, inputs, None, Some(new)).await?;
-        Ok(Starting { run, key, fingerprint, answer })
-    }
+pub(crate) fn order_new(run: RunId, start: Start, new: NewRun) -> (Order, Starting) {
+    let fingerprint = new.key.as_ref().map(|key| key.fingerprint);
+    let key = new.key.as_ref().map(|key| key.key.clone());
+    let (order, answer) = Order::submit(run, vec![Input::Start(Box::new(start))], None, Some(new));
+    (order, Starting { run, key, fingerprint, answer })
 }
 
 /// A start on its way.
@@ -106,7 +110,7 @@ pub(crate) struct Starting {
     run: RunId,
     key: Option<String>,
     fingerprint: Option<[u8; 32]>,
-    answer: tokio::sync::oneshot::Receiver<Result<Vec<Outcome>>>,
+    answer: Answered,
 }
 
 impl Starting {

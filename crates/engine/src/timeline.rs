@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use eddyline_machine::{ActId, Body, Data, Numbered, RunId};
-use eddyline_store::{Change, Fed, Feed, Namespace, Page, Summary};
+use eddyline_store::{Fed, Feed, Hints, Namespace, Page, Summary};
 use serde_json::Value;
-use tokio::sync::broadcast;
 
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -82,7 +81,7 @@ impl Engine {
     }
 
     /// Hints of what changes from now on.
-    pub fn changes(&self) -> broadcast::Receiver<std::sync::Arc<[Change]>> {
+    pub fn changes(&self) -> Hints {
         self.instance.store.watch()
     }
 

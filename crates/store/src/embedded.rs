@@ -35,13 +35,14 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::claim::{ClaimRequest, Extended, Lease};
 use crate::clock::StoreTime;
 use crate::commit::Command;
 use crate::document::Document;
 use crate::error::{Result, StoreError};
+use crate::hints::Hints;
 use crate::ids::Namespace;
 use crate::query::*;
 use crate::{Store, Written};
@@ -153,6 +154,14 @@ impl Embedded {
         self.shared.check()?;
         self.readers.read(read).await
     }
+
+    async fn read_few<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&rusqlite::Connection) -> Outcome<T> + Send + 'static,
+    ) -> Result<T> {
+        self.shared.check()?;
+        self.readers.read_few(read).await
+    }
 }
 
 impl Drop for Embedded {
@@ -181,12 +190,12 @@ impl Store for Embedded {
     }
 
     async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
-        self.read(move |conn| load::summary_of(conn, run)).await
+        self.read_few(move |conn| load::summary_of(conn, run)).await
     }
 
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
         let ids = ids.to_vec();
-        self.read(move |conn| load::values(conn, run, &ids)).await
+        self.read_few(move |conn| load::values(conn, run, &ids)).await
     }
 
     async fn beside(&self, run: RunId) -> Result<Beside> {
@@ -246,7 +255,9 @@ impl Store for Embedded {
 
     async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>> {
         let (ns, filter) = (ns.cloned(), filter.clone());
-        self.read(move |conn| list::documents(conn, ns.as_ref(), &filter, limit)).await
+        let one = filter.id.is_some();
+        let read = move |conn: &rusqlite::Connection| list::documents(conn, ns.as_ref(), &filter, limit);
+        if one { self.read_few(read).await } else { self.read(read).await }
     }
 
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
@@ -269,8 +280,8 @@ impl Store for Embedded {
         self.write(|answer| Request::Trim { what, answer }).await
     }
 
-    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>> {
-        self.shared.hints.subscribe()
+    fn watch(&self) -> Hints {
+        self.shared.hints.listen()
     }
 }
 
@@ -313,6 +324,13 @@ fn opening(dir: &Path, trouble: Trouble) -> StoreError {
         StoreError::Full(what) => StoreError::Full(format!("{}: {what}", path.display())),
         other => other,
     }
+}
+
+/// Whether the runtime gets on while a thread of it waits for a disk.
+fn may_block() -> bool {
+    tokio::runtime::Handle::try_current().is_ok_and(|runtime| {
+        runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
+    })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

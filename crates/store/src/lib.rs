@@ -11,6 +11,7 @@ pub mod conformance;
 mod document;
 mod embedded;
 mod error;
+mod hints;
 mod holds;
 mod ids;
 mod lines;
@@ -18,11 +19,9 @@ mod memory;
 mod query;
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
-use tokio::sync::broadcast;
 
 pub use claim::*;
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -30,6 +29,7 @@ pub use commit::*;
 pub use document::*;
 pub use embedded::{DiskFailure, Embedded, Hook, Options, Stats};
 pub use error::*;
+pub use hints::{Heard, Hints};
 pub use holds::HOLD_MS;
 pub use ids::Namespace;
 pub use lines::{AGE_MS, UNWATCHED_MS};
@@ -94,7 +94,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     async fn trim(&self, what: &Trim) -> Result<bool>;
 
     /// Hints from now on.
-    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>>;
+    fn watch(&self) -> Hints;
 }
 
 /// What came of [`Store::commit`], in the order of the commands and of the claims.

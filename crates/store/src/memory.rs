@@ -7,28 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
-use tokio::sync::broadcast;
 
 use crate::claim::{ClaimRequest, Claimed, Claims, Extended, Lease};
 use crate::clock::{Clock, StoreTime, SystemClock};
 use crate::commit::Command;
 use crate::document::Document;
 use crate::error::Result;
+use crate::hints::{Hints, Teller};
 use crate::holds::{Item, next_in};
 use crate::ids::Namespace;
 use crate::query::*;
 use crate::{Store, Written};
 use rows::Rows;
 
-/// How many hints a slow listener may fall behind before it is told that it missed some.
-pub(crate) const HINTS: usize = 4_096;
-
 /// A store that lives and dies with its process.
 #[derive(Debug)]
 pub struct Memory {
     rows: Mutex<Rows>,
     time: StoreTime,
-    hints: broadcast::Sender<Arc<[Change]>>,
+    hints: Teller,
 }
 
 impl Memory {
@@ -39,7 +36,7 @@ impl Memory {
     pub fn with_clock(clock: Arc<dyn Clock>) -> Memory {
         let (time, mut rows) = (StoreTime::open(clock, 0), Rows::default());
         rows.lines.opened(time.now());
-        Memory { rows: Mutex::new(rows), time, hints: broadcast::channel(HINTS).0 }
+        Memory { rows: Mutex::new(rows), time, hints: Teller::default() }
     }
 
     fn rows(&self) -> MutexGuard<'_, Rows> {
@@ -98,9 +95,7 @@ impl Store for Memory {
         let mut changes = std::mem::take(&mut rows.changes);
         changes.retain(|change| rows.lines.is_worth(change, now));
         drop(rows);
-        if !changes.is_empty() {
-            let _ = self.hints.send(changes.into());
-        }
+        self.hints.tell(changes);
         Ok(Written { commands, claims })
     }
 
@@ -178,8 +173,8 @@ impl Store for Memory {
         Ok(false)
     }
 
-    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>> {
-        self.hints.subscribe()
+    fn watch(&self) -> Hints {
+        self.hints.listen()
     }
 }
 

@@ -1,5 +1,6 @@
 //! From commits to answers.
 
+use std::task::Context;
 use std::time::Instant;
 
 use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef};
@@ -24,11 +25,11 @@ pub(super) struct Sent {
 
 impl Committer {
     /// Sends batches for as long as there is something to send and room on the way.
-    pub(super) async fn send_batches(&mut self) {
-        while self.sent.len() < self.config.in_flight && (!self.ready.is_empty() || self.claims_wait()) {
-            if let Ok(now) = self.store.now().await {
-                self.now = now;
-            }
+    pub(super) fn send_batches(&mut self, cx: &mut Context<'_>) {
+        while self.sent.len() < self.config.in_flight
+            && (!self.ready.is_empty() || self.claims_wait())
+            && self.look_at_time(cx)
+        {
             let mut prepared = Vec::new();
             while prepared.len() < self.config.batch
                 && let Some(run) = self.ready.pop_front()
@@ -115,9 +116,12 @@ impl Committer {
     fn committed(&mut self, prepared: Prepared, committed: Committed) {
         let Prepared { run, commit, decided } = prepared;
         if let Some(mut hot) = self.hot.take(run) {
+            let was_over = hot.run.header.status().is_end();
             hot.apply(&commit.transition);
             if !commit.transition.header.status().is_end() {
                 self.hot.put(hot);
+            } else if !was_over {
+                metrics::counter!("eddyline_runs_ended_total").increment(1);
             }
         }
         if let Some(lane) = self.lanes.get_mut(&run) {

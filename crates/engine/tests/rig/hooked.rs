@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
 use eddyline_store::*;
 use futures_util::future::BoxFuture;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -154,7 +154,7 @@ impl Store for Hooked {
         self.inner.trim(what).await
     }
 
-    fn watch(&self) -> broadcast::Receiver<Arc<[Change]>> {
+    fn watch(&self) -> Hints {
         self.inner.watch()
     }
 }

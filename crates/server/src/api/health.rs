@@ -6,12 +6,10 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use eddyline_engine::Engine;
 use eddyline_protocol::Code;
-use eddyline_store::Change;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use serde_json::json;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 
 use super::call::{Answer, Call, ok};
 use super::failure::Failure;
@@ -54,20 +52,11 @@ pub(crate) async fn metrics(_call: Call) -> Answer {
     Ok(response)
 }
 
-/// Counts the runs that end, and keeps what was counted from growing, for as long as the server is there.
-pub(crate) async fn keep_counting(engine: Engine, mut stopping: watch::Receiver<bool>) {
-    let mut changes = engine.changes();
+/// Keeps what was counted from growing, for as long as the server is there.
+pub(crate) async fn keep_counting(mut stopping: watch::Receiver<bool>) {
     let mut upkeep = tokio::time::interval(UPKEEP);
     loop {
         tokio::select! {
-            changed = changes.recv() => match changed {
-                Ok(changed) => {
-                    let ended = changed.iter().filter(|change| matches!(change, Change::Run { ended: true, .. })).count();
-                    metrics::counter!("eddyline_runs_ended_total").increment(ended as u64);
-                }
-                Err(broadcast::error::RecvError::Lagged(_)) => {}
-                Err(broadcast::error::RecvError::Closed) => return,
-            },
             _ = upkeep.tick() => {
                 if let Some(handle) = count() {
                     handle.run_upkeep();

@@ -82,7 +82,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         api.engine().shutdown().await;
         return Err(error);
     }
-    tokio::spawn(health::keep_counting(api.engine().clone(), stopping.clone()));
+    tokio::spawn(health::keep_counting(stopping.clone()));
     let accepting = tokio::spawn(accept::run(listener, tls, api.clone(), stopping, connection));
     tracing::info!(instance = api.about().settings.instance, url, store = kind, keys, "listening");
     Ok(Server { addr, url, api, stop, accepting, connections })

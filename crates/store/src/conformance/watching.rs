@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 
 use super::drive::{event, note};
 use super::{NAP, ONE, Trial};
@@ -132,20 +130,23 @@ pub async fn a_hint_does_not_come_before_what_it_hints_at(t: &mut Trial<'_>) {
 }
 
 /// Reads hints until all that are expected have come.
-async fn expect(hints: &mut Receiver<Arc<[Change]>>, expected: &[Change]) {
+async fn expect(hints: &mut Hints, expected: &[Change]) {
     let mut missing = expected.to_vec();
     while !missing.is_empty() {
-        let Ok(changes) = tokio::time::timeout(LONG, hints.recv()).await else {
+        let Ok(changes) = tokio::time::timeout(LONG, hints.next()).await else {
             panic!("no hint came for {missing:?}")
         };
         match changes {
-            Ok(changes) => missing.retain(|change| !changes.contains(change)),
-            Err(RecvError::Lagged(_)) => panic!("a few hints are too many"),
-            Err(RecvError::Closed) => panic!("the store is gone"),
+            Some(Heard::Changes(changes)) => missing.retain(|change| !changes.contains(change)),
+            Some(Heard::Missed) => panic!("a few hints are too many"),
+            None => panic!("the store is gone"),
         }
     }
 }
 
-async fn next(hints: &mut Receiver<Arc<[Change]>>) -> Arc<[Change]> {
-    tokio::time::timeout(LONG, hints.recv()).await.expect("a hint").expect("an open store")
+async fn next(hints: &mut Hints) -> Arc<[Change]> {
+    match tokio::time::timeout(LONG, hints.next()).await.expect("a hint") {
+        Some(Heard::Changes(changes)) => changes,
+        other => panic!("{other:?} instead of a hint"),
+    }
 }

@@ -21,13 +21,16 @@ type Jobs = Arc<Mutex<mpsc::Receiver<Job>>>;
 pub(super) struct Readers {
     jobs: Option<mpsc::Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
+    /// For what is read in less time than it takes to wake a thread.
+    quick: Mutex<Option<Connection>>,
 }
 
 impl Readers {
     pub fn start(dir: &Path, count: usize) -> Result<Readers> {
         let (jobs, queue) = mpsc::channel(WAITING);
         let queue: Jobs = Arc::new(Mutex::new(queue));
-        let mut readers = Readers { jobs: Some(jobs), threads: Vec::new() };
+        let quick = files::open_reader(dir).map_err(Trouble::into_error)?;
+        let mut readers = Readers { jobs: Some(jobs), threads: Vec::new(), quick: Mutex::new(Some(quick)) };
         for n in 0..count.max(1) {
             let conn = files::open_reader(dir).map_err(Trouble::into_error)?;
             let queue = queue.clone();
@@ -52,9 +55,25 @@ impl Readers {
         answered.await.map_err(|_| closed())?
     }
 
+    /// Reads a few rows that are found by their keys: on this thread, unless another one does so or this one must not
+    /// wait for a disk.
+    pub async fn read_few<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection) -> Outcome<T> + Send + 'static,
+    ) -> Result<T> {
+        if super::may_block()
+            && let Ok(quick) = self.quick.try_lock()
+            && let Some(conn) = &*quick
+        {
+            return at_one_moment(conn, read).map_err(Trouble::into_error);
+        }
+        self.read(read).await
+    }
+
     /// Ends the threads when they have done what waits.
     pub fn stop(&mut self) {
         self.jobs = None;
+        *self.quick.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -10,24 +10,22 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-use tokio::sync::broadcast;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::options::{DiskFailure, Options};
 use super::stats::Counters;
 use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
+use crate::hints::Teller;
 use crate::holds::Holds;
 use crate::lines::Lines;
-use crate::query::Change;
 
 #[derive(Debug)]
 pub(super) struct Shared {
     pub dir: PathBuf,
     pub options: Options,
     pub time: StoreTime,
-    pub hints: broadcast::Sender<Arc<[Change]>>,
+    pub hints: Teller,
     pub counters: Counters,
     /// Until when it is on disk that somebody served.
     pub served_at: AtomicI64,
@@ -49,7 +47,7 @@ impl Shared {
             dir,
             options,
             time,
-            hints: broadcast::channel(crate::memory::HINTS).0,
+            hints: Teller::default(),
             counters: Counters::default(),
             served_at: AtomicI64::new(served_at),
             log_is_long: AtomicBool::new(false),

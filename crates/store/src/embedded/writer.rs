@@ -99,7 +99,7 @@ impl Desk {
 
     /// Carries a small request out on this thread, if nobody else writes or waits to. Otherwise it comes back.
     pub fn at_once(&self, request: Request) -> Option<Request> {
-        if self.waiting.load(Ordering::Relaxed) > 0 || !request.is_small() || !may_block() {
+        if self.waiting.load(Ordering::Relaxed) > 0 || !request.is_small() || !super::may_block() {
             return Some(request);
         }
         let Ok(mut writer) = self.writer.try_lock() else { return Some(request) };
@@ -139,13 +139,6 @@ impl Desk {
     fn writer(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether the runtime gets on while a thread of it waits for a disk.
-fn may_block() -> bool {
-    tokio::runtime::Handle::try_current().is_ok_and(|runtime| {
-        runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
-    })
 }
 
 impl Writer {
@@ -206,10 +199,7 @@ impl Writer {
             shared.served_at.store(now, Ordering::Relaxed);
         }
         group.release(&mut shared.tasks().holds);
-        let changes = group.take_changes();
-        if !changes.is_empty() {
-            let _ = shared.hints.send(changes.into());
-        }
+        shared.hints.tell(group.take_changes());
         Ok(answers)
     }
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use eddyline_engine::{Assignment, ClaimTasks, Engine, Holding, Reported, Result as EngineResult, TaskId, Waiting};
 use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, News, RegisterWorker, Task};
-use eddyline_store::{Change, Namespace, Offer};
+use eddyline_store::{Heard as Hint, Hints, Namespace, Offer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use serde_json::Value;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::held::Held;
@@ -100,12 +100,7 @@ impl Session<'_> {
         Ok(self.engine().release(&self.ns, &self.worker, &lost).await?)
     }
 
-    async fn run(
-        &mut self,
-        wire: &mut Wire,
-        mut changes: broadcast::Receiver<Arc<[Change]>>,
-        mut drains: watch::Receiver<()>,
-    ) -> Result<(), Cut> {
+    async fn run(&mut self, wire: &mut Wire, mut changes: Hints, mut drains: watch::Receiver<()>) -> Result<(), Cut> {
         let lease = Duration::from_millis(u64::try_from(self.engine().config().lease_ms).unwrap_or(1).max(3));
         let mut pings = tokio::time::interval(lease / 3);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -128,11 +123,11 @@ impl Session<'_> {
                     self.claim = None;
                     self.push(wire, part?).await?;
                 }
-                changed = changes.recv() => {
-                    match changed {
-                        Ok(changed) => changed.iter().for_each(|change| self.held.note(change)),
-                        Err(broadcast::error::RecvError::Lagged(_)) => self.held.note_all(),
-                        Err(broadcast::error::RecvError::Closed) => return Err(Cut::Gone),
+                heard = changes.next() => {
+                    match heard {
+                        Some(Hint::Changes(changes)) => changes.iter().for_each(|change| self.held.note(change)),
+                        Some(Hint::Missed) => self.held.note_all(),
+                        None => return Err(Cut::Gone),
                     }
                     if self.reporting.is_none() {
                         self.tell_ended(wire).await?;
