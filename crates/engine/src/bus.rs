@@ -2,21 +2,43 @@
 //! read from the store. The committer alone listens to the store and passes hints on: most of them follow from its own
 //! commits, and a task more to wake with each of those would cost more than the rest of a step.
 
-use eddyline_machine::RunId;
-use eddyline_store::Change;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use eddyline_machine::RunId;
+use eddyline_machine::run::Header;
+use eddyline_store::Change;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 /// Who waits for which run.
 #[derive(Debug, Default)]
 pub(crate) struct Bus {
     /// For anything that it records.
-    records: Listeners,
+    records: Listeners<Notify>,
     /// For its end alone: a run of many steps wakes whoever waits for its result once.
-    ends: Listeners,
+    ends: Listeners<Ending>,
     chores: Vec<Interest>,
+}
+
+/// The end of a run, to those who wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    notify: Notify,
+    /// Its header as it was committed, if that was done here.
+    header: OnceLock<Box<Header>>,
+}
+
+impl Ending {
+    /// Done when the run may have ended.
+    pub fn notified(&self) -> Notified<'_> {
+        self.notify.notified()
+    }
+
+    pub fn header(&self) -> Option<&Header> {
+        self.header.get().map(|header| &**header)
+    }
 }
 
 /// What wakes a loop: a commit does not wake loops it has no work for.
@@ -31,33 +53,39 @@ impl fmt::Debug for Interest {
     }
 }
 
-#[derive(Debug, Default)]
-struct Listeners(Mutex<HashMap<RunId, Weak<Notify>>>);
+#[derive(Debug)]
+struct Listeners<L>(Mutex<HashMap<RunId, Weak<L>>>);
 
-impl Listeners {
-    fn listen(&self, run: RunId) -> Arc<Notify> {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(notify) = waiting.get(&run).and_then(Weak::upgrade) {
-            return notify;
+impl<L> Default for Listeners<L> {
+    fn default() -> Listeners<L> {
+        Listeners(Mutex::default())
+    }
+}
+
+impl<L: Default> Listeners<L> {
+    fn listen(&self, run: RunId) -> Arc<L> {
+        let mut waiting = self.waiting();
+        if let Some(listener) = waiting.get(&run).and_then(Weak::upgrade) {
+            return listener;
         }
-        let notify = Arc::new(Notify::new());
+        let listener = Arc::<L>::default();
         if waiting.len() >= waiting.capacity() {
             waiting.retain(|_, listener| listener.strong_count() > 0);
         }
-        waiting.insert(run, Arc::downgrade(&notify));
-        notify
+        waiting.insert(run, Arc::downgrade(&listener));
+        listener
     }
 
-    fn wake(&self, run: RunId) {
-        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(notify) = waiting.get(&run).and_then(Weak::upgrade) {
-            notify.notify_waiters();
-        }
+    fn find(&self, run: RunId) -> Option<Arc<L>> {
+        self.waiting().get(&run).and_then(Weak::upgrade)
     }
 
-    fn wake_all(&self) {
-        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.values().filter_map(Weak::upgrade).for_each(|notify| notify.notify_waiters());
+    fn all(&self) -> Vec<Arc<L>> {
+        self.waiting().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<RunId, Weak<L>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -71,14 +99,20 @@ impl Bus {
         self.records.listen(run)
     }
 
-    /// Notified when the run may have ended.
-    pub fn listen_for_end(&self, run: RunId) -> Arc<Notify> {
+    pub fn listen_for_end(&self, run: RunId) -> Arc<Ending> {
         self.ends.listen(run)
     }
 
+    /// A run has ended by a commit that is durable: those who wait for that need not read it.
+    pub fn ended(&self, header: &Header) {
+        if let Some(ending) = self.ends.find(header.run) {
+            let _ = ending.header.set(Box::new(header.clone()));
+        }
+    }
+
     pub fn wake_all(&self) {
-        self.records.wake_all();
-        self.ends.wake_all();
+        self.records.all().iter().for_each(|listener| listener.notify_waiters());
+        self.ends.all().iter().for_each(|ending| ending.notify.notify_waiters());
         self.chores.iter().for_each(|chore| chore.wake.notify_one());
     }
 
@@ -90,9 +124,9 @@ impl Bus {
         }
         for change in changes {
             if let Change::Run { run, ended } = change {
-                self.records.wake(*run);
+                self.records.find(*run).into_iter().for_each(|listener| listener.notify_waiters());
                 if *ended {
-                    self.ends.wake(*run);
+                    self.ends.find(*run).into_iter().for_each(|ending| ending.notify.notify_waiters());
                 }
             }
         }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_machine::explain::{WaitsFor, explain};
-use eddyline_machine::run::{Activation, End, Outcome, Run};
+use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
 use eddyline_machine::view::{AttemptView, RunView, StepView};
 use eddyline_machine::{Data, Failure, Millis, Numbered, RunId, Status};
 use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::assignment::materialise;
 use crate::config::MAX_INPUT_BYTES;
@@ -171,44 +172,52 @@ impl Engine {
 
     /// The end of a run, if it comes within `wait`. A run that was continued is followed to its last part.
     pub async fn result(&self, ns: &Namespace, run: RunId, wait: Duration) -> Result<Option<RunResult>> {
-        let until = tokio::time::Instant::now() + wait;
+        let until = Instant::now() + wait;
         let mut at = run;
         for _ in 0..MAX_CHAIN {
-            let notify = self.bus.listen_for_end(at);
-            let notified = notify.notified();
+            let Some(header) = self.ended_header(ns, at, at != run, until).await? else { return Ok(None) };
+            if let Some(next) = header.continued_as {
+                at = next;
+                continue;
+            }
+            let (output, error) = match &header.outcome {
+                Some(outcome) => self.outcome(at, outcome).await?,
+                None => (None, None),
+            };
+            return Ok(Some(RunResult { run: at, status: header.status(), output, error }));
+        }
+        Err(EngineError::invalid(format!("run {run} was continued more than {MAX_CHAIN} times")))
+    }
+
+    /// The header of a run when it has ended, if it does so in time. What continues a run is started by a message, which
+    /// may be on its way: such a run is waited for as well.
+    async fn ended_header(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        continues: bool,
+        until: Instant,
+    ) -> Result<Option<Header>> {
+        let ending = self.bus.listen_for_end(run);
+        loop {
+            let notified = ending.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            let summary = match self.summary(ns, at).await {
-                // What continues a run is started by a message, which may be on its way.
-                Err(EngineError::NotFound { .. }) if at != run => None,
-                other => Some(other?),
+            let is_there = match self.summary(ns, run).await {
+                Ok(summary) if summary.ended_at.is_some() => return Ok(Some(summary.header)),
+                Ok(_) => true,
+                Err(EngineError::NotFound { .. }) if continues => false,
+                Err(error) => return Err(error),
             };
-            match summary {
-                Some(summary) if summary.ended_at.is_some() => {
-                    match (summary.header.continued_as, &summary.header.outcome) {
-                        (Some(next), _) => {
-                            at = next;
-                            continue;
-                        }
-                        (None, outcome) => {
-                            let (output, error) = match outcome {
-                                Some(outcome) => self.outcome(at, outcome).await?,
-                                None => (None, None),
-                            };
-                            let status = summary.header.status();
-                            return Ok(Some(RunResult { run: at, status, output, error }));
-                        }
-                    }
-                }
-                _ => {}
-            }
-            let now = tokio::time::Instant::now();
+            let now = Instant::now();
             if now >= until || self.stopping.is_now() {
                 return Ok(None);
             }
             let _ = tokio::time::timeout(LOOK_AGAIN.min(until - now), notified).await;
+            if let Some(header) = ending.header().filter(|_| is_there) {
+                return Ok(Some(header.clone()));
+            }
         }
-        Err(EngineError::invalid(format!("run {run} was continued more than {MAX_CHAIN} times")))
     }
 
     /// Records with numbers above `after`.

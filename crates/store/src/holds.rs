@@ -1,11 +1,11 @@
 //! What was handed out as due and not yet used up: nobody else gets it for a while.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline_machine::{Fence, Message, Millis, RunId, TimerKey};
 
 use crate::document::DocumentKey;
-use crate::ids::Namespace;
+use crate::ids::{Map, Namespace};
 
 /// How long a due item is left to the caller who got it.
 pub const HOLD_MS: Millis = 10_000;
@@ -19,7 +19,7 @@ pub(crate) enum Item {
 
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    until: HashMap<Item, Millis>,
+    until: Map<Item, Millis>,
     by_end: BTreeSet<(Millis, Item)>,
     messages: BTreeMap<RunId, (Millis, BTreeSet<String>)>,
 }

@@ -9,7 +9,7 @@ mod bucket;
 mod leases;
 mod order;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -23,7 +23,7 @@ use order::{Line, Rank};
 
 use crate::claim::{ClaimRequest, Held, Offer, RequestId};
 use crate::document::{DocumentKey, LimitRules, QueueRules, Rate, kind};
-use crate::ids::Namespace;
+use crate::ids::{Map, Namespace};
 use crate::query::{Change, QueueState};
 
 /// A step of priority is worth so much waiting.
@@ -71,17 +71,19 @@ impl Class {
 
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    lines: HashMap<(Namespace, Arc<str>), Line>,
-    runs: HashMap<RunId, OfRun>,
-    limits: HashMap<(Namespace, String), LimitRules>,
+    /// They are never taken away, so that a place among them says which one it is.
+    lines: Vec<Line>,
+    places: Map<Namespace, Map<Arc<str>, usize>>,
+    runs: Map<RunId, OfRun>,
+    limits: Map<(Namespace, String), LimitRules>,
     /// Claimed tasks by limit and key.
-    passing: HashMap<BucketKey, u32>,
-    buckets: HashMap<BucketKey, Bucket>,
+    passing: Map<BucketKey, u32>,
+    buckets: Map<BucketKey, Bucket>,
     /// Buckets that changed since they were last asked for.
     spent: BTreeSet<BucketKey>,
     classes: BTreeSet<Arc<Class>>,
     expiries: BTreeSet<(Millis, RunId, Fence)>,
-    requests: HashMap<RequestId, Vec<(RunId, Fence)>>,
+    requests: Map<RequestId, Vec<(RunId, Fence)>>,
     looked_at: Option<Millis>,
 }
 
@@ -98,7 +100,8 @@ struct OfRun {
 
 #[derive(Debug, Clone)]
 struct Entry {
-    queue: Arc<str>,
+    /// The place of its line.
+    line: usize,
     class: Arc<Class>,
     key: Option<Arc<str>>,
     rank: Rank,
@@ -142,7 +145,8 @@ impl Lines {
         match key.kind.as_str() {
             kind::QUEUE => {
                 let rules = body.and_then(|body| QueueRules::deserialize(body).ok()).unwrap_or_default();
-                self.line(ns, &key.id).rules = rules;
+                let line = self.line(ns, &key.id);
+                self.lines[line].rules = rules;
                 vec![key.id.clone()]
             }
             kind::LIMIT => {
@@ -151,8 +155,7 @@ impl Lines {
                     Some(rules) => self.limits.insert(at, rules),
                     None => self.limits.remove(&at),
                 };
-                let of_ns = self.lines.iter().filter(|((of, _), _)| of == ns);
-                of_ns.map(|((_, queue), _)| queue.to_string()).collect()
+                self.of(ns).map(|line| line.name.to_string()).collect()
             }
             _ => Vec::new(),
         }
@@ -179,7 +182,7 @@ impl Lines {
     /// Forgets rates that are as if nothing had ever been claimed, and were so before that moment already.
     pub fn forget_full(&mut self, before: Millis) -> Vec<BucketKey> {
         let rate = |key: &BucketKey| match key.kind.as_str() {
-            BucketKey::QUEUE => self.lines.get(&(key.ns.clone(), Arc::from(key.name.as_str())))?.rules.rate,
+            BucketKey::QUEUE => self.find(&key.ns, &key.name)?.rules.rate,
             BucketKey::LIMIT => self.limits.get(&(key.ns.clone(), key.name.clone()))?.rate,
             _ => None,
         };
@@ -215,12 +218,12 @@ impl Lines {
         let waiting: Vec<(Fence, Entry)> = of_run.waiting().map(|(fence, entry)| (*fence, entry.clone())).collect();
         let mut resumed = BTreeSet::new();
         for (fence, entry) in waiting {
-            let line = self.line(ns, &entry.queue);
+            let line = &mut self.lines[entry.line];
             if paused {
                 line.leave(&entry.class, &entry.key, entry.rank);
             } else {
                 line.join(&entry.class, &entry.key, entry.rank, (run, fence));
-                resumed.insert(entry.queue.to_string());
+                resumed.insert(line.name.to_string());
             }
         }
         resumed.into_iter().collect()
@@ -253,7 +256,7 @@ impl Lines {
         let line = self.line(&ns, &task.queue);
         let age = Millis::from(task.priority).saturating_mul(AGE_MS);
         let mut entry = Entry {
-            queue: line.name.clone(),
+            line,
             class,
             key: task.key.as_deref().map(Arc::from),
             rank: (queued.queued_at.saturating_sub(age), queued.place),
@@ -270,7 +273,7 @@ impl Lines {
             self.requests.entry(held.request).or_default().push((run, task.fence));
             self.count(&ns, &entry, 1);
         } else if !paused && !queued.closed {
-            line.join(&entry.class, &entry.key, entry.rank, (run, task.fence));
+            self.lines[line].join(&entry.class, &entry.key, entry.rank, (run, task.fence));
         }
         self.schedule(run, task.fence, &mut entry);
         if let Some(of_run) = self.runs.get_mut(&run) {
@@ -280,9 +283,9 @@ impl Lines {
 
     /// No longer offered; a worker that has it keeps it.
     pub fn close(&mut self, run: RunId, fence: Fence) {
-        let Some((ns, mut entry)) = self.lift(run, fence) else { return };
+        let Some((_, mut entry)) = self.lift(run, fence) else { return };
         if entry.held.is_none() && !entry.closed && !self.is_paused(run) {
-            self.line(&ns, &entry.queue).leave(&entry.class, &entry.key, entry.rank);
+            self.lines[entry.line].leave(&entry.class, &entry.key, entry.rank);
         }
         entry.closed = true;
         self.schedule(run, fence, &mut entry);
@@ -305,7 +308,7 @@ impl Lines {
             }
             None => {
                 if !entry.closed && !self.is_paused(run) {
-                    self.line(&ns, &entry.queue).leave(&entry.class, &entry.key, entry.rank);
+                    self.lines[entry.line].leave(&entry.class, &entry.key, entry.rank);
                 }
                 Vec::new()
             }
@@ -340,11 +343,10 @@ impl Lines {
     }
 
     pub fn states(&self, ns: &Namespace) -> Vec<QueueState> {
-        let lines = self.lines.iter().filter(|((of, _), _)| of == ns);
-        let mut states: Vec<QueueState> = lines.map(|(_, line)| line.state()).collect();
+        let mut states: Vec<QueueState> = self.of(ns).map(Line::state).collect();
         let offering = self.runs.values().filter(|of_run| of_run.ns == *ns && !of_run.paused);
         for (_, entry) in offering.flat_map(|of_run| of_run.waiting()) {
-            if let Some(state) = states.iter_mut().find(|state| *state.name == *entry.queue) {
+            if let Some(state) = states.iter_mut().find(|state| *state.name == *self.lines[entry.line].name) {
                 state.oldest = Some(state.oldest.map_or(entry.queued_at, |oldest| oldest.min(entry.queued_at)));
             }
         }
@@ -354,16 +356,14 @@ impl Lines {
 
     /// How many tasks of a namespace wait in its lines.
     pub fn ready(&self, ns: &Namespace) -> usize {
-        self.lines.iter().filter(|((of, _), _)| of == ns).map(|(_, line)| line.ready()).sum()
+        self.of(ns).map(Line::ready).sum()
     }
 
     /// Whether anybody need be told: of a queue only if there is something left in it to claim, of leases only if one ends
     /// before whoever serves looks after them anyway.
     pub fn is_worth(&self, change: &Change, now: Millis) -> bool {
         match change {
-            Change::Tasks { ns, queue } => {
-                self.lines.get(&(ns.clone(), Arc::from(queue.as_str()))).is_some_and(Line::offers_anything)
-            }
+            Change::Tasks { ns, queue } => self.find(ns, queue).is_some_and(Line::offers_anything),
             Change::Leases => self.expiries.first().is_some_and(|(at, ..)| *at <= now + UNWATCHED_MS),
             _ => true,
         }
@@ -372,7 +372,7 @@ impl Lines {
     fn best(&mut self, request: &ClaimRequest, now: Millis, retry_at: &mut Option<Millis>) -> Option<(RunId, Fence)> {
         let mut best: Option<(Rank, (RunId, Fence))> = None;
         for queue in &request.queues {
-            let Some(line) = self.lines.get(&(request.ns.clone(), Arc::from(queue.as_str()))) else { continue };
+            let Some(line) = self.find(&request.ns, queue) else { continue };
             if !line.is_open() || !line.offers_anything() {
                 continue;
             }
@@ -408,13 +408,14 @@ impl Lines {
             deadline: entry.timeout_ms.map(|ms| now + ms),
             claim,
         };
-        let line = self.line(&ns, &entry.queue);
+        let line = &mut self.lines[entry.line];
         // Served first: a key that comes back after its last task was claimed has had its turn.
         line.served(&entry.key);
         line.leave(&entry.class, &entry.key, entry.rank);
         let queue_rate = line.rules.rate;
         if queue_rate.is_some() {
-            self.spend(BucketKey::queue(&ns, &entry.queue), queue_rate, now);
+            let queue = BucketKey::queue(&ns, &line.name);
+            self.spend(queue, queue_rate, now);
         }
         for (name, key) in &entry.class.limits {
             let rate = self.limits.get(&(ns.clone(), name.clone())).and_then(|rules| rules.rate);
@@ -460,7 +461,7 @@ impl Lines {
 
     /// Counts a claimed task in or out.
     fn count(&mut self, ns: &Namespace, entry: &Entry, by: i32) {
-        self.line(ns, &entry.queue).count(&entry.class.flow, by);
+        self.lines[entry.line].count(&entry.class.flow, by);
         for (name, key) in &entry.class.limits {
             let at = BucketKey::limit(ns, name, key.as_deref());
             let passing = self.passing.entry(at.clone()).or_default();
@@ -477,21 +478,35 @@ impl Lines {
             self.limits.get(&(ns.clone(), name.clone())).is_some_and(|rules| rules.concurrency.is_some())
         };
         if entry.class.limits.iter().any(bounds) {
-            let of_ns = self.lines.iter().filter(|((of, _), line)| of == ns && line.offers_anything());
-            return of_ns.map(|((_, queue), _)| queue.to_string()).collect();
+            return self.of(ns).filter(|line| line.offers_anything()).map(|line| line.name.to_string()).collect();
         }
-        let line = self.lines.get(&(ns.clone(), entry.queue.clone()));
-        let own = line.is_some_and(|line| line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some());
-        if own { vec![entry.queue.to_string()] } else { Vec::new() }
+        let line = &self.lines[entry.line];
+        let own = line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some();
+        if own { vec![line.name.to_string()] } else { Vec::new() }
     }
 
     fn is_paused(&self, run: RunId) -> bool {
         self.runs.get(&run).is_some_and(|of_run| of_run.paused)
     }
 
-    fn line(&mut self, ns: &Namespace, queue: &str) -> &mut Line {
+    fn find(&self, ns: &Namespace, queue: &str) -> Option<&Line> {
+        self.places.get(ns)?.get(queue).map(|line| &self.lines[*line])
+    }
+
+    /// Those of a namespace.
+    fn of(&self, ns: &Namespace) -> impl Iterator<Item = &Line> {
+        self.places.get(ns).into_iter().flat_map(Map::values).map(|line| &self.lines[*line])
+    }
+
+    /// The place of a line, which is made if there is none.
+    fn line(&mut self, ns: &Namespace, queue: &str) -> usize {
+        if let Some(line) = self.places.get(ns).and_then(|of_ns| of_ns.get(queue)) {
+            return *line;
+        }
         let name: Arc<str> = Arc::from(queue);
-        self.lines.entry((ns.clone(), name.clone())).or_insert_with(|| Line::new(name))
+        self.lines.push(Line::new(name.clone()));
+        self.places.entry(ns.clone()).or_default().insert(name, self.lines.len() - 1);
+        self.lines.len() - 1
     }
 
     /// Takes an entry out to change it; [`Lines::put_back`] puts it back.

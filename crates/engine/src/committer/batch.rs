@@ -122,6 +122,7 @@ impl Committer {
                 self.hot.put(hot);
             } else if !was_over {
                 metrics::counter!("eddyline_runs_ended_total").increment(1);
+                self.bus.ended(&commit.transition.header);
             }
         }
         if let Some(lane) = self.lanes.get_mut(&run) {

@@ -9,6 +9,9 @@ use serde::de::DeserializeOwned;
 use super::trouble::{Outcome, Trouble};
 use crate::error::StoreError;
 
+/// Most rows have less, and are written without asking for more memory on the way.
+const USUAL_BYTES: usize = 512;
+
 /// JSON that is about to be stored. It is made by the caller, so that the writer only writes it.
 #[derive(Debug)]
 pub(super) struct Body {
@@ -18,8 +21,11 @@ pub(super) struct Body {
 
 impl Body {
     pub fn of(value: &(impl Serialize + ?Sized)) -> Result<Body, StoreError> {
-        let text = serde_json::to_string(value)
-            .map_err(|error| StoreError::Unavailable(format!("it can't be written as JSON: {error}")))?;
+        let unwritable =
+            |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("it can't be written as JSON: {error}"));
+        let mut text = Vec::with_capacity(USUAL_BYTES);
+        serde_json::to_writer(&mut text, value).map_err(|error| unwritable(&error))?;
+        let text = String::from_utf8(text).map_err(|error| unwritable(&error))?;
         let crc = crc32fast::hash(text.as_bytes());
         Ok(Body { text, crc })
     }

@@ -1,6 +1,5 @@
 //! What the writer remembers between groups: all of it can be read from the disk again.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use eddyline_machine::run::Header;
@@ -8,7 +7,7 @@ use eddyline_machine::{Fence, Millis, RunId, Status, Task};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::trouble::{Outcome, Trouble};
-use crate::ids::Namespace;
+use crate::ids::{Map, Namespace};
 
 /// Runs whose heads are remembered.
 const HEADS: usize = 65_536;
@@ -17,8 +16,8 @@ const BODIES: usize = 65_536;
 
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    pub heads: HashMap<RunId, Head>,
-    pub bodies: HashMap<(RunId, Fence), Arc<Task>>,
+    pub heads: Map<RunId, Head>,
+    pub bodies: Map<(RunId, Fence), Arc<Task>>,
     /// The last that was given out of each.
     pub position: i64,
     pub place: i64,
@@ -27,7 +26,7 @@ pub(super) struct Kept {
     pub gate: i64,
     pub revision: i64,
     /// Events up to here are gone, by namespace.
-    pub forgotten: HashMap<Namespace, i64>,
+    pub forgotten: Map<Namespace, i64>,
 }
 
 /// What must be known of a run to commit to it.

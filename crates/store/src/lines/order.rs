@@ -1,12 +1,13 @@
 //! One queue: whose turn it is.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use eddyline_machine::{Fence, Millis, RunId};
 
 use super::Class;
 use crate::document::QueueRules;
+use crate::ids::Map;
 use crate::query::QueueState;
 
 /// Less is earlier: when it was queued less what its priority is worth, then the order of queueing.
@@ -20,12 +21,12 @@ pub(super) struct Line {
     pub name: Arc<str>,
     pub rules: QueueRules,
     classes: BTreeMap<Arc<Class>, Waiting>,
-    keys: HashMap<Key, Turns>,
+    keys: Map<Key, Turns>,
     /// The turn of the key that was served last.
     turn: u64,
     ready: usize,
     claimed: u32,
-    claimed_of_flow: HashMap<Arc<str>, u32>,
+    claimed_of_flow: Map<Arc<str>, u32>,
 }
 
 #[derive(Debug)]
@@ -38,7 +39,7 @@ struct Turns {
 /// The tasks of a class.
 #[derive(Debug, Default)]
 struct Waiting {
-    by_key: HashMap<Key, BTreeMap<Rank, At>>,
+    by_key: Map<Key, BTreeMap<Rank, At>>,
     /// The first of each key, under the turn of the key.
     heads: BTreeSet<(u64, Rank, Key)>,
 }
@@ -49,11 +50,11 @@ impl Line {
             name,
             rules: QueueRules::default(),
             classes: BTreeMap::new(),
-            keys: HashMap::new(),
+            keys: Map::default(),
             turn: 0,
             ready: 0,
             claimed: 0,
-            claimed_of_flow: HashMap::new(),
+            claimed_of_flow: Map::default(),
         }
     }
 

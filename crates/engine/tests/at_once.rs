@@ -1,0 +1,136 @@
+//! A caller who finds the committer with nothing to do does its work itself, and nobody notices but by the time it takes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use eddyline_engine::{Config, EngineError, StartRequest, TaskReport};
+use eddyline_store::Memory;
+use futures_util::FutureExt;
+use rig::hooked::Hooked;
+use rig::{LONG, Rig, claim, done};
+use serde_json::json;
+
+const FLOW: &str = "name: f\nsteps: {a: {}, b: {after: [a]}}";
+
+fn request() -> StartRequest {
+    StartRequest { flow: "f".to_owned(), ..StartRequest::default() }
+}
+
+/// Lets the loops do what they have to do.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_lone_caller_is_answered_without_another_task_being_woken() {
+    let rig = Rig::memory();
+    rig.register(FLOW).await;
+    settle().await;
+    let (engine, ns) = (&rig.engine, &rig.ns);
+    let run = engine.start_run(ns, request()).now_or_never().expect("nobody to wait for").unwrap().run;
+    let mut task = engine.claim(ns, claim("w"), LONG).now_or_never().expect("nobody to wait for").unwrap().remove(0);
+    for step in ["a", "b"] {
+        assert_eq!(task.activation, step);
+        let report = TaskReport { token: task.token, seq: Some(1), op: done(json!(step)) };
+        let reported = engine.report_and_ask(ns, vec![report], Some(claim("w"))).now_or_never();
+        let (_, waiting) = reported.expect("nobody to wait for").unwrap();
+        let mut next = waiting.unwrap().tasks(Duration::ZERO).await.unwrap();
+        match next.pop() {
+            Some(next) => task = next,
+            None => assert_eq!(step, "b", "what follows is claimed by the same commit"),
+        }
+    }
+    assert!(rig.output(run).now_or_never().is_some());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_waits_is_woken_by_what_another_caller_does() {
+    let rig = Rig::memory();
+    rig.register(FLOW).await;
+    let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
+    let worker = tokio::spawn(async move { engine.claim(&ns, claim("w"), LONG).await.unwrap().pop().unwrap() });
+    settle().await;
+    let run = rig.start("f", json!(null)).await;
+    let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
+    let waiting = tokio::spawn(async move { engine.result(&ns, run, LONG).await.unwrap().unwrap() });
+    let mut follower = rig.engine.follow(&rig.ns, run, 0).await.unwrap();
+    let task = worker.await.unwrap();
+    rig.report(&task, done(json!(1))).await;
+    let task = rig.claim("w").await.unwrap();
+    rig.report(&task, done(json!(2))).await;
+    waiting.await.unwrap();
+    let mut records = Vec::new();
+    while let Some(more) = follower.next().await.unwrap() {
+        records.extend(more);
+    }
+    assert_eq!(records.len(), rig.records(run).await.len());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn starts_of_one_call_are_committed_together() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register(FLOW).await;
+    settle().await;
+    let before = store.commits.load(Ordering::SeqCst);
+    let started = rig.engine.start_batch(&rig.ns, vec![request(); 100]).await.unwrap();
+    assert!(started.iter().all(Result::is_ok));
+    let commits = store.commits.load(Ordering::SeqCst) - before;
+    assert!(commits <= 3, "{commits} commits for one call");
+    rig.stop().await;
+}
+
+/// A slow commit is left to the loop, and what comes meanwhile gathers.
+#[tokio::test]
+async fn a_caller_who_has_to_wait_holds_nobody_up() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let rig = Rig::on(store.clone(), Config { in_flight: 1, ..Config::default() });
+    rig.register(FLOW).await;
+    settle().await;
+    store.committing.send_replace(false);
+    let start = || {
+        let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
+        tokio::spawn(async move { engine.start_run(&ns, request()).await.unwrap().run })
+    };
+    let starts: Vec<_> = (0..50).map(|_| start()).collect();
+    settle().await;
+    assert!(starts.iter().all(|start| !start.is_finished()));
+    let before = store.commits.load(Ordering::SeqCst);
+    store.committing.send_replace(true);
+    for start in starts {
+        start.await.unwrap();
+    }
+    let commits = store.commits.load(Ordering::SeqCst) - before;
+    assert!(commits <= 3, "{commits} commits for what had gathered");
+    rig.stop().await;
+}
+
+/// What was in the middle of something can't be trusted any more: everybody is told, and nobody waits for ever.
+#[tokio::test]
+async fn a_panic_ends_the_engine_and_leaves_nobody_waiting() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let mut store = Hooked::new(Arc::new(Memory::new()));
+    let breaks = broken.clone();
+    store.fate = Box::new(move |_| if breaks.load(Ordering::SeqCst) { panic!("a store that panics") } else { None });
+    let rig = Rig::on(Arc::new(store), Config::default());
+    rig.register(FLOW).await;
+    let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
+    let worker = tokio::spawn(async move { engine.claim(&ns, claim("w"), LONG).await });
+    settle().await;
+    broken.store(true, Ordering::SeqCst);
+    let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
+    let start = tokio::spawn(async move { engine.start_run(&ns, request()).await });
+    assert!(start.await.is_err_and(|error| error.is_panic()));
+    assert!(matches!(worker.await.unwrap(), Err(EngineError::Stopped)));
+    assert!(matches!(rig.engine.start_run(&rig.ns, request()).await, Err(EngineError::Stopped)));
+    rig.stop().await;
+}
