@@ -5,9 +5,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Statement, params};
+use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::measure::{Measure, Row};
+use crate::measure::{Measure, Row, written_bytes};
+use crate::stores;
+
+/// Commits until the log is as long as it gets.
+const WARM: usize = 500;
 
 /// The rows of one transition, as the store wrote them.
 #[derive(Clone)]
@@ -42,66 +47,86 @@ impl Sample {
     }
 }
 
-/// So many transitions, so many to a commit, over as many runs. `dir` holds a closed store with at least one run.
-pub fn grouped(dir: &Path, sample: &Sample, count: usize, group: usize) -> rusqlite::Result<Row> {
-    let conn = open(dir)?;
-    let first = runs(&conn, sample, group)?;
-    let mut raw = Raw::prepare(&conn)?;
-    let mut latencies = Vec::new();
-    let measure = Measure::start();
-    for round in 0..(count / group) as i64 {
-        let since = Instant::now();
-        raw.begin.execute([])?;
-        for run in first..first + group as i64 {
-            raw.transition(sample, run, round)?;
-        }
-        raw.commit.execute([])?;
-        latencies.push(since.elapsed());
-    }
-    let what = format!("raw SQLite, {group} to a commit");
-    let mut row = measure.row(what, "sqlite", (count / group * group) as u64, latencies);
-    row.commits = (count / group) as u64;
-    Ok(row)
+/// SQLite with the rows of a store that is half way through a run, ready to be measured in turns with something else.
+pub struct Ceiling {
+    sample: Sample,
+    /// Held open, so that the log stays as long as it has become.
+    conn: Connection,
+    dir: TempDir,
 }
 
-/// The same for callers that each have one transition on its way and wait until it is durable: one thread writes, in
-/// groups of whatever waits.
-pub async fn called(
-    dir: &Path,
-    sample: &Sample,
-    count: usize,
-    callers: usize,
-) -> Result<Row, Box<dyn std::error::Error>> {
-    let conn = open(dir)?;
-    let first = runs(&conn, sample, callers)?;
-    let (requests, queue) = mpsc::channel(callers);
-    let rows = sample.clone();
-    let measure = Measure::start();
-    let writer = std::thread::spawn(move || write(&conn, &rows, queue));
-    let caller = |run: i64| {
-        let requests = requests.clone();
-        async move {
-            let mut latencies: Vec<Duration> = Vec::new();
-            for round in 0..(count / callers) as i64 {
-                let (answer, answered) = oneshot::channel();
-                let since = Instant::now();
-                if requests.send((run, round, answer)).await.is_err() || answered.await.is_err() {
-                    break;
-                }
-                latencies.push(since.elapsed());
-            }
-            latencies
-        }
-    };
-    let going: Vec<_> = (first..first + callers as i64).map(|run| tokio::spawn(caller(run))).collect();
-    drop(requests);
-    let mut latencies = Vec::new();
-    for caller in going {
-        latencies.extend(caller.await?);
+impl Ceiling {
+    pub async fn open() -> Result<Ceiling, Box<dyn std::error::Error>> {
+        let dir = tempfile::tempdir()?;
+        stores::half_way(dir.path()).await?;
+        let ceiling = Ceiling { sample: Sample::read(dir.path())?, conn: open(dir.path())?, dir };
+        // To make a file longer takes longer than to write where it was written before.
+        ceiling.grouped(WARM, 1)?;
+        Ok(ceiling)
     }
-    let mut row = measure.row(format!("raw SQLite, {callers} callers"), "sqlite", latencies.len() as u64, latencies);
-    row.commits = writer.join().map_err(|_| "the writer of the ceiling died")??;
-    Ok(row)
+
+    pub fn bytes(&self) -> usize {
+        self.sample.bytes()
+    }
+
+    /// So many transitions, so many to a commit, over as many runs.
+    pub fn grouped(&self, count: usize, group: usize) -> rusqlite::Result<Row> {
+        let first = runs(&self.conn, &self.sample, group)?;
+        let mut raw = Raw::prepare(&self.conn)?;
+        let mut latencies = Vec::new();
+        let (measure, written) = (Measure::start(), written_bytes());
+        for round in 0..(count / group) as i64 {
+            let since = Instant::now();
+            raw.begin.execute([])?;
+            for run in first..first + group as i64 {
+                raw.transition(&self.sample, run, round)?;
+            }
+            raw.commit.execute([])?;
+            latencies.push(since.elapsed());
+        }
+        let (what, steps) = (format!("raw SQLite, {group} to a commit"), (count / group * group) as u64);
+        let mut row = measure.row(what, "sqlite", steps, latencies);
+        row.commits = (count / group) as u64;
+        row.bytes_per_step = (written_bytes() - written) as f64 / steps.max(1) as f64;
+        Ok(row)
+    }
+
+    /// The same for callers that each have one transition on its way and wait until it is durable: one thread writes, in
+    /// groups of whatever waits.
+    pub async fn called(&self, count: usize, callers: usize) -> Result<Row, Box<dyn std::error::Error>> {
+        let conn = open(self.dir.path())?;
+        let first = runs(&conn, &self.sample, callers)?;
+        let (requests, queue) = mpsc::channel(callers);
+        let rows = self.sample.clone();
+        let (measure, written) = (Measure::start(), written_bytes());
+        let writer = std::thread::spawn(move || write(&conn, &rows, queue));
+        let caller = |run: i64| {
+            let requests = requests.clone();
+            async move {
+                let mut latencies: Vec<Duration> = Vec::new();
+                for round in 0..(count / callers) as i64 {
+                    let (answer, answered) = oneshot::channel();
+                    let since = Instant::now();
+                    if requests.send((run, round, answer)).await.is_err() || answered.await.is_err() {
+                        break;
+                    }
+                    latencies.push(since.elapsed());
+                }
+                latencies
+            }
+        };
+        let going: Vec<_> = (first..first + callers as i64).map(|run| tokio::spawn(caller(run))).collect();
+        drop(requests);
+        let mut latencies = Vec::new();
+        for caller in going {
+            latencies.extend(caller.await?);
+        }
+        let steps = latencies.len() as u64;
+        let mut row = measure.row(format!("raw SQLite, {callers} callers"), "sqlite", steps, latencies);
+        row.commits = writer.join().map_err(|_| "the writer of the ceiling died")??;
+        row.bytes_per_step = (written_bytes() - written) as f64 / steps.max(1) as f64;
+        Ok(row)
+    }
 }
 
 type Asked = (i64, i64, oneshot::Sender<()>);

@@ -16,12 +16,13 @@ use crate::stores::Opened;
 
 pub const CALLERS: usize = 64;
 
-pub async fn transitions(opened: &Opened, steps: usize) -> Row {
+/// So many of each caller. A store that is measured in several turns has new runs in each.
+pub async fn transitions(opened: &Opened, turn: usize, steps: usize) -> Row {
     let mut callers = Vec::new();
     for number in 0..CALLERS {
         // A queue each, so that every caller gets the task of its own run.
         let flow = Arc::new(flow(steps, &format!("q{number}")));
-        let mut caller = Caller::new(opened.store.clone(), flow, number);
+        let mut caller = Caller::new(opened.store.clone(), flow, turn * CALLERS + number, number);
         caller.start().await;
         callers.push(caller);
     }
@@ -57,13 +58,14 @@ struct Caller {
     run: Run,
     task: Option<Claimed>,
     number: usize,
+    queue: usize,
     drawn: u64,
 }
 
 impl Caller {
-    fn new(store: Arc<dyn Store>, flow: Arc<Flow>, number: usize) -> Caller {
+    fn new(store: Arc<dyn Store>, flow: Arc<Flow>, number: usize, queue: usize) -> Caller {
         let run = Run::new(RunId(Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0000 + number as u128)));
-        Caller { store, flow, run, task: None, number, drawn: 0 }
+        Caller { store, flow, run, task: None, number, queue, drawn: 0 }
     }
 
     async fn start(&mut self) {
@@ -110,7 +112,7 @@ impl Caller {
             ns: Namespace::default(),
             request: RequestId(Uuid::from_bytes(id)),
             worker: format!("w{}", self.number),
-            queues: vec![format!("q{}", self.number)],
+            queues: vec![format!("q{}", self.queue)],
             offer: Arc::new(Offer::default()),
             max: 1,
             lease_ms: 60_000,

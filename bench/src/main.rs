@@ -14,9 +14,14 @@ mod workloads;
 
 use std::process::ExitCode;
 
+use ceiling::Ceiling;
 use measure::Row;
 use stores::Opened;
 use wire::Transport;
+
+/// As in `eddy`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [open] [idle] [wire]
 
@@ -83,51 +88,19 @@ struct Bench {
 
 type Failed = Box<dyn std::error::Error>;
 
-/// What the machine could do, had it nothing to decide.
-#[derive(Clone, Copy)]
-struct Ceiling {
-    /// Transitions in a second, of callers that each wait for theirs to be durable.
-    callers: f64,
-    single_ms: f64,
-}
+/// Whatever is compared with the ceiling is measured in so many turns, each right after one of the ceiling's: this is
+/// nobody's own machine, and what it does in a second changes from one second to the next.
+const TURNS: usize = 5;
 
 impl Bench {
     async fn run(&self, wants: impl Fn(&str) -> bool) -> Result<Vec<Row>, Failed> {
         let mut rows = Vec::new();
-        let mut ceiling = None;
-        if wants("hot") || wants("w1") || wants("wire") {
-            let (grouped, called, single) = self.ceiling().await?;
-            ceiling = Some(Ceiling { callers: called.per_second, single_ms: 1e3 / single.per_second });
-            rows.extend([grouped, called, single]);
-        }
         if wants("hot") {
-            for opened in [Opened::memory(), Opened::embedded()?] {
-                self.say("the hot transition");
-                let mut row = hot::transitions(&opened, 400 / self.part.min(4)).await;
-                row.ratio = ceiling.filter(|_| opened.is_durable()).map(|ceiling| row.per_second / ceiling.callers);
-                rows.push(row);
-            }
+            rows.extend(self.hot().await?);
         }
         if wants("w1") {
             for in_flight in [1, 50, 200] {
-                for opened in [Opened::memory(), Opened::embedded()?] {
-                    self.say("W1");
-                    let runs = if in_flight == 1 { 1_000 } else { 6_000 } / self.part;
-                    let mut row = workloads::chain(&opened, in_flight, runs).await;
-                    if let Some(ceiling) = ceiling.filter(|_| opened.is_durable()) {
-                        if in_flight == 1 {
-                            let step_ms = 1e3 / row.per_second;
-                            row.note = format!(
-                                "{:.2} commits a step, {:.2} bare commits of time",
-                                row.commits as f64 / row.steps as f64,
-                                step_ms / ceiling.single_ms
-                            );
-                        } else {
-                            row.ratio = Some(row.per_second / ceiling.callers);
-                        }
-                    }
-                    rows.push(row);
-                }
+                rows.extend(self.chain(in_flight).await?);
             }
         }
         if wants("w2") {
@@ -161,26 +134,72 @@ impl Bench {
         if wants("wire") {
             let in_process = rows.iter().filter(|row| row.store == "embedded" && row.what.starts_with("W1"));
             let in_process: Vec<Row> = in_process.cloned().collect();
-            rows.extend(self.wire(ceiling, &in_process).await?);
+            rows.extend(self.wire(&in_process).await?);
         }
         Ok(rows)
     }
 
-    /// W1 over the wire, beside the same in process where that was measured.
-    async fn wire(&self, ceiling: Option<Ceiling>, in_process: &[Row]) -> Result<Vec<Row>, Failed> {
+    /// The hot transition, in turns with raw SQLite: in full groups, and for as many callers.
+    async fn hot(&self) -> Result<Vec<Row>, Failed> {
+        self.say("the hot transition");
+        let (ceiling, opened) = (Ceiling::open().await?, Opened::embedded()?);
+        let (count, steps) = (8_000 / self.part.min(4), 80 / self.part.min(4));
+        let memory = hot::transitions(&Opened::memory(), 0, 5 * steps).await;
+        let (mut grouped, mut called, mut hot) = (Vec::new(), Vec::new(), Vec::new());
+        hot::transitions(&opened, TURNS, 10).await;
+        for turn in 0..TURNS {
+            grouped.push(ceiling.grouped(count, hot::CALLERS)?);
+            called.push(ceiling.called(count, hot::CALLERS).await?);
+            hot.push(hot::transitions(&opened, turn, steps).await);
+        }
+        let mut rows: Vec<Row> = [grouped, called, vec![memory], hot].into_iter().filter_map(measure::merge).collect();
+        rows[0].note = format!("{} bytes of JSON a transition", ceiling.bytes());
+        rows[3].ratio = Some(rows[3].per_second / rows[1].per_second);
+        Ok(rows)
+    }
+
+    /// W1, in turns with raw SQLite for as many callers, or one transition at a time.
+    async fn chain(&self, in_flight: usize) -> Result<Vec<Row>, Failed> {
+        self.say("W1");
+        let (ceiling, opened) = (Ceiling::open().await?, Opened::embedded()?);
+        let runs = if in_flight == 1 { 1_000 } else { 6_000 } / self.part;
+        let memory = workloads::chain(&Opened::memory(), in_flight, runs).await;
+        workloads::chain(&opened, in_flight, wire::WARM.max(in_flight)).await;
+        let (mut raw, mut chains) = (Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            raw.push(match in_flight {
+                1 => ceiling.grouped(1_000 / self.part, 1)?,
+                _ => ceiling.called(8_000 / self.part, hot::CALLERS).await?,
+            });
+            chains.push(workloads::chain(&opened, in_flight, runs / TURNS).await);
+        }
+        let mut rows: Vec<Row> = [raw, vec![memory], chains].into_iter().filter_map(measure::merge).collect();
+        let (commits, ratio) = (rows[2].commits as f64 / rows[2].steps as f64, rows[2].per_second / rows[0].per_second);
+        match in_flight {
+            1 => rows[2].note = format!("{commits:.2} commits a step, {:.2} bare commits of time", 1.0 / ratio),
+            _ => rows[2].ratio = Some(ratio),
+        }
+        Ok(rows)
+    }
+
+    /// W1 over the wire, beside the same in process where that was measured, or beside raw SQLite.
+    async fn wire(&self, in_process: &[Row]) -> Result<Vec<Row>, Failed> {
         let mut rows = Vec::new();
         for transport in [Transport::Socket, Transport::Http] {
-            for in_flight in [1, 50, 200] {
-                self.say("W1 over the wire");
-                let runs = if in_flight == 1 { 300 } else { 3_000 } / self.part;
-                let mut row = wire::chain(transport, in_flight, runs).await?;
+            self.say("W1 over the wire");
+            let ceiling = Ceiling::open().await?;
+            let (mut raw, mut chains) = (Vec::new(), Vec::new());
+            for _ in 0..TURNS {
+                raw.push(ceiling.grouped(1_000 / self.part, 1)?);
+                chains.push(wire::chain(transport, 1, 100 / self.part).await?);
+            }
+            let mut one: Vec<Row> = [raw, chains].into_iter().filter_map(measure::merge).collect();
+            one[1].note = format!("{:.2} bare commits of time", one[0].per_second / one[1].per_second);
+            rows.append(&mut one);
+            for in_flight in [50, 200] {
+                let mut row = wire::chain(transport, in_flight, 3_000 / self.part).await?;
                 let same = in_process.iter().find(|other| other.what == row.what);
-                match ceiling {
-                    Some(ceiling) if in_flight == 1 => {
-                        row.note = format!("{:.2} bare commits of time", 1e3 / row.per_second / ceiling.single_ms);
-                    }
-                    _ => row.ratio = same.map(|same| row.per_second / same.per_second),
-                }
+                row.ratio = same.map(|same| row.per_second / same.per_second);
                 rows.push(row);
             }
         }
@@ -188,20 +207,6 @@ impl Bench {
         rows.push(wire::first_run().await?);
         rows.push(wire::polling(2_000 / self.part).await?);
         Ok(rows)
-    }
-
-    /// Raw SQLite with the rows of the store: in full groups, for as many callers as the store has, and one transition at
-    /// a time.
-    async fn ceiling(&self) -> Result<(Row, Row, Row), Failed> {
-        self.say("the ceiling");
-        let dir = tempfile::tempdir()?;
-        stores::half_way(dir.path()).await?;
-        let sample = ceiling::Sample::read(dir.path())?;
-        let mut grouped = ceiling::grouped(dir.path(), &sample, 40_000 / self.part, hot::CALLERS)?;
-        grouped.note = format!("{} bytes of JSON a transition", sample.bytes());
-        let called = ceiling::called(dir.path(), &sample, 40_000 / self.part, hot::CALLERS).await?;
-        let single = ceiling::grouped(dir.path(), &sample, 3_000 / self.part, 1)?;
-        Ok((grouped, called, single))
     }
 
     fn say(&self, what: &str) {

@@ -70,6 +70,27 @@ impl Measure {
     }
 }
 
+/// Several turns of the same as one: times and counts are added up, of the rest the middle one stands for all.
+pub fn merge(turns: Vec<Row>) -> Option<Row> {
+    let mut all = turns.first()?.clone();
+    let sum = |of: fn(&Row) -> f64| turns.iter().map(of).sum::<f64>();
+    let middle = |of: fn(&Row) -> f64| {
+        let mut values: Vec<f64> = turns.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    all.steps = turns.iter().map(|row| row.steps).sum();
+    all.commits = turns.iter().map(|row| row.commits).sum();
+    let steps = all.steps.max(1) as f64;
+    all.seconds = sum(|row| row.seconds);
+    all.per_second = steps / all.seconds;
+    (all.p50_ms, all.p99_ms) = (middle(|row| row.p50_ms), middle(|row| row.p99_ms));
+    all.bytes_per_step = sum(|row| row.bytes_per_step * row.steps as f64) / steps;
+    all.cpu_us_per_step = sum(|row| row.cpu_us_per_step * row.steps as f64) / steps;
+    all.peak_mb = turns.iter().map(|row| row.peak_mb).fold(0.0, f64::max);
+    Some(all)
+}
+
 /// CPU time of this process so far, all threads.
 pub fn cpu_time() -> Duration {
     Process(std::process::id()).cpu()

@@ -38,10 +38,6 @@ impl Opened {
         Some(dir)
     }
 
-    pub fn is_durable(&self) -> bool {
-        self.embedded.is_some()
-    }
-
     /// Durable commits and bytes written so far.
     pub fn counts(&self) -> (u64, u64) {
         self.embedded.as_ref().map_or((0, 0), |(store, _)| {
