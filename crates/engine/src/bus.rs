@@ -12,6 +12,8 @@ use eddyline_store::Change;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use crate::attention::Attentive;
+
 /// Who waits for which run.
 #[derive(Debug, Default)]
 pub(crate) struct Bus {
@@ -19,6 +21,8 @@ pub(crate) struct Bus {
     records: Listeners<Notify>,
     /// For its end alone: a run of many steps wakes whoever waits for its result once.
     ends: Listeners<Ending>,
+    /// Those who have an eye on many.
+    pub attentive: Attentive,
     chores: Vec<Interest>,
 }
 
@@ -110,7 +114,9 @@ impl Bus {
         }
     }
 
+    /// Hints were missed: anything may have changed.
     pub fn wake_all(&self) {
+        self.attentive.missed();
         self.records.all().iter().for_each(|listener| listener.notify_waiters());
         self.ends.all().iter().for_each(|ending| ending.notify.notify_waiters());
         self.chores.iter().for_each(|chore| chore.wake.notify_one());
@@ -125,6 +131,7 @@ impl Bus {
         for change in changes {
             if let Change::Run { run, ended } = change {
                 self.records.find(*run).into_iter().for_each(|listener| listener.notify_waiters());
+                self.attentive.changed(*run, *ended);
                 if *ended {
                     self.ends.find(*run).into_iter().for_each(|ending| ending.notify.notify_waiters());
                 }

@@ -3,6 +3,7 @@
 
 mod act;
 mod assignment;
+mod attention;
 mod backlog;
 mod beat;
 mod bus;
@@ -37,6 +38,7 @@ mod workers;
 
 pub use act::*;
 pub use assignment::Assignment;
+pub use attention::{Attention, Seen};
 pub use beat::{Holding, TaskId};
 pub use config::*;
 pub use engine::Engine;

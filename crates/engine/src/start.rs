@@ -36,7 +36,8 @@ pub struct Started {
 }
 
 impl Engine {
-    /// Starts a run. When this returns, it will be seen through to its end.
+    /// Starts a run. When this returns, it will be seen through to its end. Whoever has many to start does so with
+    /// [`Engine::start_batch`], which commits them together.
     pub async fn start_run(&self, ns: &Namespace, request: StartRequest) -> Result<Started> {
         let (order, starting) = self.order_start(ns, request).await?;
         self.committing().ask(order).await?;

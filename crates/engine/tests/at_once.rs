@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use eddyline_engine::{Config, EngineError, StartRequest, TaskReport};
+use eddyline_engine::{Config, EngineError, Seen, StartRequest, TaskReport};
 use eddyline_store::Memory;
 use futures_util::FutureExt;
 use rig::hooked::Hooked;
@@ -132,5 +132,26 @@ async fn a_panic_ends_the_engine_and_leaves_nobody_waiting() {
     assert!(start.await.is_err_and(|error| error.is_panic()));
     assert!(matches!(worker.await.unwrap(), Err(EngineError::Stopped)));
     assert!(matches!(rig.engine.start_run(&rig.ns, request()).await, Err(EngineError::Stopped)));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn attention_is_told_of_its_own_runs_alone() {
+    let rig = Rig::memory();
+    rig.register(FLOW).await;
+    let mut attention = rig.engine.attention();
+    let (mine, other) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
+    attention.add(mine);
+    rig.engine.pause(&rig.ns, other, "me").await.unwrap();
+    assert!(attention.changed().now_or_never().is_none(), "it is told of another's run");
+    rig.engine.pause(&rig.ns, mine, "me").await.unwrap();
+    assert_eq!(attention.changed().await, Seen::Changed([(mine, false)].into()));
+    rig.engine.resume(&rig.ns, mine, "me").await.unwrap();
+    rig.engine.cancel(&rig.ns, mine, "me", None).await.unwrap();
+    assert_eq!(attention.changed().await, Seen::Changed([(mine, true)].into()), "changes are noted once");
+    attention.add(other);
+    attention.remove(other);
+    rig.engine.cancel(&rig.ns, other, "me", None).await.unwrap();
+    assert!(attention.changed().now_or_never().is_none(), "it is told of a run that it let go of");
     rig.stop().await;
 }
