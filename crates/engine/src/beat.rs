@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use eddyline_machine::run::State;
-use eddyline_machine::{Expiry, Fence, Input, RunId, TaskRef};
+use eddyline_machine::{Expiry, Fence, Input, RunId, TaskKind, TaskRef};
 use eddyline_store::{Extended, Found, Lease, Namespace, Taken};
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -34,7 +34,10 @@ impl std::fmt::Display for TaskId {
 /// How it stands with a task that a worker says it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holding {
-    Held,
+    Held {
+        /// Of a code run: the newest change in the memo that was handed over.
+        memo: Option<u64>,
+    },
     /// It is somebody else's now, or nobody's.
     Lost,
     /// Nobody wants its result any more: its run or its step has ended, or is being cancelled.
@@ -42,14 +45,15 @@ pub enum Holding {
 }
 
 impl Engine {
-    /// A worker is alive and has these tasks: their leases run from now on. Tasks of another namespace are lost to it.
+    /// A worker is alive and has these tasks: their leases run from now on, each for as long as it was claimed for. Tasks
+    /// of another namespace are lost to it.
     pub async fn beat(&self, ns: &Namespace, worker: &str, tasks: &[TaskId]) -> Result<Vec<Holding>> {
         let leases: Vec<Lease> = tasks.iter().map(|task| Lease { run: task.run, fence: task.fence }).collect();
-        let extended = self.instance.store.extend(ns, worker, &leases, self.instance.config.lease_ms).await?;
+        let extended = self.instance.store.extend(ns, Some(worker), &leases).await?;
         let mut standing = Vec::with_capacity(tasks.len());
         for (task, extended) in tasks.iter().zip(extended) {
             standing.push(match extended {
-                Extended::Until { closed: false, .. } => Holding::Held,
+                Extended::Until { closed: false, memo, .. } => Holding::Held { memo },
                 Extended::Until { closed: true, .. } => Holding::Cancelled,
                 Extended::Lost if self.is_over(ns, task).await? => Holding::Cancelled,
                 Extended::Lost => Holding::Lost,
@@ -95,7 +99,9 @@ impl Engine {
             let held = row.filter(|row| row.held.as_ref().is_some_and(|held| held.worker == worker));
             standing.push(match held {
                 Some(row) if row.closed => Holding::Cancelled,
-                Some(_) => Holding::Held,
+                Some(row) => Holding::Held {
+                    memo: row.held.as_ref().filter(|_| row.task.kind == TaskKind::Run).map(|held| held.claim.memo),
+                },
                 None if self.is_over(ns, task).await? => Holding::Cancelled,
                 None => Holding::Lost,
             });

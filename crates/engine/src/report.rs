@@ -4,20 +4,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use eddyline_machine::{Answer, Claim, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef};
-use eddyline_store::{ClaimRequest, Namespace, Offer, RequestId, Store, StoreError, Taken};
-use serde_json::{Map, Value};
+use eddyline_machine::definition::wrong_name;
+use eddyline_machine::{
+    Answer, Claim, CodeOp, Data, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef,
+};
+use eddyline_store::{ClaimRequest, Lease, Namespace, Offer, RequestId, Store, StoreError, Taken};
+use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::assignment::{Assignment, Handed, memo};
 use crate::committer::{Order, Outcome};
-use crate::config::{MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS};
+use crate::config::{
+    LARGE_PAYLOAD_BYTES, MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS,
+};
 use crate::dispatcher::Parked;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::start::bad_wait;
 use crate::token::TaskToken;
+use crate::workers::derived;
 
 /// The kind of failure when a task's input cannot be handed over.
 const TOO_LARGE: &str = "PayloadTooLarge";
@@ -59,12 +65,32 @@ pub struct TaskReport {
     pub op: Op,
 }
 
+impl TaskReport {
+    /// Whether it is the last one on its task.
+    pub fn is_last(&self) -> bool {
+        matches!(
+            self.op,
+            Op::Complete { .. } | Op::Fail { .. } | Op::Defer { .. } | Op::Suspend { .. } | Op::ContinueAs { .. }
+        )
+    }
+}
+
 /// What came of a report.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reported {
-    Answer(Answer),
+    Answer {
+        answer: Answer,
+        /// It was taken, and something about it is better done otherwise.
+        warning: Option<String>,
+    },
     /// A report on the same task before it was not applied.
     NotTried,
+}
+
+/// The id of a claim that a worker calls by a text of its own: the same text of another worker, or in another namespace,
+/// is another id.
+pub fn request_named(ns: &Namespace, worker: &str, text: &str) -> RequestId {
+    RequestId(derived(&json!(["claim", ns.as_str(), worker, text])))
 }
 
 impl Engine {
@@ -127,17 +153,21 @@ impl Engine {
             let task = TaskRef { activation: token.activation, fence: token.fence };
             let (mut places, mut inputs) = (Vec::new(), Vec::new());
             for (at, report) in reports {
-                if let Some(problem) = problem(&report.op) {
-                    reported[at] = Reported::Answer(Answer::Invalid(problem));
-                    break;
-                }
-                places.push(at);
+                let last = report.is_last();
+                let warning = match check(&report.op) {
+                    Ok(warning) => warning,
+                    Err(problem) => {
+                        reported[at] = Reported::Answer { answer: Answer::Invalid(problem), warning: None };
+                        break;
+                    }
+                };
+                places.push((at, last, warning));
                 inputs.push(Input::Report(Report { task, seq: report.seq, op: report.op, claim: claim.clone() }));
             }
             if !inputs.is_empty() {
                 let (order, answer) = Order::submit_in(ns, token.run, inputs);
                 orders.push(order);
-                on_their_way.push((places, answer));
+                on_their_way.push((token, places, answer));
             }
         }
         let waiting = claim.filter(|_| !self.stopping.is_now()).map(|claim| {
@@ -146,7 +176,8 @@ impl Engine {
             waiting
         });
         self.committing().ask(Order::All(orders)).await?;
-        for (places, answer) in on_their_way {
+        let mut alive = Vec::new();
+        for (token, places, answer) in on_their_way {
             let outcomes = match answer.await.map_err(|_| EngineError::Stopped)? {
                 Ok(outcomes) => outcomes,
                 Err(EngineError::NotFound { .. }) => refused("there is no such task".to_owned(), places.len()),
@@ -157,15 +188,39 @@ impl Engine {
                 }
                 Err(error) => return Err(error),
             };
-            for (at, outcome) in places.into_iter().zip(outcomes) {
-                reported[at] = match outcome {
-                    Outcome::Answered { answer, .. } => Reported::Answer(answer),
-                    Outcome::NotTried => Reported::NotTried,
-                    Outcome::Gone | Outcome::KeyTaken { .. } => Reported::Answer(Answer::Stale),
+            let mut goes_on = false;
+            for ((at, last, warning), outcome) in places.into_iter().zip(outcomes) {
+                let answer = match outcome {
+                    Outcome::Answered { answer, .. } => answer,
+                    Outcome::NotTried => continue,
+                    Outcome::Gone | Outcome::KeyTaken { .. } => Answer::Stale,
                 };
+                let taken = matches!(answer, Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing);
+                let warning = warning.filter(|_| taken);
+                if taken {
+                    goes_on = !last;
+                }
+                if let Some(warning) = &warning {
+                    tracing::warn!(task = token.task_id(), "{warning}");
+                }
+                reported[at] = Reported::Answer { answer, warning };
+            }
+            if goes_on {
+                alive.push(Lease { run: token.run, fence: token.fence });
             }
         }
+        self.keep(ns, &alive).await;
         Ok((reported, waiting))
+    }
+
+    /// A report is a sign of life of its task. The token shows whose it is, whatever name the worker goes by.
+    async fn keep(&self, ns: &Namespace, tasks: &[Lease]) {
+        if !tasks.is_empty()
+            && let Err(error) = self.instance.store.extend(ns, None, tasks).await
+        {
+            // What was reported is durable, and that is the answer.
+            tracing::warn!("leases were not extended by the reports on their tasks: {error}");
+        }
     }
 
     fn lease_ms(&self, asked: Option<Millis>) -> Millis {
@@ -281,36 +336,52 @@ fn refused(why: String, count: usize) -> Vec<Outcome> {
     std::iter::once(invalid).chain(std::iter::repeat_n(Outcome::NotTried, count.saturating_sub(1))).collect()
 }
 
-/// What is wrong with a report before anything is looked up.
-fn problem(op: &Op) -> Option<String> {
-    let within = |what: &str, data: &eddyline_machine::Data| {
-        let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
-        if bytes > MAX_PAYLOAD_BYTES {
-            return Some(format!("{what} is larger than {MAX_PAYLOAD_BYTES} bytes"));
+/// What is wrong with a report before anything is looked up; if nothing is, what is better done otherwise.
+fn check(op: &Op) -> std::result::Result<Option<String>, String> {
+    let problem = match op {
+        Op::Complete { output, emits, .. } => {
+            let mut warning = weigh("the output", output)?;
+            for (event, payload) in emits {
+                let of_event = weigh(&format!("the payload of {event}"), payload)?;
+                warning = warning.or(of_event);
+            }
+            return Ok(warning);
         }
-        (data.depth() > MAX_PAYLOAD_DEPTH).then(|| format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep"))
-    };
-    match op {
-        Op::Complete { output, emits, .. } => within("the output", output)
-            .or_else(|| emits.iter().find_map(|(event, payload)| within(&format!("the payload of {event}"), payload))),
-        Op::Emit { payload, .. } | Op::Publish { payload, .. } => within("the payload", payload),
-        Op::ContinueAs { input } => within("the input", input),
+        Op::Publish { name, payload, .. } => match wrong_name(name) {
+            Some(problem) => Some(problem),
+            None => return weigh("the payload", payload),
+        },
+        Op::Emit { payload, .. } => return weigh("the payload", payload),
+        Op::ContinueAs { input } => return weigh("the input", input),
         Op::Fail { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
         Op::Defer { after_ms, .. } => bad_wait("the delay", *after_ms),
         Op::Code { op, .. } => match op {
-            eddyline_machine::CodeOp::Done { output } => within("the output", output),
-            eddyline_machine::CodeOp::Call { input, .. } | eddyline_machine::CodeOp::Child { input, .. } => {
-                within("the input", input)
-            }
-            eddyline_machine::CodeOp::Failed { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
-            eddyline_machine::CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
-            eddyline_machine::CodeOp::Sleep { due: Due::At(at) } => (!(0..=MAX_MOMENT_MS).contains(at))
+            CodeOp::Done { output } => return weigh("the output", output),
+            CodeOp::Call { input, .. } | CodeOp::Child { input, .. } => return weigh("the input", input),
+            CodeOp::Failed { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
+            CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
+            CodeOp::Sleep { due: Due::At(at) } => (!(0..=MAX_MOMENT_MS).contains(at))
                 .then(|| format!("the moment {at} is beyond the years that can be written")),
-            eddyline_machine::CodeOp::Wait { timeout_ms: Some(ms), .. } => bad_wait("the timeout", *ms),
+            CodeOp::Wait { timeout_ms: Some(ms), .. } => bad_wait("the timeout", *ms),
             _ => None,
         },
         _ => None,
+    };
+    problem.map_or(Ok(None), Err)
+}
+
+/// Whether a payload is within its bounds; a warning if it is near them.
+fn weigh(what: &str, data: &Data) -> std::result::Result<Option<String>, String> {
+    let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
+    if bytes > MAX_PAYLOAD_BYTES {
+        return Err(format!("{what} is larger than {MAX_PAYLOAD_BYTES} bytes"));
     }
+    if data.depth() > MAX_PAYLOAD_DEPTH {
+        return Err(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep"));
+    }
+    Ok((bytes >= LARGE_PAYLOAD_BYTES).then(|| {
+        format!("{what} has {bytes} bytes, and more than {MAX_PAYLOAD_BYTES} are not taken: keep large data elsewhere")
+    }))
 }
 
 /// What is known of claims of code runs, so that a report needs no read.

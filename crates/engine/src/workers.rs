@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::Millis;
+use eddyline_machine::definition::Problems;
 use eddyline_store::{Expect, MAX_PAGE, Namespace, Offer};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
@@ -17,6 +18,8 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
 const WORKER: &str = "worker";
+/// The queue of what does not name one.
+const DEFAULT_QUEUE: &str = "default";
 /// So many leases of silence make a worker offline.
 const SILENT_LEASES: Millis = 3;
 /// Workers that were silent for so long are forgotten.
@@ -40,6 +43,22 @@ pub struct WorkerCounts {
     pub tasks: u32,
     pub completed: u64,
     pub failed: u64,
+}
+
+/// What a worker says of itself with a sign of life. What it leaves out is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WorkerSays {
+    pub tasks: u32,
+    pub completed: Option<u64>,
+    pub failed: Option<u64>,
+}
+
+/// A code flow that a worker has the function of.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct BroughtFlow {
+    pub name: String,
+    /// What the worker says of it. If that is nothing, a flow that is there stays as it is.
+    pub definition: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,7 +95,7 @@ impl Engine {
     pub async fn register_worker(&self, ns: &Namespace, spec: WorkerSpec) -> Result<WorkerRecord> {
         let now = self.now().await?;
         let id = match (&spec.host, spec.pid) {
-            (Some(host), Some(pid)) => derived(ns, host, pid),
+            (Some(host), Some(pid)) => derived(&json!([ns.as_str(), host, pid])),
             _ => Uuid::new_v4(),
         };
         let counts = WorkerCounts::default();
@@ -93,6 +112,43 @@ impl Engine {
         Ok(record)
     }
 
+    /// Registers code flows that a worker brings along, for a worker of these queues. One that says nothing of a flow but
+    /// its name leaves a flow that is there alone, and no flow of steps is replaced. Problems of all of them are told at
+    /// once.
+    pub async fn bring_flows(&self, ns: &Namespace, queues: &[String], flows: Vec<BroughtFlow>) -> Result<()> {
+        let mut to_register = Vec::new();
+        for BroughtFlow { name, definition } in flows {
+            match self.flow(ns, &name, None).await {
+                Ok(_) if definition.is_empty() => continue,
+                Ok(there) if there.flow.graph().is_some() => {
+                    let said = format!("the flow {name} is one of steps: a worker does not make a function of it");
+                    return Err(EngineError::Conflict(said));
+                }
+                Ok(_) | Err(EngineError::NotFound { .. }) => to_register.push((name, definition)),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut problems = Vec::new();
+        for (name, mut definition) in to_register {
+            definition.insert("code".to_owned(), json!(true));
+            // Where the worker looks for it.
+            if let [first, ..] = queues
+                && !queues.iter().any(|queue| queue == DEFAULT_QUEUE)
+            {
+                definition.entry("queue").or_insert_with(|| json!(first));
+            }
+            match self.register(ns, Some(&name), &Value::Object(definition).to_string()).await {
+                Ok(_) => {}
+                Err(EngineError::Definition(of_flow)) => problems.extend(of_flow.0.into_iter().map(|mut problem| {
+                    problem.path = format!("flows.{name}.{}", problem.path).trim_end_matches('.').to_owned();
+                    problem
+                })),
+                Err(error) => return Err(error),
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(EngineError::Definition(Problems(problems))) }
+    }
+
     pub async fn worker(&self, ns: &Namespace, id: &str) -> Result<Option<WorkerRecord>> {
         if let Some(known) = self.workers.get(ns, id) {
             return Ok(Some(known.record));
@@ -104,10 +160,17 @@ impl Engine {
     }
 
     /// A sign of life. None if there is no such worker.
-    pub async fn seen(&self, ns: &Namespace, id: &str, counts: Option<WorkerCounts>) -> Result<Option<WorkerRecord>> {
+    pub async fn seen(&self, ns: &Namespace, id: &str, says: Option<WorkerSays>) -> Result<Option<WorkerRecord>> {
         let Some(mut record) = self.worker(ns, id).await? else { return Ok(None) };
         record.seen_at = self.now().await?;
-        record.counts = counts.unwrap_or(record.counts);
+        if let Some(says) = says {
+            let WorkerCounts { completed, failed, .. } = record.counts;
+            record.counts = WorkerCounts {
+                tasks: says.tasks,
+                completed: says.completed.unwrap_or(completed),
+                failed: says.failed.unwrap_or(failed),
+            };
+        }
         let written_at = self.workers.get(ns, id).map_or(0, |known| known.written_at);
         if record.seen_at - written_at < self.instance.config.lease_ms / SILENT_LEASES {
             self.workers.keep(ns, Known { record: record.clone(), written_at });
@@ -208,8 +271,9 @@ impl Workers {
     }
 }
 
-fn derived(ns: &Namespace, host: &str, pid: u32) -> Uuid {
-    let hash = Sha256::digest(json!([ns.as_str(), host, pid]).to_string());
+/// An id that is the same whenever it is made of the same.
+pub(crate) fn derived(of: &Value) -> Uuid {
+    let hash = Sha256::digest(of.to_string());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);
     uuid::Builder::from_custom_bytes(bytes).into_uuid()

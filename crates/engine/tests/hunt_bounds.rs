@@ -30,7 +30,7 @@ async fn no_time_from_outside_overflows_a_clock() {
     let lease = ClaimTasks { lease_ms: Some(Millis::MAX), ..claim("w") };
     let task = rig.engine.claim(&rig.ns, lease, LONG).await.unwrap().pop().unwrap();
     let held = TaskId { run: task.run, fence: task.token.fence };
-    assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held]);
+    assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held { memo: None }]);
     let error = || Failure::new("Boom", "no");
     for ms in ODD {
         for op in [

@@ -6,8 +6,8 @@ mod rig;
 
 use std::sync::Arc;
 
-use eddyline_engine::{ClaimTasks, Config, Engine, Holding, TaskId};
-use eddyline_machine::Answer;
+use eddyline_engine::{ClaimTasks, Config, Engine, Holding, Reported, TaskId, TaskReport};
+use eddyline_machine::{Answer, Op};
 use eddyline_store::{Embedded, ManualClock, Memory, Options, Store};
 use rig::{LONG, Rig, claim, done};
 use serde_json::json;
@@ -56,7 +56,7 @@ async fn jumps(rig: Rig, clock: Arc<ManualClock>) {
         assert_eq!(rig.kinds(run).await, before, "after a jump by {jump} ms");
     }
     let held = TaskId { run, fence: task.token.fence };
-    assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held]);
+    assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held { memo: None }]);
     // Time that really passes fires the timer, once, wherever the wall clock stands.
     clock.jump(-HOUR);
     clock.advance(5 * 60_000);
@@ -98,5 +98,46 @@ async fn time_in_which_nobody_served_is_not_held_against_a_worker() {
     clock.advance(60_000);
     looked(&rig.engine, "lease_reaper").await;
     assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_keeps_the_lease_of_its_task_for_as_long_as_it_was_claimed_for() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    let rig = rig(&clock);
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let run = rig.start("f", json!(null)).await;
+    let lease = ClaimTasks { lease_ms: Some(60_000), ..claim("w") };
+    let task = rig.engine.claim(&rig.ns, lease, LONG).await.unwrap().pop().unwrap();
+    let report = async |seq: u32, op: Op| {
+        let report = TaskReport { token: task.token, seq: Some(seq), op };
+        match rig.engine.report(&rig.ns, vec![report]).await.unwrap().pop() {
+            Some(Reported::Answer { answer, .. }) => answer,
+            other => panic!("{other:?}"),
+        }
+    };
+    // What is left of the lease, after a second has passed and something was said.
+    let left = async || {
+        let held = rig.engine.store().beside(run).await.unwrap().tasks.remove(0).held.unwrap();
+        held.lease_until - rig.engine.now().await.unwrap()
+    };
+    let progress = || Op::Progress { done: Some(1.0), total: None, msg: None };
+    clock.advance(1_000);
+    assert_eq!(left().await, 59_000);
+    assert!(matches!(report(1, progress()).await, Answer::Applied(_)));
+    assert_eq!(left().await, 60_000);
+    clock.advance(1_000);
+    assert!(matches!(report(1, progress()).await, Answer::Duplicate(_)));
+    assert_eq!(left().await, 60_000, "one that is repeated counts as well");
+    clock.advance(1_000);
+    assert!(matches!(
+        report(2, Op::Emit { event: "x".to_owned(), payload: json!(1).into() }).await,
+        Answer::Invalid(_)
+    ));
+    assert_eq!(left().await, 59_000, "one that is not taken does not");
+    let held = TaskId { run, fence: task.token.fence };
+    assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held { memo: None }]);
+    assert_eq!(left().await, 60_000, "a heartbeat too keeps it for what it was claimed for");
+    assert!(matches!(report(2, done(json!(1))).await, Answer::Applied(_)));
     rig.stop().await;
 }

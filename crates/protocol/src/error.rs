@@ -101,29 +101,80 @@ impl Code {
 }
 
 /// Why an attempt, a step or a run failed.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "WrittenFailure")]
 pub struct Failure {
     /// What a program can switch on: whatever a handler reports, or a kind of Eddyline's own such as `LeaseLost`.
-    #[serde(default = "Failure::default_kind")]
     pub kind: String,
-    #[serde(default)]
     pub message: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub stack: Option<String>,
     /// The activation in which it began, where that is not the one that carries it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// What failed besides: other steps, undo, `finally`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Failure>,
 }
 
 impl Failure {
     pub fn new(kind: impl Into<String>, message: impl Into<String>) -> Failure {
-        Failure { kind: kind.into(), message: message.into(), ..Failure::default() }
+        Failure { kind: kind.into(), message: message.into(), stack: None, step: None, also: Vec::new() }
     }
+}
 
-    fn default_kind() -> String {
-        "Error".to_owned()
+/// The failure of a handler that says nothing of it.
+impl Default for Failure {
+    fn default() -> Failure {
+        Failure::new("Error", "failed without saying why")
+    }
+}
+
+/// A failure as handlers say it: as much of it as they like, or the message alone.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected an error: an object with `kind`, `message` and `stack`, or its message alone")]
+enum WrittenFailure {
+    Message(String),
+    Parts {
+        kind: Option<String>,
+        message: Option<String>,
+        stack: Option<String>,
+        step: Option<String>,
+        #[serde(default)]
+        also: Vec<Failure>,
+    },
+    Nothing,
+}
+
+impl From<WrittenFailure> for Failure {
+    fn from(written: WrittenFailure) -> Failure {
+        let unsaid = Failure::default();
+        match written {
+            WrittenFailure::Message(message) => Failure { message, ..unsaid },
+            WrittenFailure::Parts { kind, message, stack, step, also } => {
+                let (kind, message) = (kind.unwrap_or(unsaid.kind), message.unwrap_or(unsaid.message));
+                Failure { kind, message, stack, step, also }
+            }
+            WrittenFailure::Nothing => unsaid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_said_in_parts_or_by_its_message_alone_or_not_at_all() {
+        let read = |text: &str| serde_json::from_str::<Failure>(text).ok();
+        assert_eq!(read("\"broken\""), Some(Failure::new("Error", "broken")));
+        assert_eq!(read("null"), Some(Failure::new("Error", "failed without saying why")));
+        assert_eq!(read("{}"), Some(Failure::new("Error", "failed without saying why")));
+        assert_eq!(read("{\"kind\": \"Declined\"}"), Some(Failure::new("Declined", "failed without saying why")));
+        assert_eq!(read("{\"message\": \"\"}"), Some(Failure::new("Error", "")));
+        for text in ["5", "{\"kind\": 5}"] {
+            let error = serde_json::from_str::<Failure>(text).map(|_| ()).map_err(|error| error.to_string());
+            assert!(error.is_err_and(|said| said.starts_with("expected an error: an object with `kind`")), "{text}");
+        }
     }
 }

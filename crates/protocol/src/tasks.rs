@@ -25,7 +25,8 @@ pub struct ClaimTasks {
     /// How long to wait for the first task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
-    /// A UUID. The same again gets the same tasks again: what to send after a lost reply.
+    /// A text of the worker's own, of 1 to 200 characters. The same again gets the same tasks again: what to send after a
+    /// lost reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
 }
@@ -126,6 +127,10 @@ pub struct Report {
     /// Counts per task from 1; a repeat gets its first outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u32>,
+    /// Of a code run: the highest `n` of the memo that was read. News is what comes after it; without it, what came after
+    /// the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<u64>,
     #[serde(flatten)]
     pub op: Op,
 }
@@ -227,11 +232,8 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_no")]
         detached: bool,
     },
-    /// Of a code run: all that is left hangs on others. `seen` is the highest `n` of the memo that was read.
-    Suspend {
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        seen: Option<u64>,
-    },
+    /// Of a code run: all that is left hangs on others. The task is offered again when there is news beyond `seen`.
+    Suspend,
     /// Of a code run: it goes on as a new run.
     Continue {
         #[serde(default)]
@@ -289,6 +291,9 @@ pub struct Outcome {
     /// What is wrong, of an `invalid` one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// It was applied, and something about it is better done otherwise, such as a payload near its limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// Of a code step: `recorded`, `retry` (with `after_ms`) or `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
@@ -299,6 +304,14 @@ pub struct Outcome {
     pub token: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+}
+
+impl Outcome {
+    /// One that has nothing more to say.
+    pub fn new(task_id: impl Into<String>, outcome: Verdict) -> Outcome {
+        let (message, warning, decision, after_ms, token, url) = (None, None, None, None, None, None);
+        Outcome { task_id: task_id.into(), outcome, duplicate: false, message, warning, decision, after_ms, token, url }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::Timestamp;
 use crate::tasks::News;
 
 /// `POST /v1/workers`. The same host and pid again is the same worker.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegisterWorker {
     /// `["default"]` where it is left out.
@@ -16,7 +17,8 @@ pub struct RegisterWorker {
     pub queues: Vec<String>,
     /// With neither handlers nor flows the worker is offered everything on its queues.
     pub handlers: Vec<String>,
-    pub flows: Flows,
+    /// Those that are not there are registered.
+    pub flows: BringsFlows,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_concurrent: Option<u32>,
     pub labels: Vec<String>,
@@ -27,6 +29,38 @@ pub struct RegisterWorker {
     pub host: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+}
+
+/// Code flows that a worker brings along: a list, or their names each with the build of its function.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected the code flows: a list of names or of objects with a `name`, or an object from name to build"
+)]
+pub enum BringsFlows {
+    List(Vec<BringsFlow>),
+    Builds(BTreeMap<String, Option<String>>),
+}
+
+impl Default for BringsFlows {
+    fn default() -> BringsFlows {
+        BringsFlows::List(Vec::new())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BringsFlow {
+    Name(String),
+    Whole {
+        name: String,
+        /// The build of its function.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        build: Option<String>,
+        /// The definition, as far as it is not left to what is there: `queue`, `retry`, `step_retry`, `timeout`, …
+        #[serde(flatten)]
+        definition: Map<String, Value>,
+    },
 }
 
 /// Code flows that a worker has: their names, or their names each with the build of its function.
@@ -56,10 +90,12 @@ pub struct WorkerRegistered {
 pub struct Heartbeat {
     /// The ids of the tasks that the worker has.
     pub tasks: Vec<String>,
-    /// Since it started.
-    pub completed: u64,
-    pub failed: u64,
-    /// Of code runs: the highest `n` of the memo that the worker has, by task.
+    /// Since it started; as it was, where it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<u64>,
+    /// Of code runs: the highest `n` of the memo that the worker has, by task. Without it, that of the claim.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub seen: BTreeMap<String, u64>,
 }

@@ -24,3 +24,5 @@ mod socket;
 mod streams;
 #[path = "api/tasks.rs"]
 mod tasks;
+#[path = "api/workers.rs"]
+mod workers;

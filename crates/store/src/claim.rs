@@ -100,6 +100,8 @@ pub enum Extended {
         deadline: Option<Millis>,
         /// Only its last report is wanted: the run is on its way to its end.
         closed: bool,
+        /// Of a code run: the newest change in the memo that was handed over.
+        memo: Option<u64>,
     },
     /// The worker does not have it (any more).
     Lost,

@@ -214,11 +214,11 @@ impl Store for Embedded {
         written
     }
 
-    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+    async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>> {
         self.shared.check()?;
         let now = self.shared.time.now();
         let lines = &mut self.shared.tasks().lines;
-        Ok(leases.iter().map(|lease| lines.extend(ns, worker, *lease, lease_ms, now)).collect())
+        Ok(leases.iter().map(|lease| lines.extend(ns, worker, *lease, now)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {

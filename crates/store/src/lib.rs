@@ -59,8 +59,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// before is answered so, and a claim with a known `request` gets what it got, as far as that is still held.
     async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written>;
 
-    /// Leases that the worker of that namespace has run `lease_ms` from now on; those it has not are lost.
-    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>>;
+    /// Leases that the worker of that namespace has run from now on, each for as long as it was claimed for; those it has
+    /// not are lost. Without a worker it does not matter who has them.
+    async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>>;
 
     /// What is due, each item handed out to one caller until it is used up by a commit or [`HOLD_MS`] have passed.
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch>;

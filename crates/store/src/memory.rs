@@ -99,10 +99,10 @@ impl Store for Memory {
         Ok(Written { commands, claims })
     }
 
-    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
+    async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>> {
         let mut rows = self.rows();
         let now = self.time.now();
-        Ok(leases.iter().map(|lease| rows.lines.extend(ns, worker, *lease, lease_ms, now)).collect())
+        Ok(leases.iter().map(|lease| rows.lines.extend(ns, worker, *lease, now)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {

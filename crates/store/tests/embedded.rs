@@ -275,10 +275,10 @@ async fn leases_start_over_and_attempts_go_on_when_a_store_is_opened() {
     assert_eq!((second.lease_until, second.deadline), (now + 30_000, Some(now + 10_000)));
     assert!(store.due(Due::Leases, 10).await.unwrap().items.is_empty());
     let lease = Lease { run: run_id(1), fence: Fence(1) };
-    let extended = store.extend(&ns(), "w", &[lease], 40_000).await.unwrap();
-    let lease_until = now + 40_000;
-    assert_eq!(extended, [Extended::Until { lease_until, deadline: second.deadline, closed: false }]);
-    assert_eq!(store.extend(&ns(), "v", &[lease], 40_000).await.unwrap(), [Extended::Lost]);
+    let extended = store.extend(&ns(), Some("w"), &[lease]).await.unwrap();
+    let lease_until = now + 30_000;
+    assert_eq!(extended, [Extended::Until { lease_until, deadline: second.deadline, closed: false, memo: None }]);
+    assert_eq!(store.extend(&ns(), Some("v"), &[lease]).await.unwrap(), [Extended::Lost]);
     // Somebody looks all the time now.
     for ms in [4_000, 4_000] {
         clock.advance(ms);
@@ -379,7 +379,7 @@ async fn full_disk(store: &Embedded) {
     assert_eq!((queue.ready + queue.claimed, queue.claimed), (stored, claimed));
     assert!(store.stats().rollbacks > 0);
     let leases = [Lease { run: run_id(1), fence: Fence(1) }];
-    assert!(matches!(store.extend(&ns(), "w", &leases, 1_000).await.unwrap()[..], [Extended::Until { .. }]));
+    assert!(matches!(store.extend(&ns(), Some("w"), &leases).await.unwrap()[..], [Extended::Until { .. }]));
 }
 
 #[tokio::test]

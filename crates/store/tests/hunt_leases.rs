@@ -26,7 +26,7 @@ async fn a_lease_that_was_extended_outlives_a_report_that_found_the_disk_full() 
     // An hour of work, with a sign of life every few seconds.
     for _ in 0..900 {
         clock.advance(4_000);
-        assert!(matches!(store.extend(&ns(), "w", &[lease], 30_000).await.unwrap()[..], [Extended::Until { .. }]));
+        assert!(matches!(store.extend(&ns(), Some("w"), &[lease]).await.unwrap()[..], [Extended::Until { .. }]));
         assert!(store.due(Due::Leases, 10).await.unwrap().items.is_empty());
     }
     let mut report = decider.complete(&store, &held, json!(1)).await;

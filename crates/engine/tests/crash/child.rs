@@ -156,7 +156,8 @@ async fn work(engine: Engine, worker: String, ledger: Arc<Ledger>) {
             let completed = reports.last().is_some_and(completes);
             let Ok((reported, waiting)) = engine.report_and_ask(&ns, reports, Some(claim())).await else { return };
             next = waiting;
-            if completed && matches!(reported.get(last - 1), Some(Reported::Answer(Answer::Applied(_)))) {
+            if completed && matches!(reported.get(last - 1), Some(Reported::Answer { answer: Answer::Applied(_), .. }))
+            {
                 ledger.write(&Line::Completed { token: task.token.to_string(), activation: task.activation.clone() });
             }
         }

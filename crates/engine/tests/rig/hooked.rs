@@ -107,8 +107,8 @@ impl Store for Hooked {
         self.inner.commit(commands, claims).await
     }
 
-    async fn extend(&self, ns: &Namespace, worker: &str, leases: &[Lease], lease_ms: Millis) -> Result<Vec<Extended>> {
-        self.inner.extend(ns, worker, leases, lease_ms).await
+    async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>> {
+        self.inner.extend(ns, worker, leases).await
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {

@@ -94,7 +94,7 @@ impl Rig {
     pub async fn report(&self, task: &Assignment, op: Op) -> Answer {
         let report = TaskReport { token: task.token, seq: None, op };
         match self.engine.report(&self.ns, vec![report]).await.unwrap().pop() {
-            Some(Reported::Answer(answer)) => answer,
+            Some(Reported::Answer { answer, .. }) => answer,
             other => panic!("{other:?}"),
         }
     }

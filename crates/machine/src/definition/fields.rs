@@ -147,22 +147,30 @@ pub(super) fn name(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String
 
 /// Whether it is a name; says so if not.
 pub(super) fn check_name(draft: &mut Draft<'_>, path: &str, at: Place, name: &str) -> bool {
-    let message = match name.chars().find(|c| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '_' | '-')) {
-        _ if name.is_empty() => "a name is missing".into(),
+    let wrong = wrong_name(name);
+    let fits = wrong.is_none();
+    if let Some(message) = wrong {
+        draft.problem(path, at, message);
+    }
+    fits
+}
+
+/// Why it is not a name that a flow, a queue, an event or a limit can have.
+pub fn wrong_name(name: &str) -> Option<String> {
+    match name.chars().find(|c| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '_' | '-')) {
+        _ if name.is_empty() => Some("a name is missing".into()),
         Some(c) => {
             let shown = shorten(name);
-            format!(
+            Some(format!(
                 "`{shown}` is not a name: `{}` is not one of letters (a-z), digits, `.`, `_`, `-`",
                 shorten(&c.to_string())
-            )
+            ))
         }
         None if name.len() > MAX_NAME_CHARS => {
-            format!("the name has {} characters, at most {MAX_NAME_CHARS} are allowed", name.len())
+            Some(format!("the name has {} characters, at most {MAX_NAME_CHARS} are allowed", name.len()))
         }
-        None => return true,
-    };
-    draft.problem(path, at, message);
-    false
+        None => None,
+    }
 }
 
 /// A handler, a label or a kind of error: what workers say, whatever it looks like.

@@ -30,6 +30,7 @@ mod yaml;
 
 pub use analysis::{Analysis, Edge, analysis};
 pub use duration::{MAX_DURATION_MS, duration};
+pub use fields::wrong_name;
 pub use problem::{Problem, Problems};
 
 use crate::flow::Flow;

@@ -204,7 +204,7 @@ impl EngineLink {
                 let mut beat = Beat::default();
                 for ((id, _), holding) in held.into_iter().zip(standing) {
                     match holding {
-                        Holding::Held => {}
+                        Holding::Held { .. } => {}
                         Holding::Cancelled => beat.cancel.push(id),
                         Holding::Lost => beat.lost.push(id),
                     }
@@ -251,7 +251,8 @@ async fn reported(
     reports: &[Arc<Report>],
     claim: Option<ClaimTasks>,
 ) -> Result<(Vec<Outcome>, Option<Waiting>), EngineError> {
-    let mut outcomes: Vec<Outcome> = reports.iter().map(|report| outcome(report, Verdict::NotTried)).collect();
+    let mut outcomes: Vec<Outcome> =
+        reports.iter().map(|report| Outcome::new(&report.task_id, Verdict::NotTried)).collect();
     let (mut places, mut taken) = (Vec::with_capacity(reports.len()), Vec::with_capacity(reports.len()));
     for (at, report) in reports.iter().enumerate() {
         let token = report.token.parse().map_err(|error| format!("{error}"));
@@ -261,14 +262,15 @@ async fn reported(
                 taken.push(report);
             }
             Err(message) => {
-                outcomes[at] = Outcome { message: Some(message), ..outcome(report, Verdict::Invalid) };
+                outcomes[at] = Outcome { message: Some(message), ..Outcome::new(&report.task_id, Verdict::Invalid) };
             }
         }
     }
     let (answers, waiting) = engine.report_and_ask(ns, taken, claim).await?;
     for (at, answer) in places.into_iter().zip(answers) {
-        let Reported::Answer(answer) = answer else { continue };
+        let Reported::Answer { answer, warning } = answer else { continue };
         let of = &mut outcomes[at];
+        of.warning = warning;
         of.duplicate = matches!(answer, Answer::Duplicate(_));
         of.outcome = match answer {
             Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing => Verdict::Applied,
@@ -281,20 +283,6 @@ async fn reported(
         };
     }
     Ok((outcomes, waiting))
-}
-
-fn outcome(report: &Report, outcome: Verdict) -> Outcome {
-    let task_id = report.task_id.clone();
-    Outcome {
-        task_id,
-        outcome,
-        duplicate: false,
-        message: None,
-        decision: None,
-        after_ms: None,
-        token: None,
-        url: None,
-    }
 }
 
 fn task(of: Assignment) -> Task {
@@ -355,7 +343,7 @@ fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
         | Op::Sleep { .. }
         | Op::Wait { .. }
         | Op::Child { .. }
-        | Op::Suspend { .. }
+        | Op::Suspend
         | Op::Continue { .. } => {
             return Err("this is said of code runs, which a worker of steps has none of".to_owned());
         }

@@ -134,7 +134,7 @@ mod tests {
 
     fn report(task: &str, seq: u32) -> Pending {
         let op = Op::Log(Log { level: "info".to_owned(), msg: "x".to_owned(), meta: None });
-        let report = Report { task_id: task.to_owned(), token: "t".to_owned(), seq: Some(seq), op };
+        let report = Report { task_id: task.to_owned(), token: "t".to_owned(), seq: Some(seq), seen: None, op };
         Pending::new(Arc::from(task), report, false, None)
     }
 

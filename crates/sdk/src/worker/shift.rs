@@ -318,7 +318,7 @@ impl Desk {
     }
 
     fn heartbeat(&self) -> Heartbeat {
-        let (completed, failed) = (self.completed, self.failed);
+        let (completed, failed) = (Some(self.completed), Some(self.failed));
         Heartbeat { tasks: self.ids(), completed, failed, ..Heartbeat::default() }
     }
 
@@ -327,7 +327,7 @@ impl Desk {
         let Some(held) = self.held.get_mut(task) else { return };
         let about = &held.shared.task;
         let (task_id, token) = (about.task_id.clone(), about.token.clone());
-        let report = Report { task_id, token, seq: Some(held.seq), op };
+        let report = Report { task_id, token, seq: Some(held.seq), seen: None, op };
         held.seq += 1;
         self.outbox.push(Pending::new(task.clone(), report, last, answer));
     }

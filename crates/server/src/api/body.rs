@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::failure::Failure;
+use super::wording::in_words;
 
 /// A body has this long, and a second more for each [`PACE_BYTES`] that have come.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -64,10 +65,11 @@ pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken
         if bytes.is_empty() {
             return Failure::bad("the body is empty: expected JSON");
         }
+        let said = in_words(&error);
         let problem = serde_json::json!({
-            "path": "", "message": error.to_string(), "line": error.line(), "column": error.column()
+            "path": "", "message": said, "line": error.line(), "column": error.column()
         });
-        Failure::bad(format!("the body is not what it should be: {error}")).details(vec![problem])
+        Failure::bad(format!("the body is not what it should be: {said}")).details(vec![problem])
     })
 }
 
@@ -86,7 +88,9 @@ pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Resul
         one => vec![one],
     };
     let read = |item: Value| match item {
-        Value::Object(_) => serde_json::from_value(item).map_err(|error| Failure::bad(format!("{error}: {expected}"))),
+        Value::Object(_) => {
+            serde_json::from_value(item).map_err(|error| Failure::bad(format!("{}: {expected}", in_words(&error))))
+        }
         _ => Err(Failure::bad(expected)),
     };
     items.into_iter().map(read).collect()

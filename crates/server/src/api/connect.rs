@@ -163,7 +163,9 @@ enum Write {
 fn read(bytes: &[u8]) -> Result<Heard, Cut> {
     super::body::check_depth(bytes)?;
     let said = serde_json::from_slice(bytes);
-    let said = said.map_err(|error| Failure::bad(format!("the message is not what it should be: {error}")))?;
+    let said = said.map_err(|error| {
+        Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
+    })?;
     Ok(Heard::Said(said))
 }
 

@@ -25,6 +25,7 @@ mod steps;
 mod streams;
 mod tasks;
 mod unsent;
+mod wording;
 mod words;
 mod workers;
 

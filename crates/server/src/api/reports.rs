@@ -1,6 +1,6 @@
 //! What workers say of their tasks, each report read for itself: a bad one does not sink the others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline_engine::{Reported, TaskReport, TaskToken};
 use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Decision, Due, Op, Said};
@@ -9,6 +9,7 @@ use eddyline_protocol::{Outcome, Report, Verdict};
 use serde_json::Value;
 
 use super::call::moment;
+use super::wording::in_words;
 use super::words::{inner_failure, millis};
 
 /// Reports that were read, with the place of each among those that were sent.
@@ -18,27 +19,72 @@ pub(crate) struct Reading {
     /// The places of those that go to the engine.
     places: Vec<usize>,
     pub reports: Vec<TaskReport>,
+    /// The tasks of code runs that are reported on.
+    pub code: BTreeMap<TaskToken, OfCode>,
+}
+
+/// What is said of the task of a code run.
+#[derive(Default)]
+pub(crate) struct OfCode {
+    /// The highest number of the memo that the worker has, as far as it says so.
+    pub seen: Option<u64>,
+    said: Vec<SaidOf>,
+}
+
+struct SaidOf {
+    /// Among the reports that go to the engine.
+    place: usize,
+    last: bool,
+    /// The entry of the memo that it is about.
+    name: Option<String>,
+}
+
+impl OfCode {
+    /// Whether the worker still has the task.
+    pub fn is_held(&self, reported: &[Reported]) -> bool {
+        self.said.iter().all(|said| match reported.get(said.place) {
+            Some(Reported::Answer { answer: Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing, .. }) => {
+                !said.last
+            }
+            Some(Reported::Answer { answer: Answer::Stale | Answer::Closed, .. }) => false,
+            _ => true,
+        })
+    }
+
+    /// Whether an entry of the memo is just what was reported here. What has become of it since is news.
+    pub fn wrote(&self, name: &str, entry: &Value, reported: &[Reported]) -> bool {
+        let said = self.said.iter().filter(|said| said.name.as_deref() == Some(name));
+        let mut said = said.filter_map(|said| match reported.get(said.place)? {
+            Reported::Answer { answer: Answer::Applied(said) | Answer::Duplicate(said), .. } => Some(said.known),
+            _ => None,
+        });
+        let as_reported = if entry["kind"] == "step" { entry["due"] != true } else { entry["status"] == "pending" };
+        as_reported && said.any(|known| !known)
+    }
 }
 
 impl Reading {
     pub fn new(written: Vec<Value>) -> Reading {
-        let mut reading =
-            Reading { outcomes: Vec::with_capacity(written.len()), places: Vec::new(), reports: Vec::new() };
+        let outcomes = Vec::with_capacity(written.len());
+        let mut reading = Reading { outcomes, places: Vec::new(), reports: Vec::new(), code: BTreeMap::new() };
         let mut refused: BTreeSet<String> = BTreeSet::new();
         for written in written {
-            let task_id = written["task_id"].as_str().unwrap_or_default().to_owned();
-            let outcome = if refused.contains(&task_id) {
-                outcome(task_id, Verdict::NotTried)
+            let task_id = written["task_id"].as_str().map(str::to_owned);
+            let outcome = if task_id.as_ref().is_some_and(|task| refused.contains(task)) {
+                Outcome::new(task_id.unwrap_or_default(), Verdict::NotTried)
             } else {
                 match read(written) {
-                    Ok(report) => {
+                    Ok((report, seen)) => {
+                        reading.wants_news(&report, seen);
                         reading.places.push(reading.outcomes.len());
                         reading.reports.push(report);
-                        outcome(task_id, Verdict::Applied)
+                        Outcome::new(task_id.unwrap_or_default(), Verdict::Applied)
                     }
                     Err(message) => {
-                        refused.insert(task_id.clone());
-                        Outcome { message: Some(message), ..outcome(task_id, Verdict::Invalid) }
+                        // One that names no task is in the way of none.
+                        refused.extend(task_id.clone());
+                        let outcome = Outcome::new(task_id.unwrap_or_default(), Verdict::Invalid);
+                        Outcome { message: Some(message), ..outcome }
                     }
                 }
             };
@@ -47,13 +93,17 @@ impl Reading {
         reading
     }
 
-    /// The tasks of code runs that are reported on.
-    pub fn code_tasks(&self) -> Vec<TaskToken> {
-        let mut tokens: Vec<TaskToken> =
-            self.reports.iter().map(|report| report.token).filter(|token| token.activation.0 == 0).collect();
-        tokens.sort();
-        tokens.dedup();
-        tokens
+    fn wants_news(&mut self, report: &TaskReport, seen: Option<u64>) {
+        if report.token.activation.0 != 0 {
+            return;
+        }
+        let of_task = self.code.entry(report.token).or_default();
+        of_task.seen = of_task.seen.max(seen);
+        let name = match &report.op {
+            Op::Code { name, .. } => Some(name.clone()),
+            _ => None,
+        };
+        of_task.said.push(SaidOf { place: self.reports.len(), last: report.is_last(), name });
     }
 
     /// What came of each, in their order.
@@ -69,26 +119,22 @@ impl Reading {
     }
 }
 
-/// Whether a report is the last one on its task.
-pub(crate) fn is_last(op: &Op) -> bool {
-    matches!(op, Op::Complete { .. } | Op::Fail { .. } | Op::Defer { .. } | Op::Suspend { .. } | Op::ContinueAs { .. })
-}
-
 fn said(task_id: String, reported: Reported, hooks: &str) -> Outcome {
-    let answer = match reported {
-        Reported::NotTried => return outcome(task_id, Verdict::NotTried),
-        Reported::Answer(answer) => answer,
+    let (answer, warning) = match reported {
+        Reported::NotTried => return Outcome::new(task_id, Verdict::NotTried),
+        Reported::Answer { answer, warning } => (answer, warning),
     };
-    match answer {
+    let outcome = match answer {
         Answer::Applied(said) => applied(task_id, said, false, hooks),
         Answer::Duplicate(said) => applied(task_id, said, true, hooks),
-        Answer::Nothing => outcome(task_id, Verdict::Applied),
-        Answer::Stale => outcome(task_id, Verdict::Stale),
-        Answer::Closed => outcome(task_id, Verdict::Closed),
+        Answer::Nothing => Outcome::new(task_id, Verdict::Applied),
+        Answer::Stale => Outcome::new(task_id, Verdict::Stale),
+        Answer::Closed => Outcome::new(task_id, Verdict::Closed),
         Answer::Invalid(message) | Answer::Conflict(message) => {
-            Outcome { message: Some(message), ..outcome(task_id, Verdict::Invalid) }
+            Outcome { message: Some(message), ..Outcome::new(task_id, Verdict::Invalid) }
         }
-    }
+    };
+    Outcome { warning, ..outcome }
 }
 
 fn applied(task_id: String, said: Said, repeated: bool, hooks: &str) -> Outcome {
@@ -104,13 +150,8 @@ fn applied(task_id: String, said: Said, repeated: bool, hooks: &str) -> Outcome 
         after_ms,
         url: said.token.as_ref().map(|token| format!("{hooks}{token}")),
         token: said.token,
-        ..outcome(task_id, Verdict::Applied)
+        ..Outcome::new(task_id, Verdict::Applied)
     }
-}
-
-fn outcome(task_id: String, outcome: Verdict) -> Outcome {
-    let (message, decision, after_ms, token, url) = (None, None, None, None, None);
-    Outcome { task_id, outcome, duplicate: false, message, decision, after_ms, token, url }
 }
 
 fn word(verdict: Verdict) -> &'static str {
@@ -123,8 +164,13 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-fn read(written: Value) -> Result<TaskReport, String> {
-    let report: Report = serde_json::from_value(written).map_err(|error| error.to_string())?;
+/// A report, and what of the memo its worker has.
+fn read(written: Value) -> Result<(TaskReport, Option<u64>), String> {
+    // A list would be taken for the fields in their order, which nobody means.
+    if !written.is_object() {
+        return Err("a report is an object: {task_id, token, op, …}".to_owned());
+    }
+    let report: Report = serde_json::from_value(written).map_err(|error| in_words(&error))?;
     let token: TaskToken = report.token.parse().map_err(|error: eddyline_engine::NotAToken| error.to_string())?;
     if token.task_id() != report.task_id {
         return Err("the token is another task's".to_owned());
@@ -132,10 +178,11 @@ fn read(written: Value) -> Result<TaskReport, String> {
     if report.seq == Some(0) {
         return Err("`seq` counts from 1".to_owned());
     }
-    Ok(TaskReport { token, seq: report.seq, op: op(report.op)? })
+    let seen = report.seen;
+    Ok((TaskReport { token, seq: report.seq, op: op(report.op, seen)? }, seen))
 }
 
-fn op(op: wire::Op) -> Result<Op, String> {
+fn op(op: wire::Op, seen: Option<u64>) -> Result<Op, String> {
     Ok(match op {
         wire::Op::Complete { output, emits, logs } => Op::Complete {
             output: Data::from(output),
@@ -168,7 +215,7 @@ fn op(op: wire::Op) -> Result<Op, String> {
         wire::Op::Child { name, flow, input, detached } => {
             Op::Code { name, op: CodeOp::Child { flow, input: Data::from(input), detached } }
         }
-        wire::Op::Suspend { seen } => Op::Suspend { seen },
+        wire::Op::Suspend => Op::Suspend { seen },
         wire::Op::Continue { input } => Op::ContinueAs { input: Data::from(input) },
     })
 }

@@ -1,19 +1,20 @@
 //! Tasks: claimed and reported on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_engine::{ClaimTasks, Engine, TaskId, TaskToken};
+use eddyline_engine::{ClaimTasks, Engine, Reported, TaskId, TaskToken, request_named};
 use eddyline_protocol as wire;
 use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
-use eddyline_store::{Namespace, Offer, RequestId};
+use eddyline_store::{Namespace, Offer};
 use serde_json::{Value, json};
-use uuid::Uuid;
+use tokio::time::Instant;
 
 use super::body::check_labels;
 use super::call::{Answer, Call, MAX_WAIT, ok};
 use super::failure::Failure;
-use super::reports::Reading;
+use super::reports::{OfCode, Reading};
 use super::{stopped, words};
 
 /// Where a worker that says nothing looks for tasks.
@@ -22,6 +23,8 @@ pub(super) const DEFAULT_QUEUE: &str = "default";
 pub(super) const MAX_QUEUES: usize = 1_000;
 /// Reports in one request.
 pub(super) const MAX_REPORTS: usize = 10_000;
+/// Characters of the text by which a worker knows a claim.
+const MAX_REQUEST_CHARS: usize = 200;
 /// Bytes of a memo in one page.
 const MEMO_PAGE_BYTES: usize = 1 << 20;
 
@@ -31,17 +34,17 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
     let wait = waits(asked.wait_ms);
     check_labels([&asked.worker_id])?;
     let claimant = Claimant::find(&call, &asked.worker_id).await?;
-    let claim = claimant.claim(asked.queues, asked.max, asked.request_id)?;
+    let claim = claimant.claim(call.ns(), asked.queues, asked.max, asked.request_id)?;
     let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
     if asked.max == Some(0) {
         return ok(&ClaimedTasks::default());
     }
     if claimant.draining {
         let mut stopping = call.api.stopping();
-        let _ = tokio::time::timeout(wait, stopped(&mut stopping)).await;
+        let _ = alive(&call, &claimant.id, tokio::time::timeout(wait, stopped(&mut stopping))).await;
         return ok(&ClaimedTasks::default());
     }
-    let tasks = call.engine().claim(call.ns(), claim, wait).await?;
+    let tasks = alive(&call, &claimant.id, call.engine().claim(call.ns(), claim, wait)).await?;
     ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() })
 }
 
@@ -55,22 +58,22 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let claimant = Claimant::find(&call, &asked.worker_id).await?;
     let more = asked.claim.filter(|more| !claimant.draining && more.max != Some(0));
     let wait = waits(more.as_ref().and_then(|more| more.wait_ms));
-    let claim = more.map(|more| claimant.claim(more.queues, more.max, more.request_id)).transpose()?;
+    let claim = more.map(|more| claimant.claim(call.ns(), more.queues, more.max, more.request_id)).transpose()?;
     let _room = if claim.is_none() || wait.is_zero() { None } else { Some(call.api.long_poll()?) };
     let mut reading = Reading::new(asked.reports);
-    let code = reading.code_tasks();
+    let code = std::mem::take(&mut reading.code);
     let reports = std::mem::take(&mut reading.reports);
     let (reported, waiting) = call.engine().report_and_ask(call.ns(), reports, claim).await?;
-    let outcomes = reading.outcomes(reported, &call.engine().config().hooks);
     // The reports are done, whatever becomes of the claim.
     let tasks = match waiting {
-        Some(waiting) => waiting.tasks(wait).await.unwrap_or_else(|error| {
+        Some(waiting) => alive(&call, &claimant.id, waiting.tasks(wait)).await.unwrap_or_else(|error| {
             tracing::debug!("a claim beside reports came to nothing: {error}");
             Vec::new()
         }),
         None => Vec::new(),
     };
-    let news = news_of(call.engine(), call.ns(), &code).await?;
+    let news = news_of(call.engine(), call.ns(), &code, &reported).await?.news;
+    let outcomes = reading.outcomes(reported, &call.engine().config().hooks);
     ok(&ReportedTasks { outcomes, tasks: tasks.into_iter().map(words::task).collect(), news })
 }
 
@@ -84,16 +87,52 @@ pub(crate) async fn memo(call: Call) -> Answer {
     ok(&json!({"memo": memo, "next": next.map(|next| next.to_string())}))
 }
 
-/// What code runs have come to remember since their tasks were claimed.
-pub(super) async fn news_of(engine: &Engine, ns: &Namespace, tasks: &[TaskToken]) -> Result<News, Failure> {
-    let mut news = News::new();
-    for token in tasks {
+/// What is told of code runs with the answer to reports.
+#[derive(Default)]
+pub(super) struct Told {
+    pub news: News,
+    /// The highest number of each memo that the worker has or is told.
+    pub up_to: Vec<(TaskId, u64)>,
+}
+
+/// What code runs whose tasks are still held have come to remember beyond what their workers have seen, and beyond what
+/// these very reports say.
+pub(super) async fn news_of(
+    engine: &Engine,
+    ns: &Namespace,
+    tasks: &BTreeMap<TaskToken, OfCode>,
+    reported: &[Reported],
+) -> Result<Told, Failure> {
+    let mut told = Told::default();
+    for (token, of_task) in tasks.iter().filter(|(_, of_task)| of_task.is_held(reported)) {
         let task = TaskId { run: token.run, fence: token.fence };
-        if let Some(entries) = engine.memo_of(ns, task, None).await?.filter(|entries| !entries.is_empty()) {
-            news.insert(token.task_id(), entries);
+        let Some(mut entries) = engine.memo_of(ns, task, of_task.seen).await? else { continue };
+        let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
+        told.up_to.extend(newest.max(of_task.seen).map(|n| (task, n)));
+        entries.retain(|name, entry| !of_task.wrote(name, entry, reported));
+        if !entries.is_empty() {
+            told.news.insert(token.task_id(), entries);
         }
     }
-    Ok(news)
+    Ok(told)
+}
+
+/// Whoever waits for tasks is alive.
+async fn alive<T>(call: &Call, worker: &str, waits: impl Future<Output = T>) -> T {
+    let lease = Duration::from_millis(u64::try_from(call.engine().config().lease_ms).unwrap_or(1).max(1));
+    let mut signs = tokio::time::interval_at(Instant::now() + lease, lease);
+    tokio::pin!(waits);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut waits => return done,
+            _ = signs.tick() => {
+                if let Err(error) = call.engine().seen(call.ns(), worker, None).await {
+                    tracing::debug!("a sign of life was not noted: {error}");
+                }
+            }
+        }
+    }
 }
 
 fn waits(wait_ms: Option<u64>) -> Duration {
@@ -130,13 +169,14 @@ impl Claimant {
 
     fn claim(
         &self,
+        ns: &Namespace,
         queues: Option<Vec<String>>,
         max: Option<u32>,
         request_id: Option<String>,
     ) -> Result<ClaimTasks, Failure> {
-        let request = request_id.map(|id| {
-            let parsed = Uuid::try_parse(&id).map(RequestId);
-            parsed.map_err(|_| Failure::bad("`request_id` is not a UUID"))
+        let request = request_id.map(|text| match text.chars().take(MAX_REQUEST_CHARS + 1).count() {
+            1..=MAX_REQUEST_CHARS => Ok(request_named(ns, &self.id, &text)),
+            _ => Err(Failure::bad(format!("`request_id` is a text of 1 to {MAX_REQUEST_CHARS} characters"))),
         });
         let queues = queues.filter(|queues| !queues.is_empty()).unwrap_or_else(|| self.queues.clone());
         if queues.len() > MAX_QUEUES {

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use eddyline_engine::{Engine, Holding, TaskId, WorkerCounts, WorkerRecord, WorkerSpec, WorkerStatus};
+use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};
 use eddyline_machine::Millis;
 use eddyline_machine::time::iso;
-use eddyline_protocol::{Beat, Flows, Heartbeat, RegisterWorker, WorkerInfo, WorkerRegistered};
+use eddyline_protocol::{
+    Beat, BringsFlow, BringsFlows, Flows, Heartbeat, RegisterWorker, WorkerInfo, WorkerRegistered,
+};
 use eddyline_store::{Namespace, Offer};
 use serde_json::json;
 
@@ -24,7 +26,7 @@ const MAX_TASKS: usize = 100_000;
 /// `POST /v1/workers`
 pub(crate) async fn register(mut call: Call) -> Answer {
     let asked: RegisterWorker = call.json_or_default().await?;
-    let record = call.engine().register_worker(call.ns(), spec(asked)?).await?;
+    let record = enrol(call.engine(), call.ns(), asked).await?;
     answer(StatusCode::CREATED, &welcome(call.engine(), record.id))
 }
 
@@ -41,14 +43,12 @@ pub(crate) async fn list(call: Call) -> Answer {
 pub(crate) async fn heartbeat(mut call: Call) -> Answer {
     let asked: Heartbeat = call.json_or_default().await?;
     let id = call.param("id").to_owned();
-    let counts = counts(&asked);
-    let known = call.engine().seen(call.ns(), &id, Some(counts)).await?;
-    let (beat, held) = beat(call.engine(), call.ns(), &id, &asked, known.as_ref()).await?;
-    // One that did not register is known by what it has.
-    if known.is_none() && !held {
+    let known = call.engine().seen(call.ns(), &id, Some(says(&asked))).await?;
+    // One that did not register is known by what it has; one that has nothing either may have been forgotten.
+    if known.is_none() && asked.tasks.is_empty() {
         return Err(Failure::not_found("worker", &id));
     }
-    ok(&beat)
+    ok(&beat(call.engine(), call.ns(), &id, &asked, known.as_ref()).await?)
 }
 
 /// `POST /v1/workers/{id}/drain`
@@ -64,14 +64,38 @@ pub(crate) async fn leave(call: Call) -> Answer {
     ok(&json!({"deleted": true}))
 }
 
-/// Leases go on, and the worker is told what it need not go on with; and whether it has anything at all.
+/// A worker comes in, with the code flows that it has the functions of.
+pub(super) async fn enrol(engine: &Engine, ns: &Namespace, mut asked: RegisterWorker) -> Result<WorkerRecord, Failure> {
+    let flows = listed(std::mem::take(&mut asked.flows));
+    let builds = flows.iter().map(|(flow, build)| (flow.name.clone(), build.clone())).collect();
+    let spec = spec(asked, builds)?;
+    engine.bring_flows(ns, &spec.queues, flows.into_iter().map(|(flow, _)| flow).collect()).await?;
+    Ok(engine.register_worker(ns, spec).await?)
+}
+
+/// Code flows, each with the build of its function.
+fn listed(flows: BringsFlows) -> Vec<(BroughtFlow, Option<String>)> {
+    let named = |name| BroughtFlow { name, ..BroughtFlow::default() };
+    match flows {
+        BringsFlows::Builds(builds) => builds.into_iter().map(|(name, build)| (named(name), build)).collect(),
+        BringsFlows::List(flows) => flows
+            .into_iter()
+            .map(|flow| match flow {
+                BringsFlow::Name(name) => (named(name), None),
+                BringsFlow::Whole { name, build, definition } => (BroughtFlow { name, definition }, build),
+            })
+            .collect(),
+    }
+}
+
+/// Leases go on, and the worker is told what it need not go on with, and what its code runs have come to remember.
 pub(super) async fn beat(
     engine: &Engine,
     ns: &Namespace,
     worker: &str,
     asked: &Heartbeat,
     known: Option<&WorkerRecord>,
-) -> Result<(Beat, bool), Failure> {
+) -> Result<Beat, Failure> {
     if asked.tasks.len() > MAX_TASKS {
         return Err(Failure::bad(format!("more than {MAX_TASKS} tasks")));
     }
@@ -83,26 +107,25 @@ pub(super) async fn beat(
             None => beat.lost.push(id.clone()),
         }
     }
-    let mut held = false;
     for (task, holding) in tasks.iter().zip(engine.beat(ns, worker, &tasks).await?) {
-        held |= holding == Holding::Held;
         match holding {
-            Holding::Held => {}
+            Holding::Held { memo: None } => {}
+            Holding::Held { memo: Some(handed_over) } => {
+                let id = task.to_string();
+                let seen = asked.seen.get(&id).copied().unwrap_or(handed_over);
+                let news = engine.memo_of(ns, *task, Some(seen)).await?.filter(|news| !news.is_empty());
+                beat.news.extend(news.map(|news| (id, news)));
+            }
             Holding::Lost => beat.lost.push(task.to_string()),
             Holding::Cancelled => beat.cancel.push(task.to_string()),
         }
     }
-    for (id, seen) in &asked.seen {
-        let Some(task) = TaskId::parse(id).filter(|task| tasks.contains(task)) else { continue };
-        let news = engine.memo_of(ns, task, Some(*seen)).await?.filter(|news| !news.is_empty());
-        beat.news.extend(news.map(|news| (id.clone(), news)));
-    }
-    Ok((beat, held))
+    Ok(beat)
 }
 
-pub(super) fn counts(asked: &Heartbeat) -> WorkerCounts {
+pub(super) fn says(asked: &Heartbeat) -> WorkerSays {
     let tasks = u32::try_from(asked.tasks.len()).unwrap_or(u32::MAX);
-    WorkerCounts { tasks, completed: asked.completed, failed: asked.failed }
+    WorkerSays { tasks, completed: asked.completed, failed: asked.failed }
 }
 
 pub(super) fn welcome(engine: &Engine, worker_id: String) -> WorkerRegistered {
@@ -115,11 +138,7 @@ pub(super) fn heartbeat_ms(lease_ms: u64) -> u64 {
     (lease_ms / 3).max(1)
 }
 
-pub(super) fn spec(asked: RegisterWorker) -> Result<WorkerSpec, Failure> {
-    let flows: BTreeMap<String, Option<String>> = match asked.flows {
-        Flows::Names(names) => names.into_iter().map(|name| (name, None)).collect(),
-        Flows::Builds(builds) => builds,
-    };
+fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Result<WorkerSpec, Failure> {
     if asked.queues.len() > MAX_QUEUES || asked.handlers.len() + flows.len() + asked.labels.len() > MAX_NAMES {
         return Err(Failure::bad(format!(
             "a worker has at most {MAX_QUEUES} queues and {MAX_NAMES} handlers, flows and labels"

@@ -139,6 +139,57 @@ async fn cancels_drains_and_signs_of_life_reach_the_worker() {
 }
 
 #[tokio::test]
+async fn a_worker_that_says_it_drains_is_shown_so_and_is_online_until_then() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
+    let mut socket = Socket::open(&rig, json!({"flows": ["job"], "queues": ["slow"]})).await;
+    assert_eq!(rig.get("/v1/flows/job").await.body["definition"]["queue"], "slow", "it was brought along");
+    // It says nothing, but it is there: it answers pings for longer than three leases.
+    let seen = async || {
+        let workers = rig.get("/v1/workers").await;
+        assert_eq!(workers.items()[0]["status"], "online");
+        workers.items()[0]["seen_at"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap()
+    };
+    let first = seen().await;
+    while seen().await.as_millisecond() - first.as_millisecond() < 1_200 {
+        let _ = tokio::time::timeout(Duration::from_millis(20), socket.0.next()).await;
+    }
+    socket.say(json!({"type": "drain"})).await;
+    socket.say(json!({"type": "heartbeat", "tasks": []})).await;
+    assert_eq!(socket.until("beat").await["drain"], true);
+    assert_eq!(rig.get("/v1/workers").await.items()[0]["status"], "draining");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn news_of_a_code_run_is_told_once_on_a_socket() {
+    let rig = Rig::start().await;
+    let mut socket = Socket::open(&rig, json!({"flows": ["job"], "handlers": ["embed"]})).await;
+    socket.say(json!({"type": "credit", "n": 2})).await;
+    rig.run("job", json!(1)).await;
+    let task = socket.until("tasks").await["tasks"][0].clone();
+    let mut say = async |id: u32, op: Value| {
+        let mut report = op;
+        (report["task_id"], report["token"]) = (task["task_id"].clone(), task["token"].clone());
+        socket.say(json!({"type": "report", "id": id, "reports": [report]})).await;
+        let reported = socket.until("reported").await;
+        assert_eq!(reported["outcomes"][0]["outcome"], "applied", "{reported}");
+        reported["news"].clone()
+    };
+    assert_eq!(say(1, json!({"op": "step", "seq": 1, "name": "a", "output": 1})).await, json!({}));
+    assert_eq!(say(2, json!({"op": "step", "seq": 2, "name": "b", "output": 2})).await, json!({}));
+    assert_eq!(say(3, json!({"op": "call", "seq": 3, "name": "c", "handler": "embed"})).await, json!({}));
+    let call = socket.until("tasks").await["tasks"][0].clone();
+    assert_eq!(rig.report(&call, done(&call)).await["outcome"], "applied");
+    let id = task["task_id"].as_str().unwrap();
+    let beat = socket.until("beat").await;
+    let names: Vec<&String> = beat["news"][id].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["c"], "unasked, and what the worker said itself is left out");
+    socket.say(json!({"type": "heartbeat", "tasks": [id]})).await;
+    assert_eq!(socket.until("beat").await["news"], json!({}), "it was told");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}}").await;

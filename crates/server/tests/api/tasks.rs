@@ -40,7 +40,7 @@ async fn a_repeated_claim_gets_the_same_tasks() {
     let again = rig.post("/v1/tasks/claim", ask).await;
     assert_eq!(first.body["tasks"].as_array().unwrap().len(), 1);
     assert_eq!(first.body["tasks"][0]["task_id"], again.body["tasks"][0]["task_id"]);
-    assert_eq!(rig.post("/v1/tasks/claim", json!({"request_id": "x"})).await.status, 400);
+    assert_eq!(rig.post("/v1/tasks/claim", json!({"request_id": ""})).await.status, 400);
     rig.server.stop().await;
 }
 
@@ -123,7 +123,8 @@ async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
     // Another namespace can do nothing with it.
     let other = rig.header("eddyline-namespace", "other");
     let foreign = other.post(&format!("/v1/workers/{id}/heartbeat"), json!({"tasks": [task["task_id"]]})).await;
-    assert_eq!(foreign.status, 404);
+    assert_eq!((foreign.status, &foreign.body["lost"]), (200, &json!([task["task_id"]])));
+    assert_eq!(other.post(&format!("/v1/workers/{id}/heartbeat"), json!({})).await.status, 404);
     assert_eq!(other.get(&format!("/v1/tasks/{}/memo", task["task_id"].as_str().unwrap())).await.status, 404);
 
     let drained = rig.post(&format!("/v1/workers/{id}/drain"), json!({})).await;

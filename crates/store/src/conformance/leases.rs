@@ -11,7 +11,8 @@ use crate::*;
 pub async fn a_lease_is_extended_by_who_has_it_only(t: &mut Trial<'_>) {
     t.flow(ONE);
     t.start_all("one", (0..2).map(|n| json!(n))).await;
-    let held = t.claim(ClaimRequest { worker: "ann".to_owned(), max: 1, ..t.ask() }).await.tasks.remove(0);
+    let held =
+        t.claim(ClaimRequest { worker: "ann".to_owned(), max: 1, lease_ms: 40_000, ..t.ask() }).await.tasks.remove(0);
     let other = t.start("one", json!(null)).await;
     let unclaimed = Lease { run: other, fence: t.beside(other).await.tasks[0].task.fence };
     t.advance(20_000);
@@ -22,20 +23,24 @@ pub async fn a_lease_is_extended_by_who_has_it_only(t: &mut Trial<'_>) {
         Lease { run: held.run, fence: Fence(99) },
         Lease { run: t.new_run(), fence: Fence(1) },
     ];
-    let told = t.store.extend(&t.ns, "bob", &leases, 30_000).await.unwrap();
+    let told = t.store.extend(&t.ns, Some("bob"), &leases).await.unwrap();
     assert_eq!(told, [Extended::Lost; 4]);
     t.assert_unchanged(&before, "what was lost").await;
 
-    let told = t.store.extend(&t.ns, "ann", &leases, 40_000).await.unwrap();
+    let told = t.store.extend(&t.ns, Some("ann"), &leases).await.unwrap();
     let lease_until = t.now().await + 40_000;
-    let kept = Extended::Until { lease_until, deadline: None, closed: false };
+    let kept = Extended::Until { lease_until, deadline: None, closed: false, memo: None };
     assert_eq!(told, [kept, Extended::Lost, Extended::Lost, Extended::Lost], "answers in the order of the leases");
     let now_held = t.beside(held.run).await.tasks.remove(0).held.expect("it is held");
-    assert_eq!(now_held, Held { lease_ms: 40_000, lease_until, ..held.held });
+    assert_eq!(now_held, Held { lease_until, ..held.held });
+    t.advance(1_000);
+    let told = t.store.extend(&t.ns, None, &leases).await.unwrap();
+    let kept = Extended::Until { lease_until: lease_until + 1_000, deadline: None, closed: false, memo: None };
+    assert_eq!(told, [kept, Extended::Lost, Extended::Lost, Extended::Lost], "whoever has it");
     if t.reopen().await {
-        let told = t.store.extend(&t.ns, "ann", &leases[..1], 40_000).await.unwrap();
+        let told = t.store.extend(&t.ns, Some("ann"), &leases[..1]).await.unwrap();
         assert!(matches!(told[..], [Extended::Until { .. }]), "after the store was opened again");
-        assert_eq!(t.store.extend(&t.ns, "bob", &leases[..1], 40_000).await.unwrap(), [Extended::Lost]);
+        assert_eq!(t.store.extend(&t.ns, Some("bob"), &leases[..1]).await.unwrap(), [Extended::Lost]);
     }
 }
 
@@ -49,7 +54,7 @@ pub async fn of_an_extension_and_an_expiry_at_once_one_wins(t: &mut Trial<'_>) {
         let mut commit = t.prepare(claimed.run, &[input]).await;
         commit.takes = vec![taken];
         let (drive, lease) = (t.drive.clone(), [lease(&claimed)]);
-        let extending = tokio::spawn(async move { drive.store.extend(&drive.ns, "w", &lease, 1_000).await.unwrap() });
+        let extending = tokio::spawn(async move { drive.store.extend(&drive.ns, Some("w"), &lease).await.unwrap() });
         let drive = t.drive.clone();
         let expiring = tokio::spawn(async move { drive.commit(commit).await.is_ok() });
         let kept = extending.await.unwrap() != [Extended::Lost];
@@ -63,8 +68,9 @@ pub async fn an_extended_lease_ends_later_and_its_deadline_stays(t: &mut Trial<'
     let began = t.now().await;
     let held = t.claim(ClaimRequest { lease_ms: 10_000, ..t.ask() }).await.tasks.remove(0);
     t.advance(9_000);
-    let told = t.store.extend(&t.ns, "w", &[lease(&held)], 10_000).await.unwrap();
-    let expected = Extended::Until { lease_until: began + 19_000, deadline: Some(began + 25_000), closed: false };
+    let told = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
+    let expected =
+        Extended::Until { lease_until: began + 19_000, deadline: Some(began + 25_000), closed: false, memo: None };
     assert_eq!(told, [expected]);
     assert_eq!(first_due(t, began, 12_000).await, Some((19_000, Expiry::LeaseLost)));
 }
@@ -186,10 +192,10 @@ pub async fn a_lease_is_not_extended_from_another_namespace(t: &mut Trial<'_>) {
     let held = t.take_one().await;
     t.advance(20_000);
     let before = t.everything().await;
-    let told = t.store.extend(&Namespace::new("other"), "w", &[lease(&held)], 30_000).await.unwrap();
+    let told = t.store.extend(&Namespace::new("other"), Some("w"), &[lease(&held)]).await.unwrap();
     assert_eq!(told, [Extended::Lost], "a worker of that name in another namespace is another worker");
     t.assert_unchanged(&before, "what is not theirs").await;
-    let told = t.store.extend(&t.ns, "w", &[lease(&held)], 30_000).await.unwrap();
+    let told = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
     assert!(matches!(told[..], [Extended::Until { .. }]), "{told:?}");
 }
 

@@ -184,8 +184,8 @@ pub async fn a_lease_that_is_extended_at_the_moment_it_ends_is_kept(t: &mut Tria
     let now = t.now().await;
     assert_eq!(claimed.held.lease_until, now);
     assert_eq!(t.due(Due::Leases, 10).await.items.len(), 1, "somebody is about to end it");
-    let kept = t.store.extend(&t.ns, "w", &[lease(&claimed)], 5_000).await.unwrap();
-    assert_eq!(kept, [Extended::Until { lease_until: now + 5_000, deadline: None, closed: false }]);
+    let kept = t.store.extend(&t.ns, Some("w"), &[lease(&claimed)]).await.unwrap();
+    assert_eq!(kept, [Extended::Until { lease_until: now + 5_000, deadline: None, closed: false, memo: None }]);
 
     let (input, taken) = expiry(&claimed, Expiry::LeaseLost);
     let before = t.everything().await;

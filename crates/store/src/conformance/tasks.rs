@@ -26,10 +26,10 @@ pub async fn a_closed_task_is_not_offered_but_who_has_it_keeps_it(t: &mut Trial<
 
     t.advance(1_000);
     let lease_until = t.now().await + 30_000;
-    let kept = t.store.extend(&t.ns, "w", &[lease(&held)], 30_000).await.unwrap();
-    assert_eq!(kept, [Extended::Until { lease_until, deadline: None, closed: true }]);
+    let kept = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
+    assert_eq!(kept, [Extended::Until { lease_until, deadline: None, closed: true, memo: None }]);
     let waiting = Lease { run, fence: rows[1].task.fence };
-    assert_eq!(t.store.extend(&t.ns, "w", &[waiting], 30_000).await.unwrap(), [Extended::Lost], "nobody has that one");
+    assert_eq!(t.store.extend(&t.ns, Some("w"), &[waiting]).await.unwrap(), [Extended::Lost], "nobody has that one");
     let again = t.claim(ClaimRequest { request: held.held.request, ..t.ask() }).await.tasks;
     assert_eq!(names_of(&again), ["a"], "a claim repeated still finds what is held");
     assert!(again.iter().all(|task| task.task.fence == held.task.fence));
@@ -63,7 +63,7 @@ pub async fn a_removed_task_is_gone(t: &mut Trial<'_>) {
     t.submit(run, &[act("b")]).await;
     assert!(t.take(10).await.is_empty(), "a task that was removed while it waited");
     t.submit(run, &[act("a")]).await;
-    assert_eq!(t.store.extend(&t.ns, "w", &[lease(&held)], 30_000).await.unwrap(), [Extended::Lost]);
+    assert_eq!(t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap(), [Extended::Lost]);
     assert!(t.beside(run).await.tasks.is_empty());
     let queue = t.queue("default").await;
     assert_eq!((queue.ready, queue.claimed), (0, 0));
@@ -83,7 +83,7 @@ pub async fn an_ended_run_has_no_tasks_and_no_timers(t: &mut Trial<'_>) {
     assert!(beside.tasks.is_empty() && beside.timers.is_empty(), "{beside:?}");
     assert!(beside.gates.iter().all(|gate| gate.closed), "{beside:?}");
     assert!(t.take(10).await.is_empty());
-    assert_eq!(t.store.extend(&t.ns, "w", &[lease(&held)], 1_000).await.unwrap(), [Extended::Lost]);
+    assert_eq!(t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap(), [Extended::Lost]);
     let filter = GateFilter { token: Some(token), ..GateFilter::default() };
     assert_eq!(t.store.gates(&t.ns, &filter, Page::default()).await.unwrap().len(), 1);
     t.advance(7_200_000);
@@ -113,7 +113,7 @@ pub async fn a_task_that_a_paused_run_adds_waits_for_its_resume(t: &mut Trial<'_
     let run = t.start(&t.flow(CHAIN), json!(null)).await;
     let held = t.take_one().await;
     t.pause(run).await;
-    let kept = t.store.extend(&t.ns, "w", &[lease(&held)], 30_000).await.unwrap();
+    let kept = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
     assert!(matches!(kept[..], [Extended::Until { closed: false, .. }]), "who has a task keeps it");
     t.complete(&held, json!(1)).await;
     assert_eq!(t.beside(run).await.tasks.len(), 1);
@@ -143,7 +143,7 @@ pub async fn a_new_attempt_is_a_new_task(t: &mut Trial<'_>) {
     let second = t.take_one().await;
     assert_eq!((second.run, second.task.attempt), (run, 2));
     assert!(second.task.fence > first.task.fence);
-    assert_eq!(t.store.extend(&t.ns, "w", &[lease(&first)], 1_000).await.unwrap(), [Extended::Lost]);
+    assert_eq!(t.store.extend(&t.ns, Some("w"), &[lease(&first)]).await.unwrap(), [Extended::Lost]);
     let late = t.report(&first, completion(json!("late"))).await;
     assert_eq!(late, eddyline_machine::Answer::Stale);
     assert_eq!(t.queue("default").await.claimed, 1);

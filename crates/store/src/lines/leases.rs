@@ -2,7 +2,7 @@
 
 use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskRef};
 
-use super::{Entry, Lines};
+use super::{Entry, Kind, Lines};
 use crate::claim::{Extended, Held, Lease};
 use crate::ids::Namespace;
 
@@ -26,15 +26,15 @@ impl Lines {
     }
 
     /// Runs the lease from now on, whether or not it has run out: it ends only by a commit.
-    pub fn extend(&mut self, ns: &Namespace, worker: &str, lease: Lease, lease_ms: Millis, now: Millis) -> Extended {
+    pub fn extend(&mut self, ns: &Namespace, worker: Option<&str>, lease: Lease, now: Millis) -> Extended {
         let Lease { run, fence } = lease;
         let Some((of, mut entry)) = self.lift(run, fence) else { return Extended::Lost };
         let closed = entry.closed;
         let extended = match &mut entry.held {
-            Some(held) if of == *ns && held.worker == worker => {
-                held.lease_ms = lease_ms;
-                held.lease_until = held.lease_until.max(now + lease_ms);
-                Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed }
+            Some(held) if of == *ns && worker.is_none_or(|worker| held.worker == worker) => {
+                held.lease_until = held.lease_until.max(now + held.lease_ms);
+                let memo = (entry.class.kind == Kind::Run).then_some(held.claim.memo);
+                Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed, memo }
             }
             _ => Extended::Lost,
         };

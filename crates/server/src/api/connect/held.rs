@@ -98,10 +98,11 @@ impl Held {
         }
     }
 
-    pub fn told(&mut self, task: TaskId, memo: &serde_json::Map<String, serde_json::Value>) {
-        let of = self.runs.get_mut(&task.run).and_then(|of_run| of_run.get_mut(&task.fence));
-        if let Some(Of::Run { seen }) = of {
-            *seen = highest(Some(memo)).max(*seen);
+    /// The function of a code run is told what is numbered up to `n`.
+    pub fn told(&mut self, task: TaskId, n: u64) {
+        if let Some(of) = self.runs.get_mut(&task.run).and_then(|of_run| of_run.get_mut(&task.fence)) {
+            let before = if let Of::Run { seen } = of { *seen } else { 0 };
+            *of = Of::Run { seen: n.max(before) };
         }
     }
 

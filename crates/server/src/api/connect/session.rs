@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_engine::{Assignment, ClaimTasks, Engine, Holding, Reported, Result as EngineResult, TaskId, Waiting};
-use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, News, RegisterWorker, Task};
+use eddyline_engine::{
+    Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, Result as EngineResult, TaskId, Waiting,
+};
+use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, RegisterWorker, Task};
 use eddyline_store::{Heard as Hint, Hints, Namespace, Offer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
@@ -15,9 +17,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::held::Held;
 use super::{Cut, HELLO, Heard, Wire};
 use crate::api::failure::Failure;
-use crate::api::reports::{Reading, is_last};
-use crate::api::tasks::{MAX_REPORTS, news_of};
-use crate::api::workers::{beat, counts, spec, welcome};
+use crate::api::reports::Reading;
+use crate::api::tasks::{MAX_REPORTS, Told, news_of};
+use crate::api::workers::{beat, enrol, says, welcome};
 use crate::api::{Api, stopped, words};
 
 /// Room that a worker can have at a time.
@@ -57,7 +59,7 @@ struct Done {
     /// Those that were the last on their task.
     last: Vec<(usize, TaskId)>,
     waiting: Option<Waiting>,
-    news: Result<News, Failure>,
+    told: Result<Told, Failure>,
 }
 
 impl Session<'_> {
@@ -69,7 +71,7 @@ impl Session<'_> {
         let engine = api.engine();
         // Listened to from before the first task on, so that no end is missed.
         let (changes, drains) = (engine.changes(), engine.drains());
-        let record = engine.register_worker(&ns, spec(hello)?).await?;
+        let record = enrol(engine, &ns, hello).await?;
         let mut session = Session {
             api,
             worker: record.id.clone(),
@@ -141,7 +143,7 @@ impl Session<'_> {
                     look_at = self.held.has_changed().then(|| Instant::now() + LOOK_AFTER);
                 }
                 changed = drains.changed() => {
-                    if changed.is_ok() && self.engine().worker(&self.ns, &self.worker).await?.is_some_and(|worker| worker.draining) {
+                    if changed.is_ok() && !self.draining && self.engine().worker(&self.ns, &self.worker).await?.is_some_and(|worker| worker.draining) {
                         self.drain();
                         wire.send(&FromServer::Beat { beat: Beat { drain: true, ..Beat::default() } }).await?;
                     }
@@ -149,6 +151,11 @@ impl Session<'_> {
                 _ = pings.tick() => {
                     if self.heard_at.elapsed() > 2 * lease {
                         return Err(Failure::new(Code::Timeout, "nothing was heard for two leases").into());
+                    }
+                    if self.heard_at.elapsed() <= lease
+                        && let Err(error) = self.engine().seen(&self.ns, &self.worker, None).await
+                    {
+                        tracing::debug!("a sign of life was not noted: {error}");
                     }
                     wire.ping().await?;
                 }
@@ -182,7 +189,11 @@ impl Session<'_> {
             FromWorker::Heartbeat { beat } => self.beat(wire, beat).await,
             FromWorker::Drain => {
                 self.drain();
-                Ok(())
+                match self.engine().drain_worker(&self.ns, &self.worker).await {
+                    // It has left, or was told to: nothing shows it any more.
+                    Ok(_) | Err(EngineError::NotFound { .. }) => Ok(()),
+                    Err(error) => Err(error.into()),
+                }
             }
         }
     }
@@ -202,9 +213,12 @@ impl Session<'_> {
             return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one message")).into());
         }
         let mut reading = Reading::new(reports);
-        let code = reading.code_tasks();
+        let mut code = std::mem::take(&mut reading.code);
+        for (token, of_task) in &mut code {
+            of_task.seen = of_task.seen.or(self.held.seen(TaskId { run: token.run, fence: token.fence }));
+        }
         let reports = std::mem::take(&mut reading.reports);
-        let ends = reports.iter().enumerate().filter(|(_, report)| is_last(&report.op));
+        let ends = reports.iter().enumerate().filter(|(_, report)| report.is_last());
         let last = ends.map(|(at, report)| (at, TaskId { run: report.token.run, fence: report.token.fence })).collect();
         let rides = self.claim.is_none() && self.credits > 0 && !self.draining;
         let claim = rides.then(|| self.wanted());
@@ -212,8 +226,8 @@ impl Session<'_> {
         let reporting = async move {
             let (reported, waiting) = engine.report_and_ask(&ns, reports, claim).await?;
             engine.seen(&ns, &worker, None).await?;
-            let news = news_of(&engine, &ns, &code).await;
-            Ok(Done { id, reading, reported, last, waiting, news })
+            let told = news_of(&engine, &ns, &code, &reported).await;
+            Ok(Done { id, reading, reported, last, waiting, told })
         };
         self.reporting = Some(reporting.boxed());
         Ok(())
@@ -221,12 +235,17 @@ impl Session<'_> {
 
     async fn reported(&mut self, wire: &mut Wire, done: Done) -> Result<(), Cut> {
         for (at, task) in done.last {
-            if !matches!(done.reported.get(at), Some(Reported::Answer(eddyline_machine::Answer::Invalid(_)))) {
+            if !matches!(
+                done.reported.get(at),
+                Some(Reported::Answer { answer: eddyline_machine::Answer::Invalid(_), .. })
+            ) {
                 self.held.remove(task);
             }
         }
         let outcomes = done.reading.outcomes(done.reported, &self.engine().config().hooks);
-        wire.feed(&FromServer::Reported { id: done.id, outcomes, news: done.news? }).await?;
+        let Told { news, up_to } = done.told?;
+        up_to.into_iter().for_each(|(task, n)| self.held.told(task, n));
+        wire.feed(&FromServer::Reported { id: done.id, outcomes, news }).await?;
         if let Some(waiting) = done.waiting {
             let mut claim = waiting.part(CLAIM_FOR).boxed();
             // What the same commit gave out is here by now, and goes with the same write.
@@ -268,10 +287,15 @@ impl Session<'_> {
         Ok(())
     }
 
-    async fn beat(&mut self, wire: &mut Wire, asked: Heartbeat) -> Result<(), Cut> {
-        let known = self.engine().seen(&self.ns, &self.worker, Some(counts(&asked))).await?;
-        let (beat, _) = beat(self.engine(), &self.ns, &self.worker, &asked, known.as_ref()).await?;
-        self.forget(&beat);
+    async fn beat(&mut self, wire: &mut Wire, mut asked: Heartbeat) -> Result<(), Cut> {
+        let known = self.engine().seen(&self.ns, &self.worker, Some(says(&asked))).await?;
+        for id in &asked.tasks {
+            if let Some(seen) = TaskId::parse(id).and_then(|task| self.held.seen(task)) {
+                asked.seen.entry(id.clone()).or_insert(seen);
+            }
+        }
+        let beat = beat(self.engine(), &self.ns, &self.worker, &asked, known.as_ref()).await?;
+        self.note(&beat);
         if beat.drain && !self.draining {
             self.drain();
         }
@@ -295,24 +319,30 @@ impl Session<'_> {
             match holding {
                 Holding::Lost => beat.lost.push(task.to_string()),
                 Holding::Cancelled => beat.cancel.push(task.to_string()),
-                Holding::Held => {
-                    let Some(seen) = self.held.seen(*task) else { continue };
+                Holding::Held { memo } => {
+                    let Some(seen) = self.held.seen(*task).or(memo) else { continue };
                     let news = self.engine().memo_of(&self.ns, *task, Some(seen)).await?.unwrap_or_default();
                     if !news.is_empty() {
-                        self.held.told(*task, &news);
                         beat.news.insert(task.to_string(), news);
                     }
                 }
             }
         }
-        self.forget(&beat);
+        self.note(&beat);
         if beat == Beat::default() {
             return Ok(());
         }
         wire.send(&FromServer::Beat { beat }).await
     }
 
-    fn forget(&mut self, beat: &Beat) {
+    /// What the worker knows once it has heard this.
+    fn note(&mut self, beat: &Beat) {
+        for (id, entries) in &beat.news {
+            let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
+            if let (Some(task), Some(newest)) = (TaskId::parse(id), newest) {
+                self.held.told(task, newest);
+            }
+        }
         for task in beat.lost.iter().chain(&beat.cancel).filter_map(|task| TaskId::parse(task)) {
             self.held.remove(task);
         }

@@ -100,10 +100,10 @@ impl World<'_> {
         same("the answer to a change of documents", &answers[0], &answers[1])
     }
 
-    pub async fn extend(&mut self, worker: &str, leases: &[Lease], lease_ms: Millis) -> Same {
-        self.tell(format!("  {worker} extends {leases:?} by {lease_ms}"));
-        let expected = self.drive.store.extend(&self.drive.ns, worker, leases, lease_ms).await.unwrap();
-        let found = self.subject.extend(&self.drive.ns, worker, leases, lease_ms).await.unwrap();
+    pub async fn extend(&mut self, worker: Option<&str>, leases: &[Lease]) -> Same {
+        self.tell(format!("  {worker:?} extends {leases:?}"));
+        let expected = self.drive.store.extend(&self.drive.ns, worker, leases).await.unwrap();
+        let found = self.subject.extend(&self.drive.ns, worker, leases).await.unwrap();
         for extended in &expected {
             match extended {
                 Extended::Lost => self.reach("lost"),

@@ -1,0 +1,278 @@
+//! What workers say of themselves and of their tasks, to the letter.
+
+use eddyline_protocol::Span;
+use eddyline_server::ServeArgs;
+use serde_json::{Value, json};
+
+use crate::client::{Reply, Rig, args};
+
+async fn heartbeat(rig: &Rig, worker: &str, body: Value) -> Reply {
+    rig.post(&format!("/v1/workers/{worker}/heartbeat"), body).await
+}
+
+/// Reports on a task, and the whole answer.
+async fn report(rig: &Rig, task: &Value, ops: &[Value]) -> Value {
+    let reports: Vec<Value> = ops
+        .iter()
+        .map(|op| {
+            let mut report = op.clone();
+            (report["task_id"], report["token"]) = (task["task_id"].clone(), task["token"].clone());
+            report
+        })
+        .collect();
+    rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": reports})).await.body
+}
+
+#[tokio::test]
+async fn a_heartbeat_brings_news_of_a_code_run_since_its_claim() {
+    let rig = Rig::start().await;
+    rig.flow("job", "code: true").await;
+    rig.run("job", json!(1)).await;
+    let task = rig.claim("w").await;
+    let id = task["task_id"].as_str().unwrap();
+    let beat = heartbeat(&rig, "w", json!({"tasks": [id]})).await;
+    assert_eq!((beat.status, &beat.body["news"]), (200, &json!({})));
+    report(&rig, &task, &[json!({"op": "call", "name": "embed", "handler": "embed"})]).await;
+    let call = rig.claim("v").await;
+    assert_eq!(rig.report(&call, json!({"op": "complete", "output": 7})).await["outcome"], "applied");
+    let beat = heartbeat(&rig, "w", json!({"tasks": [id]})).await;
+    assert_eq!(beat.body["news"][id]["embed"]["output"], 7, "{}", beat.body);
+    let n = beat.body["news"][id]["embed"]["n"].clone();
+    let beat = heartbeat(&rig, "w", json!({"tasks": [id], "seen": {id: n}})).await;
+    assert_eq!(beat.body["news"], json!({}), "beyond what the worker has there is nothing");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn the_answer_to_reports_tells_neither_what_they_say_nor_what_was_seen() {
+    let rig = Rig::start().await;
+    rig.flow("job", "code: true").await;
+    rig.run("job", json!(1)).await;
+    let task = rig.claim("w").await;
+    let id = task["task_id"].as_str().unwrap();
+    let told = report(&rig, &task, &[json!({"op": "step", "seq": 1, "name": "a", "output": 1})]).await;
+    assert_eq!((&told["outcomes"][0]["outcome"], &told["news"]), (&json!("applied"), &json!({})));
+    let told = report(&rig, &task, &[json!({"op": "step", "seq": 2, "name": "b", "output": 2})]).await;
+    let names: Vec<&String> = told["news"][id].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["a"], "of another request, and nobody said that it was seen");
+    let seen = told["news"][id]["a"]["n"].clone();
+    let told = report(&rig, &task, &[json!({"op": "step", "seq": 3, "name": "c", "output": 3, "seen": seen})]).await;
+    let names: Vec<&String> = told["news"][id].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["b"]);
+    // Who says what is known already gets what it came to.
+    let told = report(&rig, &task, &[json!({"op": "step", "seq": 4, "name": "a", "output": "another"})]).await;
+    assert_eq!((&told["outcomes"][0]["duplicate"], &told["news"][id]["a"]["output"]), (&json!(true), &json!(1)));
+    let told = report(&rig, &task, &[json!({"op": "complete", "seq": 5})]).await;
+    assert_eq!((&told["outcomes"][0]["outcome"], &told["news"]), (&json!("applied"), &json!({})));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn any_text_names_a_claim_and_the_same_text_of_others_names_another() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    for n in 0..3 {
+        rig.run("f", json!(n)).await;
+    }
+    let claim = async |worker: &str| {
+        let ask = json!({"worker_id": worker, "request_id": "r1", "wait_ms": 20_000});
+        rig.post("/v1/tasks/claim", ask).await.body["tasks"][0]["task_id"].clone()
+    };
+    let (ann, bob) = (claim("ann").await, claim("bob").await);
+    assert!(ann.is_string() && bob.is_string() && ann != bob);
+    assert_eq!((claim("ann").await, claim("bob").await), (ann, bob));
+    let other = rig.header("eddyline-namespace", "other");
+    assert_eq!(
+        other.post("/v1/tasks/claim", json!({"worker_id": "ann", "request_id": "r1"})).await.body,
+        json!({"tasks": []})
+    );
+    for (text, status) in [("ü".repeat(200), 200), ("x".repeat(201), 400), (String::new(), 400)] {
+        assert_eq!(rig.post("/v1/tasks/claim", json!({"max": 0, "request_id": text})).await.status, status);
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_never_registered_is_told_what_became_of_each_of_its_tasks() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let task = rig.claim("passer-by").await;
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    let tasks = json!([task["task_id"], "nonsense", "0198c0de-0000-7000-8000-000000000000.1"]);
+    let beat = heartbeat(&rig, "passer-by", json!({ "tasks": tasks })).await;
+    assert_eq!((beat.status, &beat.body["cancel"]), (200, &json!([task["task_id"]])));
+    assert_eq!(beat.body["lost"], json!(["nonsense", "0198c0de-0000-7000-8000-000000000000.1"]));
+    assert_eq!(heartbeat(&rig, "nobody", json!({})).await.status, 404, "neither registered nor with a task");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn counters_that_a_heartbeat_leaves_out_stay() {
+    let rig = Rig::start().await;
+    let id = rig.post("/v1/workers", json!({})).await.text("worker_id");
+    heartbeat(&rig, &id, json!({"completed": 4, "failed": 2})).await;
+    heartbeat(&rig, &id, json!({"tasks": ["nonsense"]})).await;
+    heartbeat(&rig, &id, json!({"failed": 3})).await;
+    let listed = rig.get("/v1/workers").await;
+    let mine = &listed.items()[0];
+    assert_eq!((&mine["completed"], &mine["failed"], &mine["tasks"]), (&json!(4), &json!(3), &json!(0)));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_is_online_while_its_claim_waits() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
+    let id = rig.post("/v1/workers", json!({})).await.text("worker_id");
+    let (client, worker) = (rig.client.clone(), id.clone());
+    let claim = tokio::spawn(async move {
+        client.post("/v1/tasks/claim", json!({"worker_id": worker, "wait_ms": 1_800})).await.status
+    });
+    // Twice as long as it takes to be offline.
+    while !claim.is_finished() {
+        assert_eq!(rig.get("/v1/workers").await.items()[0]["status"], "online");
+    }
+    assert_eq!(claim.await.unwrap(), 200);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_brings_its_code_flows_along() {
+    let rig = Rig::start().await;
+    rig.flow("steps", "steps: {a: {run: a}}").await;
+    rig.flow("mine", "{code: true, timeout: 5m}").await;
+    let register = async |flows: Value| rig.post("/v1/workers", json!({"queues": ["slow"], "flows": flows})).await;
+    let definition = async |name: &str| rig.get(&format!("/v1/flows/{name}")).await.body["definition"].clone();
+    assert_eq!(register(json!(["new", "mine", "steps"])).await.status, 201);
+    assert_eq!(definition("new").await, json!({"name": "new", "code": true, "queue": "slow"}));
+    assert_eq!(definition("mine").await["queue"], json!(null), "what is there is left alone");
+    assert_eq!(rig.get("/v1/flows/steps").await.body["kind"], "graph");
+    assert_eq!(register(json!({"built": "b7"})).await.status, 201);
+    assert_eq!(definition("built").await["code"], true);
+    let whole = json!([{"name": "mine", "build": "b7", "timeout": "1m", "queue": "fast"}, "new"]);
+    assert_eq!(register(whole.clone()).await.status, 201);
+    let version = rig.get("/v1/flows/mine").await.text("version");
+    assert_eq!(definition("mine").await["queue"], "fast");
+    assert_eq!(register(whole).await.status, 201);
+    assert_eq!(rig.get("/v1/flows/mine").await.text("version"), version, "the same is the same version");
+    assert_eq!(register(json!([{"name": "steps", "timeout": "1m"}])).await.status, 409);
+
+    let wrong = register(json!([{"name": "a b"}, {"name": "x", "timout": "1m"}, "good"])).await;
+    let details = wrong.body["error"]["details"].as_array().unwrap();
+    let paths: Vec<&str> = details.iter().filter_map(|problem| problem["path"].as_str()).collect();
+    assert_eq!((wrong.status, paths), (422, vec!["flows.a b.name", "flows.x.timout"]));
+    for flows in [json!(5), json!([5]), json!([{"build": "b"}])] {
+        let wrong = register(flows).await;
+        assert_eq!(wrong.status, 400);
+        assert!(wrong.body["error"]["message"].as_str().unwrap().contains("expected the code flows"), "{}", wrong.body);
+    }
+    // Runs of what it brought reach it.
+    rig.run("new", json!(1)).await;
+    let worker = register(json!(["new"])).await.text("worker_id");
+    assert_eq!(rig.claim(&worker).await["handler"], "new");
+    // A worker of the default queue says nothing of queues.
+    rig.post("/v1/workers", json!({"flows": ["plain"]})).await;
+    assert_eq!(definition("plain").await, json!({"name": "plain", "code": true}));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_key_of_a_worker_is_enough_to_bring_code_flows() {
+    let rig = Rig::with_keys().await;
+    let key = rig.post("/v1/keys", json!({"name": "w", "scopes": ["worker"]})).await.text("key");
+    assert_eq!(rig.with_key(&key).post("/v1/workers", json!({"flows": ["job"]})).await.status, 201);
+    assert_eq!(rig.get("/v1/flows/job").await.body["kind"], "code");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn reports_that_name_no_task_are_each_told_what_is_wrong() {
+    let rig = Rig::start().await;
+    let reports = json!(["x", 5, null, [], {}, {"op": "complete"}]);
+    let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": reports})).await;
+    for outcome in reply.body["outcomes"].as_array().unwrap() {
+        assert_eq!(outcome["outcome"], "invalid", "{outcome}");
+        let message = outcome["message"].as_str().unwrap();
+        assert!(message.contains("a report is an object") || message == "`task_id` is missing", "{message}");
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_is_published_under_a_name_that_events_can_have() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    for name in ["", "a b", "ö", "a/b", "x".repeat(129).as_str()] {
+        let said = rig.report(&task, json!({"op": "publish", "name": name})).await;
+        assert_eq!(said["outcome"], "invalid", "{name}");
+        assert!(said["message"].as_str().unwrap().contains("name"), "{said}");
+    }
+    assert_eq!(rig.report(&task, json!({"op": "publish", "name": "paid.in_full-1"})).await["outcome"], "applied");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_failure_that_says_little_is_still_one_that_people_understand() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, retry: {attempts: 1}}}").await;
+    for (said, kind, message) in [
+        (json!({}), "Error", "failed without saying why"),
+        (json!({"error": null}), "Error", "failed without saying why"),
+        (json!({"error": "out of paper"}), "Error", "out of paper"),
+        (json!({"error": {"kind": "Jam"}}), "Jam", "failed without saying why"),
+    ] {
+        let run = rig.run("f", json!(1)).await;
+        let task = rig.claim("w").await;
+        let mut op = said.clone();
+        op["op"] = json!("fail");
+        assert_eq!(rig.report(&task, op).await["outcome"], "applied", "{said}");
+        let error = rig.get(&format!("/v1/runs/{run}")).await.body["error"].clone();
+        assert_eq!((&error["kind"], &error["message"]), (&json!(kind), &json!(message)), "{said}");
+    }
+    rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    let said = rig.report(&task, json!({"op": "fail", "error": 5})).await;
+    assert_eq!(said["outcome"], "invalid");
+    assert!(said["message"].as_str().unwrap().starts_with("expected an error: an object"), "{said}");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_beside_reports_looks_where_it_says() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, queue: fast}, b: {run: b, queue: slow}}").await;
+    rig.run("f", json!(1)).await;
+    let asked = json!({"worker_id": "w", "reports": [], "claim": {"max": 5, "wait_ms": 20_000, "queues": ["slow"]}});
+    let reply = rig.post("/v1/tasks/report", asked).await;
+    let steps: Vec<&Value> = reply.body["tasks"].as_array().unwrap().iter().map(|task| &task["step"]).collect();
+    assert_eq!(steps, ["b"]);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_payload_near_its_limit_is_taken_with_a_warning() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, emits: [told]}}").await;
+    rig.flow("job", "code: true").await;
+    rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    let large = "x".repeat(1 << 20);
+    let said = rig.report(&task, json!({"op": "emit", "event": "told", "payload": "small"})).await;
+    assert_eq!((&said["outcome"], &said["warning"]), (&json!("applied"), &json!(null)));
+    let said = rig.report(&task, json!({"op": "publish", "name": "e", "payload": large})).await;
+    assert_eq!(said["outcome"], "applied");
+    assert!(said["warning"].as_str().unwrap().starts_with("the payload has 1048578 bytes"), "{said}");
+    let said = rig.report(&task, json!({"op": "complete", "output": "x".repeat(2 << 20)})).await;
+    assert_eq!((&said["outcome"], &said["warning"]), (&json!("invalid"), &json!(null)));
+    let emits = json!([{"event": "told", "payload": large}]);
+    let said = rig.report(&task, json!({"op": "complete", "output": 1, "emits": emits})).await;
+    assert!(said["warning"].as_str().unwrap().starts_with("the payload of told has"), "{said}");
+
+    rig.run("job", json!(1)).await;
+    let task = rig.claim("w").await;
+    let said = rig.report(&task, json!({"op": "step", "name": "a", "output": large})).await;
+    assert!(said["warning"].as_str().unwrap().starts_with("the output has"), "{said}");
+    rig.server.stop().await;
+}
