@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use eddyline_machine::{ActId, Body, Data, Numbered, RunId};
-use eddyline_store::{Fed, Feed, Hints, Namespace, Page, Summary};
+use eddyline_store::{Fed, Feed, Namespace, Page, Summary};
 use serde_json::Value;
 
 use crate::engine::Engine;
@@ -78,11 +78,6 @@ impl Engine {
             runs.extend(self.instance.store.summary(run).await?);
         }
         Ok(runs)
-    }
-
-    /// Hints of what changes from now on.
-    pub fn changes(&self) -> Hints {
-        self.instance.store.watch()
     }
 
     /// The public names of activations; their numbers where the run is no longer kept.

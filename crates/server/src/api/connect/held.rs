@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use eddyline_engine::{Assignment, TaskId};
+use eddyline_engine::{Assignment, Attention, Seen, TaskId};
 use eddyline_machine::{Fence, RunId, TaskKind};
-use eddyline_store::Change;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Held {
+    attention: Attention,
     runs: BTreeMap<RunId, BTreeMap<Fence, Of>>,
     /// Runs of which something has changed since they were looked at.
     changed: BTreeSet<RunId>,
@@ -25,17 +25,28 @@ enum Of {
 }
 
 impl Held {
+    pub fn new(attention: Attention) -> Held {
+        Held { attention, runs: BTreeMap::new(), changed: BTreeSet::new(), ended: BTreeSet::new() }
+    }
+
     pub fn add(&mut self, task: &Assignment) {
         let of = match task.kind {
             TaskKind::Step => Of::Step,
             TaskKind::Run => Of::Run { seen: highest(task.memo.as_ref()) },
         };
-        self.runs.entry(task.run).or_default().insert(task.token.fence, of);
+        self.of_run(task.run).insert(task.token.fence, of);
     }
 
     /// A task from an earlier connection.
     pub fn add_again(&mut self, task: TaskId) {
-        self.runs.entry(task.run).or_default().entry(task.fence).or_insert(Of::Step);
+        self.of_run(task.run).entry(task.fence).or_insert(Of::Step);
+    }
+
+    /// It is looked after a run from now on. What became of it before, since the task was claimed, is not known.
+    fn of_run(&mut self, run: RunId) -> &mut BTreeMap<Fence, Of> {
+        self.attention.add(run);
+        self.changed.insert(run);
+        self.runs.entry(run).or_default()
     }
 
     pub fn remove(&mut self, task: TaskId) {
@@ -43,6 +54,7 @@ impl Held {
             of_run.remove(&task.fence);
             if of_run.is_empty() {
                 self.runs.remove(&task.run);
+                self.attention.remove(task.run);
                 self.changed.remove(&task.run);
             }
         }
@@ -52,20 +64,15 @@ impl Held {
         self.runs.keys().flat_map(|run| self.of(*run)).collect()
     }
 
-    pub fn note(&mut self, change: &Change) {
-        if let Change::Run { run, ended } = change
-            && self.runs.contains_key(run)
-        {
-            self.changed.insert(*run);
-            if *ended {
-                self.ended.insert(*run);
+    /// Takes note of what becomes of the runs, as soon as something does.
+    pub async fn notice(&mut self) {
+        match self.attention.changed().await {
+            Seen::Changed(runs) => {
+                self.ended.extend(runs.iter().filter(|(_, ended)| **ended).map(|(run, _)| *run));
+                self.changed.extend(runs.into_keys());
             }
+            Seen::Missed => self.changed.extend(self.runs.keys()),
         }
-    }
-
-    /// Hints were lost: anything may have changed.
-    pub fn note_all(&mut self) {
-        self.changed.extend(self.runs.keys());
     }
 
     pub fn has_changed(&self) -> bool {

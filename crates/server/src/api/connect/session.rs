@@ -7,7 +7,7 @@ use eddyline_engine::{
     Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, Result as EngineResult, TaskId, Waiting,
 };
 use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, RegisterWorker, Task};
-use eddyline_store::{Heard as Hint, Hints, Namespace, Offer};
+use eddyline_store::{Namespace, Offer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use serde_json::Value;
@@ -69,8 +69,7 @@ impl Session<'_> {
             Err(_) => return Err(Failure::new(Code::Timeout, "a worker says hello first").into()),
         };
         let engine = api.engine();
-        // Listened to from before the first task on, so that no end is missed.
-        let (changes, drains) = (engine.changes(), engine.drains());
+        let drains = engine.drains();
         let record = enrol(engine, &ns, hello).await?;
         let mut session = Session {
             api,
@@ -78,7 +77,7 @@ impl Session<'_> {
             queues: record.spec.queues.clone(),
             offer: Arc::new(record.spec.offer.clone()),
             ns,
-            held: Held::default(),
+            held: Held::new(engine.attention()),
             credits: 0,
             draining: false,
             heard_at: Instant::now(),
@@ -87,7 +86,7 @@ impl Session<'_> {
         };
         session.take_up(tasks).await?;
         wire.send(&FromServer::Welcome { worker: welcome(engine, record.id) }).await?;
-        let ended = session.run(wire, changes, drains).await;
+        let ended = session.run(wire, drains).await;
         let lease = Duration::from_millis(u64::try_from(engine.config().lease_ms).unwrap_or(0));
         api.left().put(&session.ns, &session.worker, session.held.all(), lease);
         ended
@@ -102,7 +101,7 @@ impl Session<'_> {
         Ok(self.engine().release(&self.ns, &self.worker, &lost).await?)
     }
 
-    async fn run(&mut self, wire: &mut Wire, mut changes: Hints, mut drains: watch::Receiver<()>) -> Result<(), Cut> {
+    async fn run(&mut self, wire: &mut Wire, mut drains: watch::Receiver<()>) -> Result<(), Cut> {
         let lease = Duration::from_millis(u64::try_from(self.engine().config().lease_ms).unwrap_or(1).max(3));
         let mut pings = tokio::time::interval(lease / 3);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -110,6 +109,9 @@ impl Session<'_> {
         let mut stopping = self.api.stopping();
         loop {
             self.ask();
+            if self.held.has_changed() {
+                look_at.get_or_insert_with(|| Instant::now() + LOOK_AFTER);
+            }
             tokio::select! {
                 heard = wire.hear(), if self.reporting.is_none() => {
                     self.heard_at = Instant::now();
@@ -125,22 +127,14 @@ impl Session<'_> {
                     self.claim = None;
                     self.push(wire, part?).await?;
                 }
-                heard = changes.next() => {
-                    match heard {
-                        Some(Hint::Changes(changes)) => changes.iter().for_each(|change| self.held.note(change)),
-                        Some(Hint::Missed) => self.held.note_all(),
-                        None => return Err(Cut::Gone),
-                    }
+                () = self.held.notice() => {
                     if self.reporting.is_none() {
                         self.tell_ended(wire).await?;
-                    }
-                    if self.held.has_changed() {
-                        look_at.get_or_insert_with(|| Instant::now() + LOOK_AFTER);
                     }
                 }
                 () = tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && self.reporting.is_none() => {
                     self.look(wire).await?;
-                    look_at = self.held.has_changed().then(|| Instant::now() + LOOK_AFTER);
+                    look_at = None;
                 }
                 changed = drains.changed() => {
                     if changed.is_ok() && !self.draining && self.engine().worker(&self.ns, &self.worker).await?.is_some_and(|worker| worker.draining) {
