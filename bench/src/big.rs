@@ -41,7 +41,7 @@ pub async fn opened(dir: &Path) -> Result<Row, Failed> {
     let ns = Namespace::default();
     let engine = Engine::start(store.clone(), Config::default());
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let filter = RunFilter { status: Some(Status::Completed), ..RunFilter::default() };
+    let filter = RunFilter { status: vec![Status::Completed], ..RunFilter::default() };
     let runs = store.count_runs(&ns, &filter).await?;
     let newest = store.runs(Some(&ns), &RunFilter::default(), Default::default()).await?;
     let records: u64 = newest.first().map_or(0, |run| run.records) * runs;

@@ -1,7 +1,7 @@
 //! What people do to a run.
 
 use eddyline_machine::run::{Phase, Reused, Run};
-use eddyline_machine::{ActId, Answer, Data, Failure, Input, OpenedBy, RunId, Start, StepAct, ValueId, decide};
+use eddyline_machine::{ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, StepAct, ValueId, decide};
 use eddyline_store::{GateFilter, GateRow, Namespace, Page, Store, Trim};
 use serde_json::Value;
 
@@ -62,14 +62,21 @@ impl Engine {
     }
 
     /// A new run that takes over what completed and runs the rest again. The old one must have failed or been cancelled.
-    pub async fn retry(&self, ns: &Namespace, run: RunId) -> Result<RunId> {
+    pub async fn retry(&self, ns: &Namespace, run: RunId, by: &str) -> Result<RunId> {
         let (flow, old) = self.ended(ns, run).await?;
         let reuse = decide::retry(&flow.flow, &old);
-        self.again(ns, &old, flow, reuse, None).await
+        self.again(ns, &old, flow, Again::Retry { by: by.to_owned() }, reuse, None).await
     }
 
     /// A new run that runs again from a top-level step on, with another input where one is given.
-    pub async fn rerun(&self, ns: &Namespace, run: RunId, from: Option<&str>, input: Option<Value>) -> Result<RunId> {
+    pub async fn rerun(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        by: &str,
+        from: Option<&str>,
+        input: Option<Value>,
+    ) -> Result<RunId> {
         let (flow, old) = self.ended(ns, run).await?;
         let mut reuse = match from {
             Some(from) => decide::rerun(&flow.flow, &old, from).map_err(EngineError::invalid)?,
@@ -79,7 +86,8 @@ impl Engine {
             // Items of an unfinished spread are known by their index alone, and the list may be another one now.
             reuse.retain(|reused| !reused.activation.contains('['));
         }
-        self.again(ns, &old, flow, reuse, input).await
+        let again = Again::Rerun { by: by.to_owned(), from: from.map(str::to_owned) };
+        self.again(ns, &old, flow, again, reuse, input).await
     }
 
     /// Deletes a run that has ended, for good.
@@ -136,6 +144,7 @@ impl Engine {
         ns: &Namespace,
         old: &Run,
         flow: std::sync::Arc<crate::Registered>,
+        again: Again,
         reuse: Vec<Reused>,
         input: Option<Value>,
     ) -> Result<RunId> {
@@ -163,6 +172,7 @@ impl Engine {
             priority: header.priority,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
             retry_of: Some(run),
+            again: Some(again),
             reuse,
             ..Start::default()
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use eddyline_machine::memo::MemoState;
-use eddyline_machine::run::{End, MemoKind};
+use eddyline_machine::run::{End, Header, MemoKind};
 use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, ValueId};
 use eddyline_store::{Claimed, Found, Store};
 use serde_json::{Map, Value, json};
@@ -18,9 +18,26 @@ use crate::token::TaskToken;
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub claimed: Claimed,
-    /// The run's input and the version of its flow.
-    about: Option<(Data, String)>,
+    about: Option<About>,
     values: Vec<(ValueId, Data)>,
+}
+
+/// What its run says of every task.
+#[derive(Debug)]
+struct About {
+    input: Data,
+    version: String,
+    traceparent: Option<String>,
+}
+
+impl About {
+    fn of(header: &Header) -> About {
+        About {
+            input: header.input.clone().unwrap_or_else(Data::null),
+            version: header.flow_version.clone(),
+            traceparent: header.traceparent.clone(),
+        }
+    }
 }
 
 /// A task with everything that a handler needs.
@@ -44,6 +61,8 @@ pub struct Assignment {
     pub deadline: Option<Millis>,
     /// Of a code run: what it remembers, by name.
     pub memo: Option<Map<String, Value>>,
+    /// The trace that its run is part of, as W3C writes it.
+    pub traceparent: Option<String>,
     /// About how many bytes its inputs have.
     pub bytes: usize,
 }
@@ -51,13 +70,12 @@ pub struct Assignment {
 impl Handed {
     pub fn new(hot: Option<&Hot>, claimed: Claimed) -> Handed {
         let Some(hot) = hot else { return Handed { claimed, about: None, values: Vec::new() } };
-        let header = &hot.run.header;
-        let input = header.input.clone().unwrap_or_else(Data::null);
+        let about = About::of(&hot.run.header);
         let mut values = Vec::new();
-        for data in [Some(&claimed.task.input), claimed.task.gate.as_ref(), Some(&input)].into_iter().flatten() {
+        for data in [Some(&claimed.task.input), claimed.task.gate.as_ref(), Some(&about.input)].into_iter().flatten() {
             gather(data, &hot.run, &mut values);
         }
-        Handed { claimed, about: Some((input, header.flow_version.clone())), values }
+        Handed { claimed, about: Some(about), values }
     }
 
     /// The same, to be assembled, with the claim left here.
@@ -68,10 +86,10 @@ impl Handed {
     /// Puts everything together, reading what is not at hand.
     pub async fn assemble(mut self, store: &dyn Store, flows: &Flows) -> Result<Assignment> {
         let run = self.claimed.run;
-        let (run_input, version) = match self.about.take() {
+        let About { input: run_input, version, traceparent } = match self.about.take() {
             Some(about) => about,
             None => match store.summary(run).await? {
-                Some(summary) => (summary.header.input.unwrap_or_else(Data::null), summary.header.flow_version),
+                Some(summary) => About::of(&summary.header),
                 None => return Err(EngineError::no_run(run)),
             },
         };
@@ -103,6 +121,7 @@ impl Handed {
                 None => None,
             },
             memo,
+            traceparent,
             bytes,
         })
     }

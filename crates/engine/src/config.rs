@@ -7,7 +7,7 @@ use eddyline_machine::Millis;
 
 /// A payload takes at most this many bytes as JSON.
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
-/// From so many on, whoever reports it is warned.
+/// From this many on whoever sends it is warned.
 pub const LARGE_PAYLOAD_BYTES: usize = 1 << 20;
 /// What is put together from many payloads, such as the input of a step after a spread, takes at most this many.
 pub const MAX_INPUT_BYTES: usize = 12 << 20;

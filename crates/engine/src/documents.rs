@@ -27,6 +27,19 @@ impl Instance {
         Ok(self.store.documents(Some(ns), &filter, limit).await?)
     }
 
+    /// How many documents of a kind there are.
+    pub(crate) async fn count_documents(&self, ns: &Namespace, kind: &str) -> Result<u64> {
+        let (mut count, mut after) = (0, None);
+        loop {
+            let page = self.documents(ns, kind, after, MAX_PAGE).await?;
+            count += page.len() as u64;
+            if page.len() < MAX_PAGE {
+                return Ok(count);
+            }
+            after = page.into_iter().next_back().map(|last| last.key.id);
+        }
+    }
+
     pub(crate) async fn all_documents(&self, ns: &Namespace, kind: &str) -> Result<Vec<Document>> {
         let mut all: Vec<Document> = Vec::new();
         loop {

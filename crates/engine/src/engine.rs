@@ -16,7 +16,7 @@ use crate::committer::{self, Committing, Driver};
 use crate::config::Config;
 use crate::error::{EngineError, Result};
 use crate::events::{Events, ensure_cursor, keep_events};
-use crate::flows::{Flows, Registered, Registration};
+use crate::flows::{Flows, Registered, Registration, current_version};
 use crate::inbox::Inbox;
 use crate::instance::Instance;
 use crate::lease_reaper::LeaseReaper;
@@ -117,7 +117,13 @@ impl Engine {
     /// A flow at a version, or at its current one.
     pub async fn flow(&self, ns: &Namespace, name: &str, version: Option<&str>) -> Result<Arc<Registered>> {
         let found = self.instance.flows.find(&*self.instance.store, ns, name, version).await?;
-        found.ok_or_else(|| EngineError::no_flow(name))
+        match (found, version) {
+            (Some(found), _) => Ok(found),
+            (None, Some(version)) if current_version(&*self.instance.store, ns, name).await?.is_some() => {
+                Err(EngineError::no_version(name, version))
+            }
+            (None, _) => Err(EngineError::no_flow(name)),
+        }
     }
 
     pub(crate) fn committing(&self) -> &Committing {

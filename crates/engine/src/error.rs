@@ -45,6 +45,11 @@ impl EngineError {
         EngineError::NotFound { what: "run", id: run.to_string() }
     }
 
+    pub(crate) fn no_version(flow: &str, version: &str) -> EngineError {
+        let shown: String = version.chars().take(80).collect();
+        EngineError::NotFound { what: "version", id: format!("{shown} of flow {flow}") }
+    }
+
     pub(crate) fn no_flow(name: &str) -> EngineError {
         EngineError::NotFound { what: "flow", id: name.to_owned() }
     }

@@ -4,6 +4,7 @@
 //! them. A gate is committed first as well, with a message to its own run that makes it look back over what was published
 //! before. Whichever of the two commits later sees the other, so an event and a gate made at the same moment always meet.
 
+use eddyline_machine::definition::wrong_name;
 use eddyline_machine::{
     ActId, Data, Due as Since, EventWait, GateChange, Input, Message, MessageBody, Millis, OpenedBy, RunId, Transition,
     canonical_json,
@@ -55,8 +56,8 @@ impl Engine {
         }
         let mut events = Vec::with_capacity(requests.len());
         for request in requests {
-            if request.name.is_empty() {
-                return Err(EngineError::invalid("an event has a name"));
+            if let Some(wrong) = wrong_name(&request.name) {
+                return Err(EngineError::invalid(format!("an event cannot have this name: {wrong}")));
             }
             events.push(NewEvent {
                 id: request.id.unwrap_or_else(|| self.instance.command().0.to_string()),

@@ -29,6 +29,10 @@ impl Engine {
         Ok(named.collect())
     }
 
+    pub async fn count_flows(&self, ns: &Namespace) -> Result<u64> {
+        self.instance.count_documents(ns, FLOW).await
+    }
+
     /// When a version was registered.
     pub async fn registered_at(&self, ns: &Namespace, name: &str, version: &str) -> Result<Option<Millis>> {
         Ok(self
@@ -42,7 +46,7 @@ impl Engine {
     pub async fn count_by_status(&self, ns: &Namespace, flow: &str) -> Result<[u64; Status::ALL.len()]> {
         let mut counts = [0; Status::ALL.len()];
         for (count, status) in counts.iter_mut().zip(Status::ALL) {
-            let filter = RunFilter { flow: Some(flow.to_owned()), status: Some(status), ..RunFilter::default() };
+            let filter = RunFilter { flow: Some(flow.to_owned()), status: vec![status], ..RunFilter::default() };
             *count = self.instance.store.count_runs(ns, &filter).await?;
         }
         Ok(counts)

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use eddyline_machine::definition::{self, Problem};
+use eddyline_machine::definition::{self, Parsed, Problem, Problems, SchemaFault};
 use eddyline_machine::flow::{Since, Waits};
 use eddyline_machine::{ActId, Flow, Millis, Run, StepId};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Namespace, Store,
 };
-use jsonschema::Validator;
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{ReferencingError, ValidationError, Validator};
 use serde_json::{Value, json};
 
 use crate::error::{EngineError, Result};
@@ -20,7 +21,7 @@ pub const FLOW: &str = "flow";
 pub const VERSION: &str = "version";
 /// Parsed definitions at hand.
 const AT_HAND: usize = 1_000;
-/// Problems of a payload that are told at once.
+/// Problems of a payload, or of a schema, that are told at once.
 const MAX_DETAILS: usize = 20;
 
 /// A flow with what is checked at its borders.
@@ -42,6 +43,11 @@ pub struct Registration {
     pub warnings: Vec<Problem>,
 }
 
+/// A text in JSON or YAML to a flow, its schemas checked as well: every problem at once, nothing unless there are none.
+pub fn parse_definition(name: Option<&str>, text: &str) -> std::result::Result<Parsed, Problems> {
+    definition::parse_checked(name, text, &schema_faults)
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     parsed: Mutex<HashMap<(Namespace, String), Arc<Registered>>>,
@@ -56,7 +62,7 @@ impl Flows {
         name: Option<&str>,
         text: &str,
     ) -> Result<Registration> {
-        let parsed = definition::parse_named(name, text).map_err(EngineError::Definition)?;
+        let parsed = parse_definition(name, text).map_err(EngineError::Definition)?;
         let flow = parsed.flow;
         let registered = Registered::new(flow)?;
         let (name, version) = (registered.flow.name.clone(), registered.flow.version.clone());
@@ -193,12 +199,44 @@ fn check(schema: &Validator, value: &Value) -> std::result::Result<(), Vec<Strin
     if details.is_empty() { Ok(()) } else { Err(details) }
 }
 
+/// What is wrong with a JSON Schema. What it could only be refused for when it is put to use, such as a reference to
+/// nowhere, is told once it has the right shape.
+fn schema_faults(schema: &Value) -> Vec<SchemaFault> {
+    let fault = |error: &ValidationError<'_>| SchemaFault {
+        path: error.instance_path().as_str().split('/').skip(1).map(unescaped).collect(),
+        message: wrong_with(error),
+    };
+    let shape = match jsonschema::meta::validator_for(schema) {
+        Ok(shape) => shape,
+        Err(error) => return vec![fault(&error)],
+    };
+    let faults: Vec<SchemaFault> = shape.iter_errors(schema).take(MAX_DETAILS).map(|error| fault(&error)).collect();
+    match jsonschema::validator_for(schema) {
+        Err(error) if faults.is_empty() => vec![fault(&error)],
+        _ => faults,
+    }
+}
+
+fn wrong_with(error: &ValidationError<'_>) -> String {
+    match error.kind() {
+        ValidationErrorKind::Referencing(ReferencingError::Unretrievable { uri, .. }) => {
+            format!("it refers to {uri}, and nothing is fetched from elsewhere")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// A key, from the way it is written in a JSON Pointer.
+fn unescaped(segment: &str) -> String {
+    segment.replace("~1", "/").replace("~0", "~")
+}
+
 fn compile(what: &str, schema: &Value) -> Result<Validator> {
     jsonschema::validator_for(schema)
         .map_err(|error| EngineError::invalid(format!("{what} is not a JSON Schema: {error}")))
 }
 
-async fn current_version(store: &dyn Store, ns: &Namespace, name: &str) -> Result<Option<String>> {
+pub(crate) async fn current_version(store: &dyn Store, ns: &Namespace, name: &str) -> Result<Option<String>> {
     let document = one(store, ns, FLOW, name).await?;
     Ok(document.and_then(|body| body["version"].as_str().map(str::to_owned)))
 }

@@ -2,7 +2,7 @@
 
 use eddyline_machine::record::GateId;
 use eddyline_machine::{ActId, RunId};
-use eddyline_store::{GateFilter, GateRow, Namespace, Page};
+use eddyline_store::{GateFilter, GateRow, MAX_PAGE, Namespace, Page};
 use uuid::Uuid;
 
 use crate::engine::Engine;
@@ -12,6 +12,19 @@ impl Engine {
     /// Open gates, oldest first; the position of the last one is where the next page begins.
     pub async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
         Ok(self.instance.store.gates(ns, filter, page).await?)
+    }
+
+    /// How many open gates there are.
+    pub async fn count_gates(&self, ns: &Namespace, filter: &GateFilter) -> Result<u64> {
+        let (mut count, mut after) = (0, None);
+        loop {
+            let found = self.gates(ns, filter, Page { after, limit: MAX_PAGE }).await?;
+            count += found.len() as u64;
+            after = found.last().map(|last| last.position);
+            if found.len() < MAX_PAGE {
+                return Ok(count);
+            }
+        }
     }
 
     /// The gate of a token, whatever its namespace: a webhook has nothing but its token.

@@ -45,7 +45,7 @@ pub use engine::Engine;
 pub use error::{EngineError, Result};
 pub use events::{MAX_EVENTS, PublishRequest};
 pub use flow_list::FlowName;
-pub use flows::{FLOW, Registered, Registration, VERSION};
+pub use flows::{FLOW, Registered, Registration, VERSION, parse_definition};
 pub use keys::KeyRecord;
 pub use queues::QueueInfo;
 pub use read::*;

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use eddyline_machine::explain::{WaitsFor, explain};
 use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
+use eddyline_machine::time::iso;
 use eddyline_machine::view::{AttemptView, RunView, StepView};
-use eddyline_machine::{Data, Failure, Millis, Numbered, RunId, Status};
+use eddyline_machine::{Data, Failure, Millis, Numbered, RunId, Status, TimerKind};
 use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -34,7 +35,7 @@ pub struct RunInfo {
     pub input: Option<Value>,
     pub output: Option<Value>,
     pub error: Option<Failure>,
-    /// Names of the events that it emitted, each once.
+    /// Names of the events that it emitted, each once, in the order of their first emits.
     pub emitted_events: Vec<String>,
     /// The activations that have not ended, with what they wait for.
     pub waiting_for: Vec<(String, WaitsFor)>,
@@ -81,8 +82,13 @@ impl Engine {
             Some(outcome) if rows.header.status().is_end() => self.outcome(run, outcome).await?,
             _ => (None, None),
         };
-        let waiting_for =
+        let mut waiting_for: Vec<(String, WaitsFor)> =
             explain(&flow.flow, &rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
+        for (_, waits_for) in &mut waiting_for {
+            if let WaitsFor::Delay { until } = waits_for {
+                *until = self.delayed_until(run).await?;
+            }
+        }
         let emitted_events = emitted(&flow, &rows);
         Ok(RunInfo { status: rows.header.status(), summary, input, output, error, emitted_events, waiting_for })
     }
@@ -257,6 +263,11 @@ impl Engine {
         summary.ok_or_else(|| EngineError::no_run(run))
     }
 
+    async fn delayed_until(&self, run: RunId) -> Result<Option<String>> {
+        let timers = self.instance.store.beside(run).await?.timers;
+        Ok(timers.iter().find(|timer| timer.key.kind == TimerKind::Delay).map(|timer| iso(timer.due)))
+    }
+
     /// The fold of a run's timeline.
     async fn view(&self, run: RunId) -> Result<RunView> {
         let (mut view, mut after) = (RunView::default(), 0);
@@ -299,8 +310,10 @@ fn trimmed(summary: Summary) -> RunInfo {
 
 fn emitted(flow: &Registered, run: &Run) -> Vec<String> {
     let Some(graph) = flow.flow.graph() else { return Vec::new() };
+    let mut emitted: Vec<_> = run.emitted.iter().collect();
+    emitted.sort_by_key(|(_, emitted)| emitted.order);
     let mut names = Vec::new();
-    for (scope, event) in run.emitted.keys() {
+    for ((scope, event), _) in emitted {
         let body = run.activations.get(scope.0 as usize).and_then(|activation| activation.body);
         let Some(event) = body.and_then(|body| graph.scope(body.scope).events.get(*event as usize)) else { continue };
         if !names.contains(&event.name) {

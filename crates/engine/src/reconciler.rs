@@ -29,7 +29,7 @@ impl Chore for Reconciler {
 
     async fn round(&mut self) -> Result<Option<Millis>> {
         let (which, after) = self.at.unwrap_or((0, None));
-        let filter = RunFilter { status: Some(GOING[which]), ..RunFilter::default() };
+        let filter = RunFilter { status: vec![GOING[which]], ..RunFilter::default() };
         let page = Page { after, limit: self.instance.config.reconcile_batch };
         let runs = self.instance.store.runs(None, &filter, page).await?;
         for summary in &runs {
@@ -124,6 +124,9 @@ fn stuck(run: &Run, beside: &Beside, now: Millis) -> Vec<Input> {
             (State::BackOff { after, .. }, _) => Some(TimerKind::BackOff(*after)),
             (State::Open(Inside { what: What::Code(Driver::BackOff { after, .. }), .. }), _) => {
                 Some(TimerKind::BackOff(*after))
+            }
+            (State::Retrying { due: false, .. }, _) => {
+                activation.tasks.last().map(|task| TimerKind::BackOff(task.fence))
             }
             (State::Gated, GateState::Waiting { timed: true, .. }) => Some(TimerKind::Gate),
             _ => None,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::committer::{Answered, NewRun, Order, Outcome};
-use crate::config::{MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
+use crate::config::{LARGE_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
@@ -26,6 +26,8 @@ pub struct StartRequest {
     pub priority: i32,
     /// Of a code flow: attempts of the whole function.
     pub retry: Option<Retry>,
+    /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts.
+    pub traceparent: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Started {
     pub run: RunId,
     /// It was there already, under the same idempotency key.
     pub existing: bool,
+    /// How many bytes its input has, if those are so many that one should think again.
+    pub large_input: Option<usize>,
 }
 
 impl Engine {
@@ -71,7 +75,7 @@ impl Engine {
     async fn order_start(&self, ns: &Namespace, request: StartRequest) -> Result<(Order, Starting)> {
         let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
         self.backlogs.admit(&*self.instance.store, ns, self.instance.config.backlog).await?;
-        let input = payload("the input", request.input)?;
+        let (input, bytes) = weighed("the input", request.input)?;
         if let Data::Json(json) = &input {
             flow.check_input(json).map_err(|details| EngineError::Invalid {
                 message: format!("the input is not what {} asks for", flow.flow.name),
@@ -93,9 +97,15 @@ impl Engine {
             delay_ms: request.delay_ms,
             deadline_ms: request.deadline_ms,
             retry: request.retry,
+            traceparent: request.traceparent,
             ..Start::default()
         };
-        Ok(order_new(run, start, NewRun { ns: ns.clone(), flow, key }))
+        let large_input = (bytes >= LARGE_PAYLOAD_BYTES).then_some(bytes);
+        if large_input.is_some() {
+            tracing::warn!(flow = flow.flow.name, %run, bytes, "a run is started with a large input");
+        }
+        let (order, starting) = order_new(run, start, NewRun { ns: ns.clone(), flow, key });
+        Ok((order, Starting { large_input, ..starting }))
     }
 }
 
@@ -103,7 +113,7 @@ pub(crate) fn order_new(run: RunId, start: Start, new: NewRun) -> (Order, Starti
     let fingerprint = new.key.as_ref().map(|key| key.fingerprint);
     let key = new.key.as_ref().map(|key| key.key.clone());
     let (order, answer) = Order::submit(run, vec![Input::Start(Box::new(start))], None, Some(new));
-    (order, Starting { run, key, fingerprint, answer })
+    (order, Starting { run, key, fingerprint, large_input: None, answer })
 }
 
 /// A start on its way.
@@ -111,18 +121,20 @@ pub(crate) struct Starting {
     run: RunId,
     key: Option<String>,
     fingerprint: Option<[u8; 32]>,
+    large_input: Option<usize>,
     answer: Answered,
 }
 
 impl Starting {
     pub async fn started(self) -> Result<Started> {
         let outcome = self.answer.await.map_err(|_| EngineError::Stopped)??.pop();
+        let large_input = self.large_input;
         match outcome {
             Some(Outcome::Answered { answer: Answer::Applied(_), .. }) => {
-                Ok(Started { run: self.run, existing: false })
+                Ok(Started { run: self.run, existing: false, large_input })
             }
             Some(Outcome::KeyTaken { run, fingerprint }) if Some(fingerprint) == self.fingerprint => {
-                Ok(Started { run, existing: true })
+                Ok(Started { run, existing: true, large_input })
             }
             Some(Outcome::KeyTaken { run, .. }) => Err(EngineError::Conflict(format!(
                 "the idempotency key `{}` was used for run {run} with another input",
@@ -135,6 +147,11 @@ impl Starting {
 
 /// A payload from outside, within the limits.
 pub(crate) fn payload(what: &'static str, value: Value) -> Result<Data> {
+    weighed(what, value).map(|(data, _)| data)
+}
+
+/// The same with how many bytes it has.
+fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)> {
     let data = Data::from(value);
     let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
     if bytes > MAX_PAYLOAD_BYTES {
@@ -143,7 +160,7 @@ pub(crate) fn payload(what: &'static str, value: Value) -> Result<Data> {
     if data.depth() > MAX_PAYLOAD_DEPTH {
         return Err(EngineError::invalid(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep")));
     }
-    Ok(data)
+    Ok((data, bytes))
 }
 
 /// What is wrong with a time to wait from outside.

@@ -220,6 +220,10 @@ impl Engine {
         Ok(records)
     }
 
+    pub async fn count_workers(&self, ns: &Namespace) -> Result<u64> {
+        self.instance.count_documents(ns, WORKER).await
+    }
+
     pub fn worker_status(&self, record: &WorkerRecord, now: Millis) -> WorkerStatus {
         if now - record.seen_at > SILENT_LEASES * self.instance.config.lease_ms {
             WorkerStatus::Offline

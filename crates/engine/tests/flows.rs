@@ -140,7 +140,7 @@ async fn what_follows_a_report_that_was_not_applied_is_not_tried() {
     let task = rig.claim("w").await.unwrap();
     let report = |seq, op| TaskReport { token: task.token, seq: Some(seq), op };
     let emit = |event: &str, payload| Op::Emit { event: event.to_owned(), payload: Data::from(payload) };
-    let progress = Op::Progress { done: Some(1.0), total: None, msg: None };
+    let progress = Op::Progress { done: Some(1.into()), total: None, msg: None };
     let reports = vec![report(1, progress), report(2, emit("y", json!({}))), report(3, done(json!(1)))];
     let reported = rig.engine.report(&rig.ns, reports).await.unwrap();
     let words: Vec<String> = reported.iter().map(|one| format!("{one:?}")).collect();
@@ -198,9 +198,9 @@ async fn pause_resume_cancel_retry_and_rerun() {
     rig.report(&task, failed("no")).await;
     assert_eq!(rig.engine.result(&rig.ns, run, LONG).await.unwrap().unwrap().status, Status::Failed);
     rig.work(1, |task| done(json!([task.activation, task.input])));
-    let again = rig.engine.retry(&rig.ns, run).await.unwrap();
+    let again = rig.engine.retry(&rig.ns, run, "ann").await.unwrap();
     assert_eq!(rig.output(again).await, json!(["b", {"a": "A"}]));
-    let rerun = rig.engine.rerun(&rig.ns, again, Some("a"), Some(json!(9))).await.unwrap();
+    let rerun = rig.engine.rerun(&rig.ns, again, "ann", Some("a"), Some(json!(9))).await.unwrap();
     assert_eq!(rig.output(rerun).await, json!(["b", {"a": ["a", 9]}]));
     let waiting = rig.engine.cancel(&rig.ns, rerun, "me", None).await;
     assert!(matches!(waiting, Err(EngineError::Conflict(_))), "{waiting:?}");

@@ -80,7 +80,7 @@ async fn starts_are_refused_while_too_much_waits() {
     let task = rig.claim("w").await.unwrap();
     assert_eq!(task.run, first);
     rig.report(&task, failed("no")).await;
-    rig.engine.retry(&rig.ns, first).await.unwrap();
+    rig.engine.retry(&rig.ns, first, "ann").await.unwrap();
     for _ in 0..2 {
         let task = rig.claim("w").await.unwrap();
         rig.report(&task, done(json!(1))).await;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use eddyline_engine::{Config, Engine, TaskReport};
-use eddyline_machine::{Answer, Env, Input, Run, RunId, TaskChange, TimerChange, Transition, decide};
+use eddyline_machine::{Answer, CodeOp, Env, Input, Op, Run, RunId, TaskChange, TimerChange, Transition, decide};
 use eddyline_store::{Command, CommandId, Found, Memory, RunCommit};
 use rig::hooked::Hooked;
 use rig::{LONG, Rig, claim, done, failed};
@@ -111,6 +111,27 @@ async fn a_back_off_whose_timer_is_gone_ends_and_that_is_said() {
     lose(&rig.engine, run, |transition| transition.timers.push(TimerChange::Clear(timer))).await;
     let task = rig.claim("w").await.expect("the back-off never ends");
     assert_eq!(task.attempt, 2);
+    assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
+    rig.output(run).await;
+    assert!(said.of(run));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_code_step_whose_timer_is_gone_is_tried_again_and_that_is_said() {
+    let said = Said::default();
+    let _listening = tracing::subscriber::set_default(said.clone());
+    let rig = Rig::on(Arc::new(Memory::new()), config());
+    rig.register("name: f\ncode: true\nstep_retry: {attempts: 3, initial: 1h, max: 1h}").await;
+    let run = rig.start("f", json!(null)).await;
+    let task = rig.claim("w").await.unwrap();
+    let error = eddyline_machine::Failure::new("Boom", "once");
+    let op = CodeOp::Failed { error, retryable: true, retry_after_ms: None };
+    assert!(matches!(rig.report(&task, Op::Code { name: "pay".to_owned(), op }).await, Answer::Applied(_)));
+    assert!(matches!(rig.report(&task, Op::Suspend { seen: None }).await, Answer::Applied(_)));
+    let timer = rig.engine.store().beside(run).await.unwrap().timers[0].key;
+    lose(&rig.engine, run, |transition| transition.timers.push(TimerChange::Clear(timer))).await;
+    let task = rig.claim("w").await.expect("the back-off never ends");
     assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
     rig.output(run).await;
     assert!(said.of(run));

@@ -121,7 +121,7 @@ async fn a_report_keeps_the_lease_of_its_task_for_as_long_as_it_was_claimed_for(
         let held = rig.engine.store().beside(run).await.unwrap().tasks.remove(0).held.unwrap();
         held.lease_until - rig.engine.now().await.unwrap()
     };
-    let progress = || Op::Progress { done: Some(1.0), total: None, msg: None };
+    let progress = || Op::Progress { done: Some(1.into()), total: None, msg: None };
     clock.advance(1_000);
     assert_eq!(left().await, 59_000);
     assert!(matches!(report(1, progress()).await, Answer::Applied(_)));

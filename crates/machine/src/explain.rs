@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::flow::{Action, Flow, Graph, Source, Waits};
 use crate::ids::{ActId, Fence, RunId};
-use crate::run::{Activation, Activations, Driver, GateState, Inside, Place, Run, State, Token, What};
+use crate::run::{Activation, Activations, Driver, GateState, Inside, Phase, Place, Run, State, Token, What};
 
 /// What one activation waits for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,6 +16,10 @@ pub struct Explanation {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum WaitsFor {
+    /// Its delay, of a run that has not begun. The moment is known to whoever knows its timers.
+    Delay {
+        until: Option<String>,
+    },
     /// Arms that have no token yet.
     Arms {
         arms: Vec<ArmView>,
@@ -65,10 +69,11 @@ pub struct ArmView {
     pub from: Vec<String>,
 }
 
-/// Every activation that has not ended, with what it waits for.
+/// Every activation that has not ended, with what it waits for; before a run begins, the run itself.
 pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
     let open = run.activations.iter().filter(|activation| activation.is_open());
-    open.filter(|activation| flow.graph().is_none() || activation.place != Place::Root)
+    let shows_root = flow.graph().is_none() || run.header.phase == Phase::Delayed;
+    open.filter(|activation| shows_root || activation.place != Place::Root)
         .map(|activation| Explanation {
             activation: run.activation_name(flow, activation.id),
             waits_for: waits_for(flow, run, activation),
@@ -78,6 +83,7 @@ pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
 
 fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
     match &activation.state {
+        _ if run.header.phase == Phase::Delayed => WaitsFor::Delay { until: None },
         State::Waiting => {
             WaitsFor::Arms { arms: flow.graph().map_or_else(Vec::new, |graph| arms(graph, run, activation)) }
         }
@@ -144,6 +150,7 @@ fn gate(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         Some(Waits::Manual) => "manual",
         Some(Waits::Event { .. }) => "event",
         None if event.is_some() => "event",
+        None if matches!(activation.gate, GateState::Waiting { manual: true, .. }) => "manual",
         None if activation.gate_token.is_some() => "webhook",
         None => "time",
     };

@@ -2,8 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::cut;
+
 /// How many further failures a failure lists.
 pub const MAX_ALSO: usize = 10;
+/// How long the texts of a failure are, in bytes; what is longer is cut, and ends in [`crate::wire::CUT`].
+pub const MAX_KIND_BYTES: usize = 256;
+pub const MAX_MESSAGE_BYTES: usize = 8 << 10;
+pub const MAX_STACK_BYTES: usize = 32 << 10;
 
 /// A failure, as it is recorded and as users see it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,7 +48,22 @@ pub mod kind {
 
 impl Failure {
     pub fn new(kind: impl Into<String>, message: impl Into<String>) -> Failure {
-        Failure { kind: kind.into(), message: message.into(), stack: None, step: None, also: Vec::new() }
+        let mut message = message.into();
+        cut(&mut message, MAX_MESSAGE_BYTES);
+        Failure { kind: kind.into(), message, stack: None, step: None, also: Vec::new() }
+    }
+
+    /// The same with texts of bounded length: a failure is kept in rows that are read and written as a whole.
+    pub(crate) fn bounded(mut self) -> Failure {
+        cut(&mut self.kind, MAX_KIND_BYTES);
+        cut(&mut self.message, MAX_MESSAGE_BYTES);
+        self.stack.iter_mut().for_each(|stack| cut(stack, MAX_STACK_BYTES));
+        self.step.iter_mut().for_each(|step| cut(step, MAX_MESSAGE_BYTES));
+        for other in std::mem::take(&mut self.also) {
+            self.add(other);
+        }
+        self.also = self.also.into_iter().map(|other| Failure { also: Vec::new(), ..other }.bounded()).collect();
+        self
     }
 
     /// The same failure, said to have begun in `step` unless it says so already.

@@ -1,6 +1,7 @@
 //! The timeline: what a run's records say. The store numbers them and stamps them with its time.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Number;
 
 use crate::data::Data;
 use crate::failure::Failure;
@@ -100,9 +101,9 @@ pub enum Entry {
     StepProgress {
         step_key: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        done: Option<f64>,
+        done: Option<Number>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        total: Option<f64>,
+        total: Option<Number>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         msg: Option<String>,
     },
@@ -170,6 +171,9 @@ pub enum Entry {
         by: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step_key: Option<String>,
+        /// Of a rerun: the step from which on it runs again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
@@ -245,7 +249,9 @@ pub enum ActName {
     Complete,
     Fail,
     Skip,
+    /// Of one activation: its next attempt now. Of a run: this one, which retries another.
     Retry,
+    Rerun,
 }
 
 /// A gate, named by its run and the activation that it stands before. It is shown; the secret that opens it is not.

@@ -111,6 +111,9 @@ pub struct Header {
     pub undo_below: Option<u32>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub code: Option<CodeHeader>,
+    /// The trace that it is part of, handed to every task.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub traceparent: Option<String>,
 }
 
 /// What only a code run has.
@@ -387,6 +390,9 @@ pub enum GateState {
         after: Option<u64>,
         /// A timer is set for it.
         timed: bool,
+        /// A person opens it, where a webhook could as well.
+        #[serde(default, skip_serializing_if = "is_default")]
+        manual: bool,
     },
     Opened(Data),
     TimedOut,
@@ -409,6 +415,9 @@ pub struct TaskLog {
 pub struct Emitted {
     pub payload: Data,
     pub by: ActId,
+    /// How many events the run had emitted before.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub order: u32,
 }
 
 /// What a retry or a rerun takes over.

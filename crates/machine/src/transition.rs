@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Number;
 
 use crate::data::Data;
 use crate::failure::Failure;
@@ -76,12 +77,30 @@ pub struct Start {
     /// Of a code flow: attempts of the whole function.
     pub retry: Option<Retry>,
     pub retry_of: Option<RunId>,
+    /// Of a retry or a rerun: who asked for it.
+    pub again: Option<Again>,
     /// What a retry or a rerun takes over from `retry_of`.
     pub reuse: Vec<Reused>,
     /// Of a continued run: the events its forerunner took.
     pub cursors: BTreeMap<String, u64>,
     /// Of a continued run: since when events count.
     pub events_since: Option<Millis>,
+    /// The trace that it is part of, as W3C writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+}
+
+/// How a run that has ended is run again, and who asked for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Again {
+    Retry {
+        by: String,
+    },
+    Rerun {
+        by: String,
+        /// The step from which on it runs again; without one, from the start.
+        from: Option<String>,
+    },
 }
 
 /// A task, as a worker names it. The engine checks the token that binds these.
@@ -115,7 +134,7 @@ pub enum Op {
     Emit { event: String, payload: Data },
     Publish { name: String, key: Option<Data>, payload: Data },
     Log(Log),
-    Progress { done: Option<f64>, total: Option<f64>, msg: Option<String> },
+    Progress { done: Option<Number>, total: Option<Number>, msg: Option<String> },
     Code { name: String, op: CodeOp },
     Suspend { seen: Option<u64> },
     ContinueAs { input: Data },
@@ -374,6 +393,7 @@ pub struct GateArrival {
     pub token: Option<String>,
     pub reason: GateReason,
     pub event: Option<EventWait>,
+    /// How long it is waited for; of a time gate, until it opens.
     pub timeout_ms: Option<Millis>,
 }
 

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
+use serde_json::Number;
+
 use crate::data::Data;
 use crate::failure::Failure;
 use crate::ids::{Millis, RunId};
@@ -142,8 +144,8 @@ pub enum AttemptState {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    pub done: Option<f64>,
-    pub total: Option<f64>,
+    pub done: Option<Number>,
+    pub total: Option<Number>,
     pub msg: Option<String>,
 }
 
@@ -260,7 +262,8 @@ impl RunView {
             StepSkipped { step_key, reason, .. } => self.end_step(step_key, ts, Outcome::Skipped(*reason)),
             StepCancelled { step_key } => self.end_step(step_key, ts, Outcome::Cancelled),
             StepProgress { step_key, done, total, msg } => {
-                self.step(step_key).progress = Some(Progress { done: *done, total: *total, msg: msg.clone() });
+                self.step(step_key).progress =
+                    Some(Progress { done: done.clone(), total: total.clone(), msg: msg.clone() });
             }
             AttemptStarted { step_key, worker } => {
                 let attempt = self.step(step_key).attempt(number);
@@ -318,7 +321,7 @@ impl RunView {
                 self.logs.add(level);
                 self.step(step_key).logs.add(level);
             }
-            Act { act: ActName::Cancel, by, step_key: None, reason } => {
+            Act { act: ActName::Cancel, by, step_key: None, reason, .. } => {
                 self.cancel = Some(Cancel { by: by.clone(), reason: reason.clone(), at: ts });
             }
             Act { .. } => {}

@@ -15,7 +15,7 @@ use crate::view::due;
 /// The JSON of a record takes no more than this.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
 
-/// What ends a text that was too long for its record.
+/// What ends a text that was too long.
 pub const CUT: &str = "… (cut)";
 
 /// Texts are never cut shorter than this, so that names and ids stay whole.
@@ -202,12 +202,17 @@ fn reference(run: RunId, data: &Data) -> Value {
     json!({"$value": key, "bytes": data.bytes(usize::MAX)})
 }
 
+/// Shortens a text that has more bytes than that, at a character, so that with its mark it has no more.
+pub(crate) fn cut(text: &mut String, longest: usize) {
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest.saturating_sub(CUT.len())));
+        text.push_str(CUT);
+    }
+}
+
 fn cut_texts(value: &mut Value, longest: usize) {
     match value {
-        Value::String(text) if text.len() > longest => {
-            text.truncate(text.floor_char_boundary(longest));
-            text.push_str(CUT);
-        }
+        Value::String(text) => cut(text, longest),
         Value::Array(items) => items.iter_mut().for_each(|item| cut_texts(item, longest)),
         Value::Object(fields) => fields.values_mut().for_each(|field| cut_texts(field, longest)),
         _ => {}

@@ -481,7 +481,7 @@ fn step_op(tape: &mut Tape<'_>) -> Op {
         8 => Op::Defer { after_ms: tape.below(2) as i64 * 200, limit: None },
         9 => Op::Emit { event: (*tape.pick(&["x", "x.y", "z"])).to_owned(), payload: payload(tape) },
         10 => Op::Log(Log { level: "info".into(), msg: "hello".into(), meta: Some(payload(tape)) }),
-        _ => Op::Progress { done: Some(1.0), total: Some(2.0), msg: None },
+        _ => Op::Progress { done: Some(1.into()), total: Some(2.into()), msg: None },
     }
 }
 

@@ -9,6 +9,14 @@ use eddyline_machine::*;
 use model::Trial;
 use serde_json::json;
 
+/// What is open, with what it waits for.
+fn waits(t: &Trial) -> String {
+    let open = explain::explain(&t.kept().flow, &t.kept().run).into_iter();
+    open.map(|open| format!("{} {}", open.activation, serde_json::to_string(&open.waits_for).unwrap()))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
 fn warnings(text: &str) -> Vec<String> {
     definition::parse(text).expect("a flow").warnings.into_iter().map(|warning| warning.message).collect()
 }
@@ -169,6 +177,38 @@ fn ended_arms_handle_failures_too() {
     assert_eq!(t.input_of("after_all")["ended:a"]["error"]["message"], json!("x"));
     t.complete("after_all", json!(null));
     assert_eq!(t.status(), "completed");
+}
+
+#[test]
+fn an_ended_arm_always_carries_a_status_and_an_output_or_an_error() {
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {if: 'false'}, c: {}, z: {after: ['ended:a', 'ended:b', 'ended:c']}}}",
+        json!(null),
+    );
+    t.complete("a", json!(1));
+    t.fail("c", "x");
+    let input = t.input_of("z");
+    assert_eq!(input["ended:a"], json!({"status": "completed", "output": 1}));
+    assert_eq!(input["ended:b"], json!({"status": "skipped", "output": null}));
+    assert_eq!(input["ended:c"], json!({"status": "failed", "error": {"kind": "Boom", "message": "x"}}));
+}
+
+#[test]
+fn the_run_as_a_whole_is_an_object_of_its_fields() {
+    let flow = "
+name: f
+steps: {a: {input: '${run}'}}
+finally: {steps: {clean: {input: '${[keys(run), run[\"outcome\"]]}'}}}
+";
+    let start = Start { input: Some(json!({"n": 1}).into()), tags: vec!["web".into()], ..Start::default() };
+    let mut t = Trial::starting(&[flow], start);
+    let (run, version) = (t.run.to_string(), t.kept().flow.version.clone());
+    let whole =
+        json!({"id": run, "flow": "f", "version": version, "input": {"n": 1}, "tags": ["web"], "external_id": null});
+    assert_eq!(t.input_of("a"), whole);
+    t.complete("a", json!(1));
+    let fields = json!(["id", "flow", "version", "input", "tags", "external_id", "outcome", "error"]);
+    assert_eq!(t.input_of("finally.clean"), json!([fields, "completed"]));
 }
 
 #[test]
@@ -586,6 +626,15 @@ fn a_cancelled_gate_fails_its_step() {
     let mut t = Trial::new("{name: f, steps: {g: {await: {manual: true}}}}", json!(null));
     t.send(Input::CancelGate { activation: ActId(1), by: "ann".into() });
     assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "GateCancelled"));
+    assert_eq!(t.open_gate("g", json!(1)), Answer::Conflict("the gate of g was cancelled".into()));
+}
+
+#[test]
+fn a_gate_whose_step_failed_by_hand_says_so_to_whoever_opens_it_later() {
+    let mut t = Trial::new("{name: f, steps: {g: {await: {manual: true}}, z: {}}}", json!(null));
+    t.act("g", StepAct::Fail { error: Failure::new("", "no") });
+    let told = Answer::Conflict("the gate of g is closed: the step failed before it was opened".into());
+    assert_eq!(t.open_gate("g", json!(1)), told);
 }
 
 const PARENT: &str = "{name: p, output: '${steps.c.output}', steps: {c: {flow: k, input: {n: 1}}, s: {}}}";
@@ -762,7 +811,7 @@ fn a_delayed_run_is_pending_and_can_be_cancelled() {
     let start = Start { delay_ms: Some(1000), ..Start::default() };
     let flow = "{name: f, steps: {a: {}}, finally: {steps: {clean: {}}}}";
     let mut t = Trial::starting(&[flow], start.clone());
-    assert_eq!(t.status(), "pending");
+    assert_eq!((t.status(), waits(&t).as_str()), ("pending", r#"@run {"what":"delay","until":null}"#));
     t.tick();
     assert_eq!((t.status(), t.step("a")), ("running", "queued"));
     let mut t = Trial::starting(&[flow], start);
@@ -913,6 +962,43 @@ fn acts_on_one_activation() {
     assert_eq!(t.step("a"), "queued");
     t.complete("a", json!(1));
     assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "FailedByHand"));
+    assert_eq!(t.act("a", StepAct::Retry), Answer::Conflict("the run has ended: failed".into()));
+    let unknown = Answer::Invalid("there is no activation `x` in this run".into());
+    assert_eq!(t.act("x", StepAct::Retry), unknown, "whether or not the run has ended");
+}
+
+#[test]
+fn a_failure_that_comes_in_is_cut_to_bounds_at_a_character() {
+    let mut long = Failure::new("Boom", "");
+    long.message = "é".repeat(200_000);
+    long.stack = Some("é".repeat(200_000));
+    long.also = vec![Failure { also: vec![long.clone(); 20], ..long.clone() }; 20];
+    let check = |error: &Failure| {
+        assert!(error.message.len() <= failure::MAX_MESSAGE_BYTES && error.message.ends_with("é… (cut)"));
+        let stack = error.stack.as_ref().expect("a stack");
+        assert!(stack.len() <= failure::MAX_STACK_BYTES && stack.ends_with("é… (cut)"));
+        assert!(error.also.len() <= failure::MAX_ALSO && error.also.iter().all(|other| other.also.is_empty()));
+        assert!(json!(error).to_string().len() < 500_000);
+    };
+    let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: 1}}, b: {}}}", json!(null));
+    let (run, task) = t.claim("a");
+    t.say(run, &task, Op::Fail { error: long.clone(), retryable: true, retry_after_ms: None });
+    t.act("b", StepAct::Fail { error: long.clone() });
+    check(&t.error());
+    for id in [1, 2] {
+        let run::State::Ended(run::End::Failed(error)) = &t.kept().run.activations[id].state else { panic!("{id}") };
+        check(error);
+    }
+
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "pay", CodeOp::Failed { error: long, retryable: false, retry_after_ms: None });
+    let run::State::Ended(run::End::Failed(error)) = &t.kept().run.activations[1].state else { panic!("not failed") };
+    check(error);
+
+    let mut t = Trial::new("{name: f, steps: {a: {fail: '${input}'}}}", json!("é".repeat(200_000)));
+    t.model.deliver_all();
+    assert!(t.error().message.len() <= failure::MAX_MESSAGE_BYTES);
 }
 
 #[test]
@@ -1106,6 +1192,32 @@ fn a_failing_code_step_is_retried_by_its_function_and_then_failed() {
 }
 
 #[test]
+fn the_back_off_of_a_code_step_is_ended_by_an_act_and_its_function_hears_of_it() {
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
+    code(&mut t, &driver, "pay", broken.clone());
+    let seen = t.kept().run.header.code.as_ref().unwrap().n;
+    assert!(matches!(t.act("pay", StepAct::Retry), Answer::Applied(_)));
+    assert_eq!(memo(&t), ["pay Retry { due: true }"], "news for the task that is held");
+    assert!(t.kept().run.header.code.as_ref().unwrap().news > seen);
+    let over = "the back-off of pay is over: its function tries it again by itself";
+    assert_eq!(t.act("pay", StepAct::Retry), Answer::Conflict(over.into()));
+    assert!(!t.tick(), "the timer went with the back-off");
+
+    let mut t = Trial::new(CODE, json!(null));
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "pay", broken);
+    t.say(driver.0, &driver.1, Op::Suspend { seen: None });
+    assert_eq!((t.status(), t.offered().len()), ("waiting", 0));
+    t.act("pay", StepAct::Retry);
+    assert_eq!(t.offered(), ["@run"], "offered again");
+    let driver = t.claim("@run");
+    code(&mut t, &driver, "pay", done(json!("paid")));
+    assert_eq!(t.output_of("pay"), json!("paid"));
+}
+
+#[test]
 fn a_lost_lease_counts_only_without_progress() {
     let mut t = Trial::new(CODE, json!(null));
     let lose = |t: &mut Trial, (_, task): &(RunId, Task)| {
@@ -1137,6 +1249,10 @@ fn a_code_run_waits_for_a_person_and_for_a_child() {
     let Answer::Applied(Said { token: Some(token), .. }) = answer else { panic!("{answer:?}") };
     let again = code(&mut t, &driver, "ok", wait);
     assert!(matches!(again, Answer::Duplicate(Said { token: Some(same), .. }) if same == token));
+    assert!(waits(&t).contains(r#"ok {"what":"gate","reason":"manual","event":null}"#), "{}", waits(&t));
+    let webhook = CodeOp::Wait { wait: CodeWait::Webhook, timeout_ms: None };
+    code(&mut t, &driver, "hook", webhook);
+    assert!(waits(&t).contains(r#"hook {"what":"gate","reason":"webhook","event":null}"#), "{}", waits(&t));
     code(&mut t, &driver, "kid", CodeOp::Child { flow: "k".into(), input: json!(1).into(), detached: false });
     t.say(driver.0, &driver.1, Op::Suspend { seen: None });
     t.open_gate("ok", json!("yes"));
@@ -1245,6 +1361,23 @@ steps:
 }
 
 #[test]
+fn a_retry_and_a_rerun_say_right_after_their_start_who_asked_for_them() {
+    let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
+    t.fail("a", "x");
+    let by = || "ann".to_owned();
+    let cases = [
+        (Again::Retry { by: by() }, json!({"act": "retry", "by": "ann"})),
+        (Again::Rerun { by: by(), from: None }, json!({"act": "rerun", "by": "ann"})),
+        (Again::Rerun { by: by(), from: Some("a".into()) }, json!({"act": "rerun", "by": "ann", "from": "a"})),
+    ];
+    for (how, data) in cases {
+        let run = t.model.start("f", Start { again: Some(how), ..again(&t, Vec::new()) });
+        let second = json!(t.model.runs[&run].records[1]);
+        assert_eq!((&second["kind"], &second["data"]), (&json!("act"), &data));
+    }
+}
+
+#[test]
 fn a_rerun_runs_a_step_again_with_everything_after_it() {
     let mut t = Trial::new("{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b]}, d: {after: [a]}}}", json!(null));
     for step in ["a", "b", "c", "d"] {
@@ -1253,6 +1386,7 @@ fn a_rerun_runs_a_step_again_with_everything_after_it() {
     let start = again(&t, decide::rerun(&t.kept().flow, &t.kept().run, "b").unwrap());
     t.run = t.model.start("f", start);
     assert_eq!(t.steps(), "a completed, b queued, c waiting, d completed");
+    assert!(!t.kinds().contains(&"act".to_owned()), "nobody said who asked for it");
     let wrong = decide::rerun(&t.kept().flow, &t.kept().run, "x");
     assert_eq!(wrong, Err("there is no step `x` at the top level of f".into()));
 }

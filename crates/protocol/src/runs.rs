@@ -1,5 +1,9 @@
 //! Runs: started, read, acted upon.
 
+use std::convert::Infallible;
+use std::str::FromStr;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -27,12 +31,46 @@ pub struct StartRun {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<Span>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<Span>,
+    pub deadline: Option<Deadline>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
     /// Of a code flow: the retry policy of the whole function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Value>,
+    /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts. It goes
+    /// before the header of the same name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+}
+
+/// By when a run has to have ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a duration, such as \"1h\" or a number of milliseconds, or a time in RFC 3339")]
+pub enum Deadline {
+    /// So long after its start.
+    After(Span),
+    At(Timestamp),
+}
+
+impl From<Span> for Deadline {
+    fn from(span: Span) -> Deadline {
+        Deadline::After(span)
+    }
+}
+
+impl From<Duration> for Deadline {
+    fn from(duration: Duration) -> Deadline {
+        Deadline::After(duration.into())
+    }
+}
+
+/// Of a flag: what is no length of time is taken for a moment, which the server reads.
+impl FromStr for Deadline {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Deadline, Infallible> {
+        Ok(Span::from_text(text).map_or_else(|_| Deadline::At(text.to_owned()), Deadline::After))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +78,9 @@ pub struct RunStarted {
     pub run_id: String,
     /// It was there already, under the same idempotency key.
     pub existing: bool,
+    /// What is allowed, and hardly wise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// `POST /v1/runs/batch`; a bare list is taken as well.
@@ -77,7 +118,7 @@ pub struct RunInfo {
     pub completed_at: Option<Timestamp>,
     pub step_count: u32,
     pub completed_steps: u32,
-    /// Names, each once.
+    /// Names, each once, in the order of their first emits.
     pub emitted_events: Vec<String>,
     pub tags: Vec<String>,
     pub external_id: Option<String>,
@@ -118,7 +159,7 @@ pub struct ParentInfo {
     pub activation: String,
 }
 
-/// `waits_for` is an object whose `what` says which: `arms`, `gate`, `worker`, `back_off`, `child`, `inside`, …
+/// `waits_for` is an object whose `what` says which: `delay` (with `until`), `arms`, `gate`, `worker`, `back_off`, `child`, `inside`, …
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Waiting {
     pub activation: String,

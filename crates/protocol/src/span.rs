@@ -23,6 +23,14 @@ impl Span {
     pub const fn from_ms(ms: u64) -> Span {
         Span { ms }
     }
+
+    /// The same in a flag, the environment or a query, where all is text: a bare number is of milliseconds, as in JSON.
+    pub fn from_text(text: &str) -> Result<Span, NotASpan> {
+        match text.trim().parse() {
+            Ok(ms) if ms <= MOST_MS => Ok(Span { ms }),
+            _ => text.parse(),
+        }
+    }
 }
 
 impl FromStr for Span {
@@ -73,7 +81,8 @@ impl fmt::Display for NotASpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "\"{}\" is not a duration: expected whole numbers with units (d, h, m, s, ms), such as 30s or 1h30m",
+            "\"{}\" is not a duration: expected whole numbers with units (d, h, m, s, ms), such as 30s or 1h30m, or \
+             a number of milliseconds",
             self.0
         )
     }
@@ -127,6 +136,15 @@ mod tests {
             assert_eq!(serde_json::from_value::<Span>(text.into()).ok(), Some(Span::from_ms(ms)));
         }
         assert_eq!(serde_json::from_str::<Span>("1500").ok(), Some(Span::from_ms(1_500)));
+    }
+
+    #[test]
+    fn where_all_is_text_a_bare_number_is_of_milliseconds() {
+        assert_eq!(Span::from_text("5000"), Ok(Span::from_ms(5_000)));
+        assert_eq!(Span::from_text("5s"), Ok(Span::from_ms(5_000)));
+        for text in ["", "-1", "1.5", "soon", "18446744073709551615", "99999999999999999999"] {
+            assert!(Span::from_text(text).is_err(), "{text}");
+        }
     }
 
     #[test]

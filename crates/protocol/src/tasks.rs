@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use crate::error::Failure;
 use crate::{Span, Timestamp};
@@ -176,9 +176,9 @@ pub enum Op {
     Log(Log),
     Progress {
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        done: Option<f64>,
+        done: Option<Number>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        total: Option<f64>,
+        total: Option<Number>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         msg: Option<String>,
     },

@@ -12,6 +12,8 @@ mod document;
 mod gates;
 #[path = "api/keys.rs"]
 mod keys;
+#[path = "api/lists.rs"]
+mod lists;
 #[path = "api/manage.rs"]
 mod manage;
 #[path = "api/process.rs"]
@@ -20,6 +22,8 @@ mod process;
 mod runs;
 #[path = "api/socket.rs"]
 mod socket;
+#[path = "api/starts.rs"]
+mod starts;
 #[path = "api/streams.rs"]
 mod streams;
 #[path = "api/tasks.rs"]

@@ -10,6 +10,8 @@ use crate::ids::Namespace;
 
 /// Pages hold at most this many items.
 pub const MAX_PAGE: usize = 1_000;
+/// Messages of one run that are handed out together, at most.
+pub const MAX_INBOX: usize = 1_000;
 
 /// A run as it is stored: everything that `decide` reads but its payloads.
 #[derive(Debug, Clone)]
@@ -52,7 +54,8 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFilter {
     pub flow: Option<String>,
-    pub status: Option<Status>,
+    /// Any of these; all without one.
+    pub status: Vec<Status>,
     /// All of these.
     pub tags: Vec<String>,
     pub external_id: Option<String>,
@@ -120,7 +123,7 @@ pub struct GateRow {
 pub struct Arrived {
     pub at: Millis,
     pub gate: GateArrival,
-    /// When it times out.
+    /// When it times out; of a time gate, when it opens.
     pub deadline: Option<Millis>,
 }
 

@@ -97,12 +97,35 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     open(dir.path()).close().unwrap();
     raw(dir.path()).pragma_update(None, "user_version", 99).unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
-    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 1"), "{error}");
+    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 2"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     raw(dir.path()).execute_batch("CREATE TABLE t (a)").unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
     assert!(error.contains("is the database of another program"), "{error}");
+}
+
+#[tokio::test]
+async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    start(&store, 1).await;
+    store.close().unwrap();
+    let file = raw(dir.path());
+    file.execute_batch("DROP INDEX runs_going; DROP INDEX runs_trimmed; PRAGMA user_version = 1").unwrap();
+    drop(file);
+
+    let store = open(dir.path());
+    let filter = RunFilter { status: vec![Status::Running], ..RunFilter::default() };
+    let going = store.runs(None, &filter, Page::default()).await.unwrap();
+    assert_eq!(going.iter().map(|summary| summary.run).collect::<Vec<_>>(), [run_id(1)]);
+    start(&store, 2).await;
+    assert_eq!(store.runs(None, &filter, Page::default()).await.unwrap().len(), 2);
+    store.close().unwrap();
+    let file = raw(dir.path());
+    let version = file.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap();
+    let indexes = "SELECT count(*) FROM sqlite_schema WHERE name IN ('runs_going', 'runs_trimmed')";
+    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (2, Ok(2)));
 }
 
 /// Changes one byte of a row, as a bad disk does, and says what is found when it is read.

@@ -199,7 +199,7 @@ fn handle(task: &Assignment) -> Vec<Op> {
         "top" => vec![("seen".to_owned(), Data::from(json!({"x": 1})))],
         _ => Vec::new(),
     };
-    let progress = Op::Progress { done: Some(1.0), total: Some(1.0), msg: None };
+    let progress = Op::Progress { done: Some(1.into()), total: Some(1.into()), msg: None };
     vec![progress, done(json!({"of": task.activation, "text": "y".repeat(300)}), emits)]
 }
 
@@ -222,7 +222,7 @@ async fn until_all_ended(engine: &Engine) {
     loop {
         let mut open = 0;
         for status in [Status::Pending, Status::Running, Status::Waiting, Status::Paused] {
-            let filter = RunFilter { status: Some(status), ..RunFilter::default() };
+            let filter = RunFilter { status: vec![status], ..RunFilter::default() };
             open += engine.store().count_runs(&ns, &filter).await.unwrap();
         }
         if open == 0 {

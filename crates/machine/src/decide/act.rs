@@ -10,12 +10,12 @@ use crate::transition::{Answer, StepAct, TimerKind};
 
 impl Decider<'_> {
     pub(super) fn act(&mut self, name: &str, by: &str, act: &StepAct) -> Done<Answer> {
-        if self.header.phase == Phase::Ended {
-            return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
-        }
         let Some(id) = self.find(name) else {
             return Ok(Answer::Invalid(format!("there is no activation `{name}` in this run")));
         };
+        if self.header.phase == Phase::Ended {
+            return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
+        }
         // As it is written, not as somebody wrote it: `each[3]`, not `each[+3]`.
         let name = &self.name_of(id);
         if let Some(end) = self.at(id).end() {
@@ -26,6 +26,11 @@ impl Decider<'_> {
         }
         let retry_now = match (act, &self.at(id).state) {
             (StepAct::Retry, State::BackOff { after, .. }) => Some(*after),
+            (StepAct::Retry, State::Retrying { due: false, .. }) => Some(self.last_fence(id)),
+            (StepAct::Retry, State::Retrying { due: true, .. }) => {
+                let message = format!("the back-off of {name} is over: its function tries it again by itself");
+                return Ok(Answer::Conflict(message));
+            }
             (StepAct::Retry, _) => {
                 return Ok(Answer::Conflict(format!("{name} is not waiting for its next attempt")));
             }
@@ -40,10 +45,15 @@ impl Decider<'_> {
             act: act_name(act),
             by: by.to_owned(),
             step_key: Some(name.to_owned()),
+            from: None,
             reason: None,
         });
         if let Some(fence) = retry_now {
             self.clear_timer(id, TimerKind::BackOff(fence));
+            if matches!(self.at(id).state, State::Retrying { .. }) {
+                // Its function has to hear of it: as news, or by being offered again.
+                return self.retry_due(id);
+            }
             self.enqueue(id, Some(Reason::Act))?;
             return applied();
         }
@@ -51,7 +61,7 @@ impl Decider<'_> {
         let end = match act {
             StepAct::Complete { output } => End::Completed(self.keep(output.clone())),
             StepAct::Fail { error } => {
-                let mut error = error.clone();
+                let mut error = error.clone().bounded();
                 if error.kind.is_empty() {
                     error = Failure::new(kind::BY_HAND, error.message);
                 }

@@ -140,7 +140,7 @@ impl Decider<'_> {
                 match end {
                     End::Completed(output) => fields.push((Arc::from("output"), output.clone())),
                     End::Failed(failure) => fields.push((Arc::from("error"), Data::from(json!(failure)))),
-                    End::Skipped(_) | End::Cancelled => {}
+                    End::Skipped(_) | End::Cancelled => fields.push((Arc::from("output"), Data::null())),
                 }
                 Data::Map(Arc::new(fields))
             }

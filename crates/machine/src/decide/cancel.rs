@@ -30,7 +30,8 @@ impl Decider<'_> {
             return Ok(Answer::Conflict("the run is ending already".to_owned()));
         }
         let reason = reason.map(str::to_owned);
-        self.record(Entry::Act { act: ActName::Cancel, by: by.to_owned(), step_key: None, reason: reason.clone() });
+        let (act, by, step_key, from) = (ActName::Cancel, by.to_owned(), None, None);
+        self.record(Entry::Act { act, by, step_key, from, reason: reason.clone() });
         self.header.cancel_reason = reason;
         match waits {
             true => self.end(root, End::Cancelled)?,

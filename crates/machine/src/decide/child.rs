@@ -26,6 +26,7 @@ impl Decider<'_> {
             parent: Some(parent).filter(|_| !detached),
             depth: self.header.depth + 1,
             priority: self.header.priority,
+            traceparent: self.header.traceparent.clone(),
             ..Start::default()
         };
         let body = MessageBody::Start { flow: flow.to_owned(), start: Box::new(start) };

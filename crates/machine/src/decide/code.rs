@@ -101,6 +101,7 @@ impl Decider<'_> {
     }
 
     fn step_failed(&mut self, id: ActId, error: &Failure, retryable: bool, after: Option<i64>) -> Done {
+        let error = &error.clone().bounded();
         let step_key = self.name_of(id);
         self.begin_own_attempt(id);
         self.record_own(id, Entry::AttemptFailed { step_key: step_key.clone(), error: error.clone() });
@@ -199,6 +200,7 @@ impl Decider<'_> {
             priority: header.priority,
             parent: header.parent,
             depth: header.depth,
+            traceparent: header.traceparent.clone(),
             events_since: Some(header.events_since),
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
             cursors: self.run.cursors.iter().chain(&self.cursors).map(|(key, at)| (key.clone(), *at)).collect(),

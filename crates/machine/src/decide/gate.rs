@@ -75,11 +75,11 @@ impl Decider<'_> {
         let after = taken.as_ref().and_then(|taken| self.cursor(taken));
         let activation = self.edit(id);
         activation.state = State::Gated;
-        activation.gate = GateState::Waiting { event: taken, after, timed };
+        activation.gate = GateState::Waiting { event: taken, after, timed, manual: reason == GateReason::Manual };
         if let Some(due) = due {
             self.set_timer(id, TimerKind::Gate, due);
         }
-        let timeout_ms = if reason == GateReason::Time { None } else { for_ms };
+        let timeout_ms = for_ms.or(until_ms.map(|until| until.saturating_sub(self.env.now).max(0)));
         let event = event.map(|(name, key, since)| {
             let since = match since {
                 Since::Run => Due::At(self.header.events_since),
@@ -127,10 +127,9 @@ impl Decider<'_> {
                 Ok(Answer::Conflict(format!("the gate of {name} was opened before; a gate opens once")))
             }
             GateState::TimedOut => Ok(Answer::Conflict(format!("the gate of {name} has timed out"))),
-            GateState::Cancelled => Ok(Answer::Conflict(format!(
-                "the gate of {name} is closed: the step {}",
-                closed_because(activation.end())
-            ))),
+            GateState::Cancelled => {
+                Ok(Answer::Conflict(format!("the gate of {name} {}", closed_because(activation.end()))))
+            }
             GateState::None => Ok(Answer::Invalid(format!("{name} has no gate"))),
         }
     }
@@ -173,7 +172,7 @@ impl Decider<'_> {
             return Ok(Answer::Conflict(format!("the gate of {name} is not waiting")));
         }
         let (act, step_key) = (ActName::CancelGate, Some(name.clone()));
-        self.record(Entry::Act { act, by: by.to_owned(), step_key, reason: None });
+        self.record(Entry::Act { act, by: by.to_owned(), step_key, from: None, reason: None });
         self.leave_gate(id, GateState::Cancelled);
         let token = self.gate_id(id);
         self.record(Entry::AwaitCancelled { step_key: name, token });
@@ -223,9 +222,10 @@ fn timed_out(after: Option<Millis>) -> Failure {
 
 fn closed_because(end: Option<&End>) -> &'static str {
     match end {
-        Some(End::Completed(_)) => "was completed by hand",
-        Some(End::Failed(_)) => "failed before it got there",
-        Some(End::Skipped(_)) => "was skipped",
-        Some(End::Cancelled) | None => "was cancelled",
+        Some(End::Completed(_)) => "is closed: the step was completed by hand",
+        Some(End::Failed(failure)) if failure.kind == kind::GATE_CANCELLED => "was cancelled",
+        Some(End::Failed(_)) => "is closed: the step failed before it was opened",
+        Some(End::Skipped(_)) => "is closed: the step was skipped",
+        Some(End::Cancelled) | None => "is closed: the step was cancelled",
     }
 }

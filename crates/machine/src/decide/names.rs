@@ -127,6 +127,11 @@ impl<'a> Names<'a> for View<'a> {
     fn root(&self, name: &str) -> Option<Val<'a>> {
         match name {
             "input" => self.input().map(Val::Data),
+            "run" => {
+                let fields =
+                    Table::OF_RUN.iter().filter_map(|field| Some((Cow::Borrowed(*field), self.of_run(field)?)));
+                Some(Val::Map(Rc::new(fields.collect())))
+            }
             "index" => self.find(|activation| match activation.place {
                 Place::Item { index, .. } => Some(Val::Int(index.into())),
                 _ => None,

@@ -27,7 +27,7 @@ impl Decider<'_> {
             true => (ActName::Pause, Entry::FlowPaused {}),
             false => (ActName::Resume, Entry::FlowResumed {}),
         };
-        self.record(Entry::Act { act, by: by.to_owned(), step_key: None, reason: None });
+        self.record(Entry::Act { act, by: by.to_owned(), step_key: None, from: None, reason: None });
         self.record(entry);
         applied()
     }

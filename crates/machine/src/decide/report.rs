@@ -37,7 +37,7 @@ impl Decider<'_> {
         match &report.op {
             Op::Complete { output, emits, logs } => self.complete(id, output, emits, logs),
             Op::Fail { error, retryable, retry_after_ms } => {
-                self.attempt_failed(id, error.clone(), *retryable, *retry_after_ms)?;
+                self.attempt_failed(id, error.clone().bounded(), *retryable, *retry_after_ms)?;
                 applied()
             }
             Op::Defer { after_ms, limit } => self.defer(id, *after_ms, limit.as_deref()),
@@ -60,8 +60,12 @@ impl Decider<'_> {
                 applied()
             }
             Op::Progress { done, total, msg } => {
-                let entry =
-                    Entry::StepProgress { step_key: self.name_of(id), done: *done, total: *total, msg: msg.clone() };
+                let entry = Entry::StepProgress {
+                    step_key: self.name_of(id),
+                    done: done.clone(),
+                    total: total.clone(),
+                    msg: msg.clone(),
+                };
                 let queue = self.queue_of(id)?;
                 self.record_attempt(id, queue, entry);
                 applied()
@@ -144,7 +148,8 @@ impl Decider<'_> {
         let entry = Entry::Emit { event: event.to_owned(), payload: payload.clone(), step_key, repeat };
         self.record_attempt(id, queue, entry);
         if !repeat {
-            self.emitted.insert((scope, index as u32), Emitted { payload, by: id });
+            let order = (self.run.emitted.len() + self.emitted.len()) as u32;
+            self.emitted.insert((scope, index as u32), Emitted { payload, by: id, order });
             self.agenda.push_back(Work::Emitted { scope, event: index as u32 });
         }
         Ok(())

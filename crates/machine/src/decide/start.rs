@@ -4,9 +4,9 @@ use super::{Decider, Done, Work};
 use crate::data::Data;
 use crate::flow::{Body, Graph};
 use crate::ids::ActId;
-use crate::record::Entry;
+use crate::record::{ActName, Entry};
 use crate::run::{CodeHeader, Driver, Inside, Phase, Place, State, What};
-use crate::transition::{Answer, Due, Said, Start, TimerKind};
+use crate::transition::{Again, Answer, Due, Said, Start, TimerKind};
 
 impl Decider<'_> {
     pub(super) fn start(&mut self, start: &Start) -> Done<Answer> {
@@ -22,6 +22,7 @@ impl Decider<'_> {
         header.parent = start.parent;
         header.depth = start.depth;
         header.retry_of = start.retry_of;
+        header.traceparent = start.traceparent.clone();
         header.events_since = start.events_since.unwrap_or(self.env.now);
         header.step_count = self.graph.map_or(0, |graph| graph.scope(Graph::ROOT).steps.len() as u32);
         let queue = match &self.flow.body {
@@ -45,6 +46,13 @@ impl Decider<'_> {
             parent: start.parent.map(|parent| parent.run),
             retry_of: start.retry_of,
         });
+        if let Some(again) = &start.again {
+            let (act, by, from) = match again.clone() {
+                Again::Retry { by } => (ActName::Retry, by, None),
+                Again::Rerun { by, from } => (ActName::Rerun, by, from),
+            };
+            self.record(Entry::Act { act, by, step_key: None, from, reason: None });
+        }
         if let Some(deadline) = start.deadline_ms {
             self.header.deadline = true;
             self.set_timer(root, TimerKind::Deadline, Due::After(deadline));

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use super::MAX_PROBLEMS;
 use super::problem::{Place, Problem};
+use super::schema::CheckSchema;
 use super::source::{Node, NodeValue, join};
 use crate::expr::{Read, Template};
 use crate::flow::{Action, Event, Join, Step, When};
 use crate::ids::{ScopeId, StepId};
 
-#[derive(Default)]
 pub(super) struct Draft<'t> {
     lines: Vec<&'t str>,
+    pub schemas: CheckSchema<'t>,
     pub problems: Vec<Problem>,
     pub warnings: Vec<Problem>,
     pub steps: Vec<DraftStep>,
@@ -121,8 +122,17 @@ impl View {
 }
 
 impl<'t> Draft<'t> {
-    pub fn new(text: &'t str) -> Draft<'t> {
-        Draft { lines: text.lines().collect(), ..Draft::default() }
+    pub fn new(text: &'t str, schemas: CheckSchema<'t>) -> Draft<'t> {
+        Draft {
+            lines: text.lines().collect(),
+            schemas,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+            steps: Vec::new(),
+            scopes: Vec::new(),
+            sites: Vec::new(),
+            overflowed: false,
+        }
     }
 
     pub fn problem(&mut self, path: &str, at: Place, message: impl Into<String>) {

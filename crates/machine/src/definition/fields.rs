@@ -271,16 +271,6 @@ pub(super) fn list<T>(
     }
 }
 
-/// A JSON Schema; what it says is checked by who uses it.
-pub(super) fn schema(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Value> {
-    if !matches!(node.value, NodeValue::Map(_)) {
-        draft.expected(path, node, "a JSON Schema such as {type: object}");
-        return None;
-    }
-    let schema = node.json();
-    Some((schema.clone(), schema))
-}
-
 /// An expression in CEL.
 pub(super) fn expr(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Expr> {
     move |draft, path, node| {

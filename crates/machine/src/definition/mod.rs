@@ -21,6 +21,7 @@ mod parse;
 mod policy;
 mod problem;
 mod reads;
+mod schema;
 mod source;
 mod step;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub use analysis::{Analysis, Edge, analysis};
 pub use duration::{MAX_DURATION_MS, duration};
 pub use fields::wrong_name;
 pub use problem::{Problem, Problems};
+pub use schema::{CheckSchema, SchemaFault};
 
 use crate::flow::Flow;
 
@@ -72,6 +74,11 @@ pub fn parse(text: &str) -> Result<Parsed, Problems> {
 
 /// The same for a flow whose name is known from elsewhere: the text may leave it out, or must agree.
 pub fn parse_named(name: Option<&str>, text: &str) -> Result<Parsed, Problems> {
+    parse_checked(name, text, &|_| Vec::new())
+}
+
+/// The same by somebody who knows what a JSON Schema is: what is wrong with one is told with everything else.
+pub fn parse_checked(name: Option<&str>, text: &str, schemas: CheckSchema<'_>) -> Result<Parsed, Problems> {
     let root = source::read(text).map_err(|problem| Problems(vec![problem]))?;
-    parse::flow(name, text, &root)
+    parse::flow(name, text, schemas, &root)
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::draft::{Draft, DraftScope, View};
-use super::fields::{Fields, Out, boolean, check_name, choice, list, name, schema, template, text, timeout};
+use super::fields::{Fields, Out, boolean, check_name, choice, list, name, template, text, timeout};
 use super::policy::retry;
 use super::problem::{Place, Problem, Problems};
+use super::schema::{CheckSchema, schema};
 use super::source::{Key, Node, NodeValue, join};
 use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, analyse, canonical, step};
 use crate::flow::{Body, Builds, CodeFlow, Finally, Flow, Graph};
@@ -15,8 +16,13 @@ use crate::ids::{ScopeId, StepId};
 use crate::nearest::did_you_mean;
 
 /// With the name it was asked for under, if any.
-pub(super) fn flow(asked: Option<&str>, source: &str, root: &Node) -> Result<Parsed, Problems> {
-    let mut draft = Draft::new(source);
+pub(super) fn flow(
+    asked: Option<&str>,
+    source: &str,
+    schemas: CheckSchema<'_>,
+    root: &Node,
+) -> Result<Parsed, Problems> {
+    let mut draft = Draft::new(source, schemas);
     root.doubled("", &mut |problem| draft.problems.push(problem));
     let read = read(&mut draft, asked, root);
     let Draft { mut problems, mut warnings, .. } = draft;

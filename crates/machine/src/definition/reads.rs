@@ -6,7 +6,7 @@ use super::analyse::{needs_all, says_it_ran, steps_of};
 use super::draft::{Draft, DraftStep, GateKind, View};
 use super::problem::Problem;
 use super::source::shorten;
-use crate::expr::Read;
+use crate::expr::{Read, Table};
 use crate::flow::{Graph, Join, Source, When};
 use crate::ids::StepId;
 use crate::nearest::did_you_mean;
@@ -87,7 +87,7 @@ struct Look<'d, 't> {
 
 type Wrong = (String, Option<String>);
 
-const RUN_FIELDS: [&str; 8] = ["id", "flow", "version", "input", "tags", "external_id", "outcome", "error"];
+const RUN_FIELDS: [&str; 8] = Table::OF_RUN;
 
 impl Look<'_, '_> {
     fn read(&self, read: &Read) -> Result<(), Wrong> {
@@ -95,7 +95,7 @@ impl Look<'_, '_> {
             "steps" => "steps.x.output",
             "events" => "events[\"name\"]",
             "gates" => "gates.x.url",
-            "run" => "run.id",
+            "run" => return read.key.as_deref().map_or(Ok(()), |field| self.run(field)),
             root => return self.root(root),
         };
         let Some(key) = &read.key else {
@@ -105,8 +105,7 @@ impl Look<'_, '_> {
         match read.root.as_str() {
             "steps" => self.step(key, read.field.as_deref()),
             "events" => self.event(key),
-            "gates" => self.gate(key, read.field.as_deref()),
-            _ => self.run(key),
+            _ => self.gate(key, read.field.as_deref()),
         }
     }
 

@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::draft::{Draft, DraftArm, DraftEmit, View, Wants};
-use super::fields::{Fields, Out, boolean, check_name, expr, list, name, schema, template, text, timeout, whole, word};
+use super::fields::{Fields, Out, boolean, check_name, expr, list, name, template, text, timeout, whole, word};
 use super::policy::{self, retry};
+use super::schema::schema;
 use super::source::{Node, NodeValue, join, shorten};
 use super::{MAX_ARMS, parse};
 use crate::flow::{Action, LimitUse, When, Worker};

@@ -77,6 +77,8 @@ impl Resolve<'_> {
             return Ok(Kind::Local(slot));
         }
         let kind = match Table::named(&name) {
+            // As a whole it is a value like any other: all of it is known at all times.
+            Some(Table::Run) if trail[0].is_none() => Kind::Root(name.as_str().into()),
             Some(table) => Kind::Table(table),
             None => Kind::Root(name.as_str().into()),
         };

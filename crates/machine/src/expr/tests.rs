@@ -254,7 +254,7 @@ fn names_fields_and_indexes() {
             ("input.a[0]", "`input.a` is an int, which has no index"),
         ],
     );
-    for table in ["size(steps)", "steps == 1", "events.map(x, x)", "run", "[gates]", "steps + 1", "type(steps)"] {
+    for table in ["size(steps)", "steps == 1", "events.map(x, x)", "[gates]", "steps + 1", "type(steps)"] {
         let found = message(data(table, &Scope::new(sample())).unwrap_err());
         assert!(found.ends_with("can only be read by name"), "{table}: {found}");
     }

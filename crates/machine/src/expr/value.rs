@@ -43,6 +43,9 @@ pub enum Table {
 }
 
 impl Table {
+    /// What there is of [`Table::Run`]; the last two only when the run ends.
+    pub const OF_RUN: [&str; 8] = ["id", "flow", "version", "input", "tags", "external_id", "outcome", "error"];
+
     pub fn named(name: &str) -> Option<Table> {
         [Table::Steps, Table::Events, Table::Gates, Table::Run].into_iter().find(|table| table.name() == name)
     }

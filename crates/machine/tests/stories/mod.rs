@@ -96,7 +96,7 @@ fn order() -> Model {
     let (run, task) = t.claim("reserve");
     let meta = Some(json!({"shelf": 12}).into());
     t.say(run, &task, Op::Log(Log { level: "info".into(), msg: "looking for it".into(), meta }));
-    t.say(run, &task, Op::Progress { done: Some(1.0), total: Some(3.0), msg: Some("first shelf".into()) });
+    t.say(run, &task, Op::Progress { done: Some(1.into()), total: Some(3.into()), msg: Some("first shelf".into()) });
     t.model.now += 250;
     let mut error = Failure::new("Busy", "the warehouse did not answer");
     error.stack = Some("at reserve (warehouse.ts:12)".into());
@@ -125,7 +125,7 @@ fn hold() -> Model {
     t.model
 }
 
-/// One with items and rounds that fails at a gate, and is retried.
+/// One with items and rounds that fails at a gate, and is rerun.
 fn audit() -> Model {
     let mut t = begin(&["audit"], input(json!({"files": ["a", "b"], "deep": false})));
     t.complete("scan[1]", json!("clean"));
@@ -134,8 +134,9 @@ fn audit() -> Model {
     t.complete("settle[0].check", json!(true));
     t.tick();
     assert_eq!(t.status(), "failed");
-    let start = t.model.again(t.run, decide::retry(&t.kept().flow, &t.kept().run));
-    t.run = t.model.start("audit", Start { input: input(json!({"files": ["a", "b"]})).input, ..start });
+    let start = t.model.again(t.run, decide::rerun(&t.kept().flow, &t.kept().run, "print").unwrap());
+    let again = Some(Again::Rerun { by: "ann".into(), from: Some("print".into()) });
+    t.run = t.model.start("audit", Start { input: input(json!({"files": ["a", "b"]})).input, again, ..start });
     t.model.deliver_all();
     t.complete("print.page", json!("page 1"));
     t.act("signed", StepAct::Skip);

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use eddyline_protocol::{Emit, Log, Op, Outcome, Task, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Number, Value};
 use tokio::sync::oneshot;
 
 use super::failure::StepError;
@@ -130,7 +130,8 @@ impl StepCtx {
 
     /// How far the step has come. Of several in a row the last one counts.
     pub fn progress(&self, done: f64, total: Option<f64>, message: Option<&str>) {
-        self.0.progress(Op::Progress { done: Some(done), total, msg: message.map(str::to_owned) });
+        let (done, total) = (Number::from_f64(done), total.and_then(Number::from_f64));
+        self.0.progress(Op::Progress { done, total, msg: message.map(str::to_owned) });
     }
 
     async fn ask(&self, op: Op) -> Result<(), StepError> {

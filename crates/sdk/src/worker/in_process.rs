@@ -308,7 +308,7 @@ fn task(of: Assignment) -> Task {
         lease_ms: u64::try_from(of.lease_ms).unwrap_or(0),
         deadline: of.deadline.map(time::iso),
         memo: of.memo,
-        traceparent: None,
+        traceparent: of.traceparent,
     }
 }
 
@@ -336,7 +336,7 @@ fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
         }
         Op::Log(line) => eddyline_machine::Op::Log(log(line)),
         Op::Progress { done, total, msg } => {
-            eddyline_machine::Op::Progress { done: *done, total: *total, msg: msg.clone() }
+            eddyline_machine::Op::Progress { done: done.clone(), total: total.clone(), msg: msg.clone() }
         }
         Op::Step { .. }
         | Op::Call { .. }

@@ -29,14 +29,15 @@ pub(crate) async fn resume(call: Call) -> Answer {
 
 /// `POST /v1/runs/{id}/retry`
 pub(crate) async fn retry(call: Call) -> Answer {
-    let new = call.engine().retry(call.ns(), call.run()?).await?;
+    let new = call.engine().retry(call.ns(), call.run()?, &call.caller.name).await?;
     ok(&NewRun { run_id: new.to_string() })
 }
 
 /// `POST /v1/runs/{id}/rerun`
 pub(crate) async fn rerun(mut call: Call) -> Answer {
     let asked: RerunRun = call.json_or_default().await?;
-    let new = call.engine().rerun(call.ns(), call.run()?, asked.from.as_deref(), asked.input).await?;
+    let (run, by) = (call.run()?, &call.caller.name);
+    let new = call.engine().rerun(call.ns(), run, by, asked.from.as_deref(), asked.input).await?;
     ok(&NewRun { run_id: new.to_string() })
 }
 

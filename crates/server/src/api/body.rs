@@ -6,10 +6,11 @@ use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use eddyline_engine::MAX_PAYLOAD_DEPTH;
+use eddyline_machine::nearest::nearest;
 use eddyline_protocol::Code;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::failure::Failure;
@@ -18,6 +19,9 @@ use super::wording::in_words;
 /// A body has this long, and a second more for each [`PACE_BYTES`] that have come.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PACE_BYTES: usize = 16 << 10;
+/// Of a body that is too large this many bytes beyond the limit are still taken, for so long, and thrown away.
+const MAX_THROWN_AWAY: usize = 32 << 20;
+const THROWN_AWAY_FOR: Duration = Duration::from_secs(5);
 /// What a request is wrapped in is this deep at most.
 const AROUND_PAYLOAD: u16 = 8;
 /// Room made beforehand for a body that says how long it is.
@@ -36,7 +40,11 @@ pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> R
     let too_large = || Failure::new(Code::TooLarge, format!("the body is larger than {limit} bytes"));
     let declared: Option<usize> =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if declared.is_some_and(|length| length > limit) {
+    if let Some(length) = declared.filter(|length| *length > limit) {
+        // Whoever asks first whether to send has not begun, and whoever has more than is taken would not be done either.
+        if !headers.contains_key(header::EXPECT) && length - limit <= MAX_THROWN_AWAY {
+            throw_away(body, length);
+        }
         return Err(too_large());
     }
     let begun = Instant::now();
@@ -51,11 +59,29 @@ pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> R
         };
         if let Ok(data) = frame.into_data() {
             if whole.len() + data.len() > limit {
+                drop(whole);
+                throw_away(body, MAX_THROWN_AWAY);
                 return Err(too_large());
             }
             whole.extend_from_slice(&data);
         }
     }
+}
+
+/// Takes what is left of a body that is not wanted, as much as is bearable, while the answer is on its way: many clients
+/// listen only once they have sent everything, and if the connection is closed before that, they never hear why.
+fn throw_away(mut body: Body, most: usize) {
+    let gone = async move {
+        let mut left = most;
+        while let Some(Ok(frame)) = body.frame().await {
+            match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    // The connection ends once nobody takes from it any more.
+    tokio::spawn(tokio::time::timeout(THROWN_AWAY_FOR, gone));
 }
 
 pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken: Taken) -> Result<T, Failure> {
@@ -81,19 +107,34 @@ pub(crate) fn refuse_list(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
+/// A field that is not one of these was meant to be another, or to do something.
+pub(crate) fn refuse_unknown(fields: &Map<String, Value>, known: &[&str]) -> Result<(), Failure> {
+    let Some(unknown) = fields.keys().find(|field| !known.contains(&field.as_str())) else { return Ok(()) };
+    let shown: String = unknown.chars().take(40).collect();
+    let help = match nearest(unknown, known.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("known here: {}", known.join(", ")),
+    };
+    Err(Failure::bad(format!("unknown field `{shown}`; {help}")))
+}
+
 /// Many of something, each an object: a list of them, or one alone.
 pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Result<Vec<T>, Failure> {
     let items = match written {
         Value::Array(items) => items,
         one => vec![one],
     };
-    let read = |item: Value| match item {
+    items.into_iter().map(|item| one(item, expected)).collect()
+}
+
+/// One of them.
+pub(crate) fn one<T: DeserializeOwned>(item: Value, expected: &str) -> Result<T, Failure> {
+    match item {
         Value::Object(_) => {
             serde_json::from_value(item).map_err(|error| Failure::bad(format!("{}: {expected}", in_words(&error))))
         }
         _ => Err(Failure::bad(expected)),
-    };
-    items.into_iter().map(read).collect()
+    }
 }
 
 /// Names and labels are kept in many places, and are not for keeping data.

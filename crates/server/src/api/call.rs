@@ -10,17 +10,18 @@ use axum::response::Response;
 use bytes::Bytes;
 use eddyline_engine::Engine;
 use eddyline_machine::{Millis, RunId};
-use eddyline_protocol::{Scope, Span};
+use eddyline_protocol::{Page, Scope, Span};
 use eddyline_store::Namespace;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::Api;
 use super::body::{self, Taken};
 use super::failure::Failure;
 use super::guard::Caller;
+use super::secrets;
 
 /// Pages hold this many items unless `limit` says otherwise.
 const DEFAULT_PAGE: usize = 100;
@@ -125,6 +126,34 @@ impl Call {
         self.read("cursor", "what `next` of the page before says", |text| text.parse().ok())
     }
 
+    /// How many there are in all, if that is asked for.
+    pub async fn total(
+        &self,
+        count: impl Future<Output = eddyline_engine::Result<u64>>,
+    ) -> Result<Option<u64>, Failure> {
+        Ok(if self.flag("count")? { Some(count.await?) } else { None })
+    }
+
+    /// The page that is asked for, of a list that is at hand as a whole, in the order of its names.
+    pub fn page<T>(&self, all: Vec<T>, name: impl Fn(&T) -> &str) -> Result<Page<T>, Failure> {
+        let (limit, after) = (self.limit()?, self.text("cursor").unwrap_or(""));
+        let total = self.flag("count")?.then_some(all.len() as u64);
+        let mut items: Vec<T> = all.into_iter().filter(|item| name(item) > after).collect();
+        let next = (items.len() > limit).then(|| name(&items[limit - 1]).to_owned());
+        items.truncate(limit);
+        Ok(Page { items, next, total })
+    }
+
+    /// An answer with what callers and handlers sent, in which there may be URLs of gates: whoever may not open gates
+    /// gets those without their secret.
+    pub fn show<T: Serialize>(&self, status: StatusCode, body: &T) -> Answer {
+        let text = written(body);
+        Ok(match self.may(Scope::Signal) {
+            true => respond(status, text),
+            false => respond(status, text.map(secrets::left_out)),
+        })
+    }
+
     pub async fn bytes(&mut self) -> Result<Bytes, Failure> {
         let limit = self.api.about().settings.max_body;
         let body = self.body.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -151,6 +180,24 @@ impl Call {
         let bytes = self.bytes().await?;
         body::refuse_list(&bytes)?;
         body::json(&bytes, &self.head.headers, Taken::Json)
+    }
+
+    /// The body, an object with no other fields than these, and in each of them no others than those beside it: where a
+    /// setting that is not taken would be missed.
+    pub async fn json_of<T: DeserializeOwned>(&mut self, known: &[(&str, &[&str])]) -> Result<T, Failure> {
+        let bytes = self.bytes().await?;
+        body::refuse_list(&bytes)?;
+        let read = body::json(&bytes, &self.head.headers, Taken::Json)?;
+        let fields: Map<String, Value> = serde_json::from_slice(&bytes).unwrap_or_default();
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        body::refuse_unknown(&fields, &names)?;
+        for (name, inside) in known {
+            fields
+                .get(*name)
+                .and_then(Value::as_object)
+                .map_or(Ok(()), |fields| body::refuse_unknown(fields, inside))?;
+        }
+        Ok(read)
     }
 
     /// The same where the body may be left out.
@@ -190,13 +237,15 @@ pub(crate) fn answer<T: Serialize>(status: StatusCode, body: &T) -> Answer {
 }
 
 pub(crate) fn json_response<T: Serialize>(status: StatusCode, body: &T) -> Response {
-    let (status, text) = match serde_json::to_vec(body) {
-        Ok(text) => (status, text),
-        Err(error) => {
-            tracing::error!("an answer could not be written: {error}");
-            (StatusCode::INTERNAL_SERVER_ERROR, Vec::new())
-        }
-    };
+    respond(status, written(body))
+}
+
+fn written<T: Serialize>(body: &T) -> Option<String> {
+    serde_json::to_string(body).inspect_err(|error| tracing::error!("an answer could not be written: {error}")).ok()
+}
+
+fn respond(status: StatusCode, text: Option<String>) -> Response {
+    let (status, text) = text.map_or((StatusCode::INTERNAL_SERVER_ERROR, String::new()), |text| (status, text));
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

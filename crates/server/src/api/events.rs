@@ -1,17 +1,25 @@
 //! Events are published to the namespace.
 
 use eddyline_engine::PublishRequest;
+use eddyline_machine::definition::wrong_name;
 use eddyline_protocol::PublishEvent;
 use serde_json::json;
 
 use super::body::{check_labels, many};
 use super::call::{Answer, Call, ok};
+use super::failure::Failure;
 
 /// `POST /v1/events`
 pub(crate) async fn publish(mut call: Call) -> Answer {
     let expected = "expected an event {\"name\": …, \"key\": …, \"payload\": …}, or a list of them";
     let events: Vec<PublishEvent> = many(call.any_json().await?, expected)?;
-    check_labels(events.iter().flat_map(|event| std::iter::once(&event.name).chain(&event.id)))?;
+    let wrong: Vec<_> =
+        events.iter().enumerate().filter_map(|(at, event)| Some((at, wrong_name(&event.name)?))).collect();
+    if let Some((_, first)) = wrong.first() {
+        let details = wrong.iter().map(|(at, why)| json!({"path": format!("[{at}].name"), "message": why})).collect();
+        return Err(Failure::bad(format!("an event cannot have this name: {first}")).details(details));
+    }
+    check_labels(events.iter().filter_map(|event| event.id.as_ref()))?;
     let published = events.len();
     let requests = events.into_iter().map(|event| PublishRequest {
         name: event.name,

@@ -4,7 +4,7 @@ use eddyline_engine::{FlowName, Registered};
 use eddyline_machine::definition::analysis;
 use eddyline_machine::time::iso;
 use eddyline_machine::{Action, Body, Graph, Source, Status, Step, When};
-use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats};
+use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats, Page};
 
 use super::body::{Taken, check_type};
 use super::call::{Answer, Call, ok};
@@ -29,13 +29,14 @@ pub(crate) async fn register(mut call: Call) -> Answer {
 pub(crate) async fn list(call: Call) -> Answer {
     let limit = call.limit()?;
     let flows = call.engine().flows(call.ns(), call.text("cursor").map(str::to_owned), limit).await?;
+    let total = call.total(call.engine().count_flows(call.ns())).await?;
     let next = (flows.len() == limit).then(|| flows.last().map(|last| last.name.clone())).flatten();
     let mut items = Vec::with_capacity(flows.len());
     for FlowName { name, version, .. } in flows {
         let registered = call.engine().flow(call.ns(), &name, Some(&version)).await?;
         items.push(describe(&call, &registered).await?);
     }
-    ok(&words::page(items, next))
+    ok(&Page { items, next, total })
 }
 
 /// `GET /v1/flows/{name}`

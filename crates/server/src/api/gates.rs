@@ -10,7 +10,6 @@ use serde_json::json;
 
 use super::call::{Answer, Call, ok, run_id};
 use super::failure::Failure;
-use super::words;
 
 const REASONS: [(&str, GateReason); 4] = [
     ("time", GateReason::Time),
@@ -32,24 +31,27 @@ pub(crate) async fn list(call: Call) -> Answer {
         None => None,
     };
     let run = call.text("run").map(run_id).transpose()?;
+    if let Some(run) = run {
+        call.engine().header(call.ns(), run).await?;
+    }
     let filter = GateFilter { run, reason, ..GateFilter::default() };
     let (limit, after) = (call.limit()?, call.cursor()?);
+    let total = call.total(call.engine().count_gates(call.ns(), &filter)).await?;
     let found = call.engine().gates(call.ns(), &filter, Page { after, limit }).await?;
     let next = (found.len() == limit).then(|| found.last().map(|last| last.position.to_string())).flatten();
     let secrets = call.may(Scope::Signal);
     let hooks = &call.engine().config().hooks;
     let items: Vec<_> = found.into_iter().filter_map(|gate| show(gate, hooks, secrets)).collect();
-    ok(&words::page(items, next))
+    ok(&eddyline_protocol::Page { items, next, total })
 }
 
 fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
     let arrived = gate.arrival?;
     let reason = REASONS.into_iter().find(|(_, reason)| *reason == arrived.gate.reason).map_or("", |(name, _)| name);
     let token = gate.token.filter(|_| secrets);
-    let url = token.as_ref().filter(|_| arrived.gate.reason == GateReason::Webhook);
     Some(GateInfo {
         gate_id: gate_name(gate.id),
-        url: url.map(|token| format!("{hooks}{token}")),
+        url: token.as_ref().map(|token| format!("{hooks}{token}")),
         token,
         run_id: gate.id.run.to_string(),
         activation: arrived.gate.name,

@@ -60,13 +60,15 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
         return Err(Failure::new(Code::Forbidden, "this key belongs to another namespace"));
     }
     let caller = Caller { ns: key.ns.clone(), name: key.name.clone(), scopes: key.scopes.clone() };
-    match route.access {
-        Access::Needs(scope) if !caller.may(scope) => {
-            let message = format!("this key's scopes do not reach so far: {} is needed", word(scope));
-            Err(Failure::new(Code::Forbidden, message))
+    let needed = match route.access {
+        Access::Needs(scope) if !caller.may(scope) => word(scope).to_owned(),
+        Access::Either(one, other) if !caller.may(one) && !caller.may(other) => {
+            format!("{} or {}", word(one), word(other))
         }
-        _ => Ok(caller),
-    }
+        _ => return Ok(caller),
+    };
+    let message = format!("this key's scopes do not reach so far: {needed} is needed");
+    Err(Failure::new(Code::Forbidden, message))
 }
 
 pub(crate) fn namespace(name: &str) -> Result<Namespace, Failure> {

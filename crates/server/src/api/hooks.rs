@@ -1,10 +1,10 @@
 //! Webhooks come in. Whoever has the token of a gate may open it, and needs nothing else.
 
+use axum::http::{HeaderMap, header};
 use eddyline_machine::OpenedBy;
-use eddyline_machine::record::GateReason;
 use serde_json::Value;
 
-use super::body::check_depth;
+use super::body::{self, Taken, check_depth, check_type};
 use super::call::{Answer, Call};
 use super::failure::Failure;
 use super::gates::opened;
@@ -15,16 +15,18 @@ pub(crate) async fn open(mut call: Call) -> Answer {
     let token = call.param("token").to_owned();
     let unknown = || Failure::not_found("gate", "with this token");
     let gate = call.engine().gate_anywhere(&token).await?.ok_or_else(unknown)?;
-    if gate.arrival.as_ref().is_some_and(|arrived| arrived.gate.reason != GateReason::Webhook) {
-        return Err(unknown());
-    }
-    opened(call.engine().open_gate(&gate.ns, &token, OpenedBy::Webhook, payload(&bytes)?).await)
+    let payload = payload(&bytes, call.headers())?;
+    opened(call.engine().open_gate(&gate.ns, &token, OpenedBy::Webhook, payload).await)
 }
 
-/// Whatever it is that was sent: JSON as it is, anything else as text.
-fn payload(bytes: &[u8]) -> Result<Value, Failure> {
+/// Whatever it is that was sent: JSON as it is, anything else as text. What is said to be JSON has to be: the gate opens
+/// once, and not with half of a payload.
+fn payload(bytes: &[u8], headers: &HeaderMap) -> Result<Value, Failure> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Null);
+    }
+    if headers.contains_key(header::CONTENT_TYPE) && check_type(headers, Taken::Json).is_ok() {
+        return body::json(bytes, headers, Taken::Json);
     }
     check_depth(bytes)?;
     Ok(serde_json::from_slice(bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(bytes).into_owned())))

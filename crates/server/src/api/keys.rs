@@ -16,8 +16,8 @@ use super::{keyring, words};
 /// `GET /v1/keys`
 pub(crate) async fn list(call: Call) -> Answer {
     let ns = chosen(&call, call.text("namespace"))?;
-    let items: Vec<_> = call.engine().keys(&ns).await?.into_iter().map(show).collect();
-    ok(&words::page(items, None))
+    let keys = call.engine().keys(&ns).await?.into_iter().map(show).collect();
+    ok(&call.page(keys, |key: &KeyInfo| &key.key_id)?)
 }
 
 /// `POST /v1/keys`

@@ -5,23 +5,18 @@ use eddyline_store as store;
 use serde_json::json;
 
 use super::call::{Answer, Call, ok};
-use super::queues::{check_name, inner_rate, rate};
-use super::words;
+use super::queues::{RATE, check_name, inner_rate, rate};
 
 /// `GET /v1/limits`
 pub(crate) async fn list(call: Call) -> Answer {
-    let (limit, after) = (call.limit()?, call.text("cursor").unwrap_or("").to_owned());
     let limits = call.engine().limits(call.ns()).await?;
-    let shown = limits.into_iter().filter(|(name, _)| *name > after).map(|(name, rules)| show(name, &rules));
-    let mut items: Vec<_> = shown.collect();
-    let next = (items.len() > limit).then(|| items[limit - 1].name.clone());
-    items.truncate(limit);
-    ok(&words::page(items, next))
+    let limits = limits.into_iter().map(|(name, rules)| show(name, &rules)).collect();
+    ok(&call.page(limits, |limit: &LimitInfo| &limit.name)?)
 }
 
 /// `PUT /v1/limits/{name}`: the rules as a whole.
 pub(crate) async fn set(mut call: Call) -> Answer {
-    let asked: LimitRules = call.json().await?;
+    let asked: LimitRules = call.json_of(&[("concurrency", &[]), RATE]).await?;
     let name = call.param("name");
     check_name(name)?;
     let rules = store::LimitRules { concurrency: asked.concurrency, rate: asked.rate.map(inner_rate).transpose()? };

@@ -8,14 +8,13 @@ use eddyline_store::Namespace;
 use super::call::{Answer, Call, answer, ok};
 use super::failure::Failure;
 use super::guard::namespace;
-use super::words;
 
 /// `GET /v1/namespaces`
 pub(crate) async fn list(call: Call) -> Answer {
     let everything = *call.ns() == Namespace::default();
     let found = call.engine().namespaces().await?.into_iter().filter(|(ns, _)| everything || ns == call.ns());
-    let items = found.map(|(ns, at)| NamespaceInfo { name: ns.to_string(), created_at: at.map(iso) }).collect();
-    ok(&words::page::<NamespaceInfo>(items, None))
+    let found = found.map(|(ns, at)| NamespaceInfo { name: ns.to_string(), created_at: at.map(iso) }).collect();
+    ok(&call.page(found, |ns: &NamespaceInfo| &ns.name)?)
 }
 
 /// `POST /v1/namespaces`

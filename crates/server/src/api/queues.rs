@@ -10,20 +10,18 @@ use super::words;
 
 /// The longest name of a queue or a limit.
 const MAX_NAME_CHARS: usize = 128;
+/// The field for a rate, with the fields in it.
+pub(super) const RATE: (&str, &[&str]) = ("rate", &["count", "per", "burst"]);
 
 /// `GET /v1/queues`
 pub(crate) async fn list(call: Call) -> Answer {
-    let (limit, after) = (call.limit()?, call.text("cursor").unwrap_or("").to_owned());
-    let queues = call.engine().queues(call.ns()).await?;
-    let mut items: Vec<_> = queues.into_iter().filter(|queue| queue.state.name > after).map(show).collect();
-    let next = (items.len() > limit).then(|| items[limit - 1].name.clone());
-    items.truncate(limit);
-    ok(&words::page(items, next))
+    let queues = call.engine().queues(call.ns()).await?.into_iter().map(show).collect();
+    ok(&call.page(queues, |queue: &wire::QueueInfo| &queue.name)?)
 }
 
 /// `PUT /v1/queues/{name}`: the rules as a whole. Whether it is paused is not one of them.
 pub(crate) async fn set(mut call: Call) -> Answer {
-    let asked: wire::QueueRules = call.json().await?;
+    let asked: wire::QueueRules = call.json_of(&[("concurrency", &[]), ("flow_concurrency", &[]), RATE]).await?;
     let rate = asked.rate.map(inner_rate).transpose()?;
     change(call, |rules| {
         rules.concurrency = asked.concurrency;

@@ -30,6 +30,8 @@ pub enum Access {
     Key,
     /// A key with this scope, or `admin`.
     Needs(Scope),
+    /// A key with one of these scopes, or `admin`.
+    Either(Scope, Scope),
 }
 
 const READ: Access = Access::Needs(Scope::Read);
@@ -37,6 +39,7 @@ const START: Access = Access::Needs(Scope::Start);
 const SIGNAL: Access = Access::Needs(Scope::Signal);
 const WORKER: Access = Access::Needs(Scope::Worker);
 const ADMIN: Access = Access::Needs(Scope::Admin);
+const READ_OR_SIGNAL: Access = Access::Either(Scope::Read, Scope::Signal);
 
 macro_rules! routes {
     ($($method:ident $path:literal $access:expr, $handler:path;)*) => {
@@ -83,7 +86,7 @@ static ROUTES: &[Route] = routes! {
 
     GET    "/v1/streams/{stream}"                            READ, streams::read;
     POST   "/v1/events"                                      SIGNAL, events::publish;
-    GET    "/v1/gates"                                       READ, gates::list;
+    GET    "/v1/gates"                                       READ_OR_SIGNAL, gates::list;
     POST   "/v1/gates/{gate}"                                SIGNAL, gates::open;
     DELETE "/v1/gates/{gate}"                                SIGNAL, gates::cancel;
     POST   "/hooks/{token}"                                  Access::Open, hooks::open;

@@ -10,22 +10,21 @@ use eddyline_protocol::{ParentInfo, RunResult};
 use eddyline_store::{Page, RunFilter, Summary};
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, answer, ok};
+use super::call::{Answer, Call, answer};
 use super::failure::Failure;
 use super::words;
 
 /// `GET /v1/runs`
 pub(crate) async fn list(call: Call) -> Answer {
-    let status = match call.text("status") {
-        Some(word) => Some(Status::ALL.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
+    let status = |word: String| {
+        Status::ALL.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
             let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
             Failure::bad(format!("the parameter `status` is not one of {}", known.join(", ")))
-        })?),
-        None => None,
+        })
     };
     let filter = RunFilter {
         flow: call.text("flow").map(str::to_owned),
-        status,
+        status: call.texts("status").into_iter().map(status).collect::<Result<_, _>>()?,
         tags: call.texts("tag"),
         external_id: call.text("external_id").map(str::to_owned),
         since: call.time("since")?,
@@ -33,7 +32,7 @@ pub(crate) async fn list(call: Call) -> Answer {
         ..RunFilter::default()
     };
     let (limit, after) = (call.limit()?, call.cursor()?);
-    let total = if call.flag("count")? { Some(call.engine().count(call.ns(), &filter).await?) } else { None };
+    let total = call.total(call.engine().count(call.ns(), &filter)).await?;
     let found = call.engine().list(call.ns(), &filter, Page { after, limit }).await?;
     let next = (found.len() == limit).then(|| found.last().map(|last| last.position.to_string())).flatten();
     let parents = parents(&call, found.iter().filter_map(|summary| summary.header.parent)).await?;
@@ -42,14 +41,14 @@ pub(crate) async fn list(call: Call) -> Answer {
         words::run_summary(summary, parent)
     };
     let items = found.into_iter().map(show).collect();
-    ok(&eddyline_protocol::Page { items, next, total })
+    call.show(StatusCode::OK, &eddyline_protocol::Page { items, next, total })
 }
 
 /// `GET /v1/runs/{id}`
 pub(crate) async fn show(call: Call) -> Answer {
     let info = call.engine().run(call.ns(), call.run()?).await?;
     let mut parents = parents(&call, info.summary.header.parent.into_iter()).await?;
-    ok(&words::run_info(info, parents.pop_first().map(|(_, parent)| parent)))
+    call.show(StatusCode::OK, &words::run_info(info, parents.pop_first().map(|(_, parent)| parent)))
 }
 
 /// `DELETE /v1/runs/{id}`
@@ -63,12 +62,15 @@ pub(crate) async fn result(call: Call) -> Answer {
     let (run, wait) = (call.run()?, call.wait()?);
     let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
     match call.engine().result(call.ns(), run, wait).await? {
-        Some(result) => ok(&RunResult {
-            run_id: result.run.to_string(),
-            status: result.status.as_str().to_owned(),
-            output: result.output.unwrap_or_default(),
-            error: result.error.map(words::failure),
-        }),
+        Some(result) => {
+            let ended = RunResult {
+                run_id: result.run.to_string(),
+                status: result.status.as_str().to_owned(),
+                output: result.output.unwrap_or_default(),
+                error: result.error.map(words::failure),
+            };
+            call.show(StatusCode::OK, &ended)
+        }
         None => {
             let status = call.engine().header(call.ns(), run).await?.header.status().as_str().to_owned();
             let going = RunResult { run_id: run.to_string(), status, output: Value::Null, error: None };

@@ -1,15 +1,16 @@
 //! Runs are started, one by one or many at once.
 
 use axum::http::StatusCode;
-use eddyline_engine::{MAX_STARTS, StartRequest, Started};
+use eddyline_engine::{MAX_PAYLOAD_BYTES, MAX_STARTS, StartRequest, Started};
 use eddyline_machine::definition::parse_named;
-use eddyline_machine::{Body, Retry};
-use eddyline_protocol::{BatchItem, BatchStarted, Code, RunStarted, StartRun};
+use eddyline_machine::{Body, Millis, Retry};
+use eddyline_protocol::{BatchItem, BatchStarted, Code, Deadline, RunStarted, StartRun};
 use serde_json::{Value, json};
 
-use super::body::{check_labels, many};
-use super::call::{Answer, Call, answer, ok};
+use super::body::{check_labels, one};
+use super::call::{Answer, Call, answer, moment, ok};
 use super::failure::Failure;
+use super::traceparent;
 use super::words::{millis, problem};
 
 /// Tags of a run.
@@ -19,7 +20,8 @@ const MAX_TAGS: usize = 64;
 pub(crate) async fn start(mut call: Call) -> Answer {
     let asked: StartRun = call.json_or_default().await?;
     let name = call.param("name").to_owned();
-    let started = call.engine().start_run(call.ns(), request(name, asked)?).await?;
+    let wanted = request(&call, name, asked).await?;
+    let started = call.engine().start_run(call.ns(), wanted).await?;
     let status = if started.existing { StatusCode::OK } else { StatusCode::CREATED };
     answer(status, &said(started))
 }
@@ -28,24 +30,17 @@ pub(crate) async fn start(mut call: Call) -> Answer {
 pub(crate) async fn batch(mut call: Call) -> Answer {
     let expected = "expected {\"runs\": [{\"flow\": …, \"input\": …}]}, or a list of starts";
     let starts = match call.any_json().await? {
-        Value::Object(mut batch) => {
-            batch.remove("runs").filter(Value::is_array).ok_or_else(|| Failure::bad(expected))?
-        }
-        list @ Value::Array(_) => list,
-        _ => return Err(Failure::bad(expected)),
+        Value::Object(mut batch) => batch.remove("runs").unwrap_or_default(),
+        list => list,
     };
-    let asked: Vec<StartRun> = many(starts, expected)?;
+    let Value::Array(asked) = starts else { return Err(Failure::bad(expected)) };
     if asked.len() > MAX_STARTS {
         return Err(Failure::new(Code::TooLarge, format!("more than {MAX_STARTS} starts in one call")));
     }
     let mut items: Vec<Option<BatchItem>> = Vec::with_capacity(asked.len());
     let (mut requests, mut places) = (Vec::new(), Vec::new());
-    for (at, mut start) in asked.into_iter().enumerate() {
-        let wanted = match start.flow.take() {
-            Some(flow) => request(flow, start),
-            None => Err(Failure::invalid("it does not name its flow")),
-        };
-        items.push(match wanted {
+    for (at, start) in asked.into_iter().enumerate() {
+        items.push(match item(&call, start).await {
             Ok(wanted) => {
                 requests.push(wanted);
                 places.push(at);
@@ -63,12 +58,31 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
     ok(&BatchStarted { items: items.into_iter().flatten().collect() })
 }
 
-fn said(started: Started) -> RunStarted {
-    metrics::counter!("eddyline_runs_started_total").increment(u64::from(!started.existing));
-    RunStarted { run_id: started.run.to_string(), existing: started.existing }
+/// One start of many.
+async fn item(call: &Call, written: Value) -> Result<StartRequest, Failure> {
+    let mut start: StartRun = one(written, "expected a start {\"flow\": …, \"input\": …}")?;
+    match start.flow.take() {
+        Some(flow) => request(call, flow, start).await,
+        None => Err(Failure::invalid("it does not name its flow")),
+    }
 }
 
-fn request(flow: String, asked: StartRun) -> Result<StartRequest, Failure> {
+fn said(started: Started) -> RunStarted {
+    metrics::counter!("eddyline_runs_started_total").increment(u64::from(!started.existing));
+    let warning = |bytes| {
+        format!(
+            "the input has {bytes} bytes, and the limit is {MAX_PAYLOAD_BYTES}: keep large data elsewhere, and send where \
+             it is"
+        )
+    };
+    RunStarted {
+        run_id: started.run.to_string(),
+        existing: started.existing,
+        warnings: started.large_input.map(warning).into_iter().collect(),
+    }
+}
+
+async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequest, Failure> {
     if asked.tags.len() > MAX_TAGS {
         return Err(Failure::invalid(format!("a run has at most {MAX_TAGS} tags")));
     }
@@ -82,10 +96,28 @@ fn request(flow: String, asked: StartRun) -> Result<StartRequest, Failure> {
         idempotency_key: asked.idempotency_key,
         tags: asked.tags,
         delay_ms: asked.delay.map(millis),
-        deadline_ms: asked.deadline.map(millis),
+        deadline_ms: match asked.deadline {
+            Some(deadline) => Some(time_until(call, deadline).await?),
+            None => None,
+        },
         priority: asked.priority.unwrap_or(0),
         retry: asked.retry.map(retry).transpose()?,
+        traceparent: traceparent::of(asked.traceparent, call.headers())?,
     })
+}
+
+async fn time_until(call: &Call, deadline: Deadline) -> Result<Millis, Failure> {
+    let written = match deadline {
+        Deadline::After(span) => return Ok(millis(span)),
+        Deadline::At(written) => written,
+    };
+    let shown: String = written.chars().take(40).collect();
+    let at = moment(&written).ok_or_else(|| {
+        let expected = "a duration, such as \"1h\" or a number of milliseconds, or a time such as 2026-01-02T03:04:05Z";
+        Failure::bad(format!("the deadline \"{shown}\" is not {expected}"))
+    })?;
+    let left = at.saturating_sub(call.engine().now().await?);
+    if left <= 0 { Err(Failure::bad(format!("the deadline {shown} has passed"))) } else { Ok(left) }
 }
 
 /// A retry policy as definitions write it: read by the code that reads those, so that the two cannot differ.

@@ -1,11 +1,12 @@
 //! The steps of a run: listed, and acted upon by hand.
 
+use axum::http::StatusCode;
 use eddyline_engine::StepActRequest;
 use eddyline_machine::failure::kind;
 use eddyline_protocol::{Failure as WireFailure, StepAct};
 
 use super::acts::acted;
-use super::call::{Answer, Call, ok};
+use super::call::{Answer, Call};
 use super::words;
 
 /// `GET /v1/runs/{id}/steps`
@@ -17,7 +18,7 @@ pub(crate) async fn list(call: Call) -> Answer {
     let read = from.saturating_add(items.len());
     let next = (read < total).then(|| read.to_string());
     let total = if call.flag("count")? { Some(total as u64) } else { None };
-    ok(&eddyline_protocol::Page { items, next, total })
+    call.show(StatusCode::OK, &eddyline_protocol::Page { items, next, total })
 }
 
 /// `POST /v1/runs/{id}/steps/{activation}/complete`

@@ -3,17 +3,18 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use eddyline_engine::Timeline;
 use eddyline_machine::project::{Projection, Projector, RunIndexed};
 use eddyline_machine::time::Time;
 use eddyline_machine::wire::{Envelope, MAX_RECORD_BYTES, Meta, WireContext, projection_to_wire, to_wire};
 use eddyline_machine::{Data, Numbered, RunId};
-use eddyline_store::{Page, Summary};
+use eddyline_protocol as wire;
+use eddyline_store::{Page, RunFilter, Summary};
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, MAX_PAGE, ok, run_id};
+use super::call::{Answer, Call, MAX_PAGE, run_id};
 use super::failure::Failure;
-use super::words;
 
 /// Records that one request looks at, where most of them are not what is asked for.
 const MAX_LOOKED_AT: usize = 20_000;
@@ -63,15 +64,21 @@ impl Stream {
 struct Asked {
     after: u64,
     limit: usize,
-    kind: Option<String>,
+    /// Any of these; all without one.
+    kinds: Vec<String>,
     step: Option<String>,
     wait: Duration,
 }
 
 impl Asked {
     fn wants(&self, record: &Value) -> bool {
-        let is = |wanted: &Option<String>, found: &Value| wanted.as_deref().is_none_or(|wanted| found == wanted);
-        is(&self.kind, &record["kind"]) && is(&self.step, &record["meta"]["stepKey"])
+        let kind = &record["kind"];
+        (self.kinds.is_empty() || self.kinds.iter().any(|wanted| kind == wanted))
+            && self.step.as_deref().is_none_or(|wanted| record["meta"]["stepKey"] == wanted)
+    }
+
+    fn wants_all(&self) -> bool {
+        self.kinds.is_empty() && self.step.is_none()
     }
 }
 
@@ -83,24 +90,64 @@ pub(crate) async fn read(call: Call) -> Answer {
     let asked = Asked {
         after: call.number("after")?.unwrap_or(0),
         limit: call.limit()?,
-        kind: call.text("kind").map(str::to_owned),
+        kinds: call.texts("kind"),
         step: call.text("step").map(str::to_owned),
         wait: call.wait()?,
     };
     let _room = if asked.wait.is_zero() { None } else { Some(call.api.long_poll()?) };
-    let (items, next) = match stream {
-        Stream::Timeline(run) => timeline(&call, run, &asked).await?,
+    let counted = call.flag("count")?;
+    let (items, next) = match &stream {
+        Stream::Timeline(run) => timeline(&call, *run, &asked).await?,
         Stream::Projected(which, run) => {
-            if let Projected::Snapshot(flow) = &which
-                && call.engine().header(call.ns(), run).await?.header.flow != *flow
+            if let Projected::Snapshot(flow) = which
+                && call.engine().header(call.ns(), *run).await?.header.flow != *flow
             {
                 return Err(unknown());
             }
-            projected(&call, which, run, &asked).await?
+            projected(&call, which, *run, &asked).await?
         }
-        Stream::Runs(flow) => runs(&call, &flow, &asked).await?,
+        Stream::Runs(flow) => runs(&call, flow, &asked).await?,
     };
-    ok(&words::page(items, next.map(|next| next.to_string())))
+    let total = if counted { Some(count(&call, &stream, &asked).await?) } else { None };
+    call.show(StatusCode::OK, &wire::Page { items, next: next.map(|next| next.to_string()), total })
+}
+
+/// How many records of a stream are of the kinds and the step that are asked for. A projection is only known once it is
+/// made, and what records say only once they are read, so that this may take reading a timeline to its end.
+async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failure> {
+    let (which, run) = match stream {
+        Stream::Runs(flow) => return count_runs(call, flow, asked).await,
+        Stream::Timeline(run) if asked.wants_all() => return Ok(call.engine().header(call.ns(), *run).await?.records),
+        Stream::Timeline(run) => (None, *run),
+        Stream::Projected(which, run) => (Some(which), *run),
+    };
+    let (mut projector, mut read, mut count) = (Projector::new(run), 0, 0);
+    loop {
+        let page = call.engine().timeline(call.ns(), run, read, MAX_PAGE, Duration::ZERO).await?;
+        let Some(last) = page.records.last().map(|last| last.n) else { return Ok(count) };
+        let ctx = context(run, &page);
+        for record in &page.records {
+            let shown = match which {
+                None => Some(to_wire(&ctx, record, &|_| None)),
+                Some(which) => which.of(&ctx, &mut projector, record),
+            };
+            count += u64::from(shown.is_some_and(|record| asked.wants(&record)));
+        }
+        read = last;
+    }
+}
+
+/// The lines of the index are all of one kind, and of no step.
+async fn count_runs(call: &Call, flow: &str, asked: &Asked) -> Result<u64, Failure> {
+    let newest = call.engine().list(call.ns(), &of_flow(flow), Page { after: None, limit: 1 }).await?;
+    match newest.first() {
+        Some(run) if asked.wants(&indexed(run)) => Ok(call.engine().count(call.ns(), &of_flow(flow)).await?),
+        _ => Ok(0),
+    }
+}
+
+fn of_flow(flow: &str) -> RunFilter {
+    RunFilter { flow: Some(flow.to_owned()), ..RunFilter::default() }
 }
 
 async fn timeline(call: &Call, run: RunId, asked: &Asked) -> Result<(Vec<Value>, Option<u64>), Failure> {
@@ -179,7 +226,7 @@ async fn on_the_wire(
 
 async fn projected(
     call: &Call,
-    which: Projected,
+    which: &Projected,
     run: RunId,
     asked: &Asked,
 ) -> Result<(Vec<Value>, Option<u64>), Failure> {
@@ -197,13 +244,9 @@ async fn projected(
         };
         let ctx = context(run, &page);
         for record in &page.records {
-            let projections = projector.apply(record);
-            if record.n <= asked.after {
+            let Some(record) = which.of(&ctx, &mut projector, record).filter(|_| record.n > asked.after) else {
                 continue;
-            }
-            let wanted = projections.iter().find(|projection| which.is(projection));
-            let Some(projection) = wanted else { continue };
-            let record = projection_to_wire(&ctx, record, projection);
+            };
             if asked.wants(&record) {
                 let id = read_number(&record);
                 if items.is_full_with(record) {
@@ -219,6 +262,13 @@ async fn projected(
 }
 
 impl Projected {
+    /// What it says of a record, which is next in the timeline.
+    fn of(&self, ctx: &WireContext<'_>, projector: &mut Projector, record: &Numbered) -> Option<Value> {
+        let projections = projector.apply(record);
+        let wanted = projections.iter().find(|projection| self.is(projection));
+        wanted.map(|projection| projection_to_wire(ctx, record, projection))
+    }
+
     fn is(&self, projection: &Projection<'_>) -> bool {
         matches!(
             (self, projection),

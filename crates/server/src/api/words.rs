@@ -159,7 +159,7 @@ pub(crate) fn task(assignment: Assignment) -> wire::Task {
         lease_ms: u64::try_from(assignment.lease_ms).unwrap_or(0),
         deadline: assignment.deadline.map(iso),
         memo: assignment.memo.map(|memo| memo_page(memo, INLINE_MEMO_BYTES).0),
-        traceparent: None,
+        traceparent: assignment.traceparent,
     }
 }
 
@@ -189,8 +189,4 @@ fn owned(value: Arc<Value>) -> Value {
 
 pub(crate) fn millis(span: wire::Span) -> Millis {
     Millis::try_from(span.ms).unwrap_or(Millis::MAX)
-}
-
-pub(crate) fn page<T>(items: Vec<T>, next: Option<String>) -> wire::Page<T> {
-    wire::Page { items, next, total: None }
 }

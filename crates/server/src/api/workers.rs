@@ -16,7 +16,6 @@ use super::body::check_labels;
 use super::call::{Answer, Call, answer, ok};
 use super::failure::Failure;
 use super::tasks::{DEFAULT_QUEUE, MAX_QUEUES};
-use super::words;
 
 /// Handlers, flows and labels of a worker, each.
 const MAX_NAMES: usize = 10_000;
@@ -36,7 +35,9 @@ pub(crate) async fn list(call: Call) -> Answer {
     let found = call.engine().list_workers(call.ns(), call.text("cursor").map(str::to_owned), limit).await?;
     let next = (found.len() == limit).then(|| found.last().map(|last| last.id.clone())).flatten();
     let now = call.engine().now().await?;
-    ok(&words::page(found.into_iter().map(|record| show(call.engine(), record, now)).collect(), next))
+    let total = call.total(call.engine().count_workers(call.ns())).await?;
+    let items: Vec<_> = found.into_iter().map(|record| show(call.engine(), record, now)).collect();
+    ok(&eddyline_protocol::Page { items, next, total })
 }
 
 /// `POST /v1/workers/{id}/heartbeat`

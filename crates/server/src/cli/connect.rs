@@ -117,6 +117,8 @@ impl Remote {
         match nearest(name, names.iter().copied()) {
             None if names.is_empty() => trouble.help("no flow is registered yet: `eddy flow apply FILE`"),
             None => trouble.help("`eddy flow list` shows the flows that there are"),
+            // The flow is there: something else of it is not.
+            Some(near) if near == name => trouble,
             Some(near) => trouble.help(format!("did you mean {near}?")),
         }
     }

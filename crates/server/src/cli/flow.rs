@@ -7,8 +7,9 @@ mod terminal;
 
 use std::path::{Path, PathBuf};
 
+use eddyline_engine::parse_definition;
 use eddyline_machine::Flow;
-use eddyline_machine::definition::{Parsed, Problems, parse, parse_named};
+use eddyline_machine::definition::{Parsed, Problems, parse_named};
 use eddyline_protocol::{FlowInfo, FlowRegistered};
 use serde_json::{Value, json};
 
@@ -91,9 +92,9 @@ impl Source {
     pub fn parse(&self) -> Result<Parsed, Problems> {
         let nameless =
             |problems: &Problems| problems.0.iter().any(|p| p.message.contains("a flow is known by its name"));
-        match parse(&self.text) {
+        match parse_definition(None, &self.text) {
             Err(problems) if nameless(&problems) => match self.path.file_stem().and_then(|stem| stem.to_str()) {
-                Some(stem) => parse_named(Some(stem), &self.text),
+                Some(stem) => parse_definition(Some(stem), &self.text),
                 None => Err(problems),
             },
             result => result,

@@ -21,7 +21,7 @@ pub enum KeyCommand {
         #[arg(long = "for-namespace", value_name = "NAME")]
         bound_to: Option<String>,
         /// Until when it can be used, from now on
-        #[arg(long, value_name = "SPAN")]
+        #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
         expires_in: Option<Span>,
     },
     /// List the keys

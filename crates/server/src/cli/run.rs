@@ -42,7 +42,7 @@ pub enum RunCommand {
     },
     /// Show a run, and what it waits for
     Show { run: String },
-    /// Follow a run until it ends; exits 1 unless it completes
+    /// Follow a run, and what continues it, until it ends; exits 1 unless it completes
     Watch { run: String },
     /// Cancel a run
     Cancel {
@@ -138,7 +138,7 @@ fn since_text(since: &str) -> Result<String, Trouble> {
     if moment::ms(since).is_some() {
         return Ok(since.to_owned());
     }
-    let span: Span = since.parse().map_err(|_| {
+    let span = Span::from_text(since).map_err(|_| {
         Trouble::usage(format!("--since {since} is neither a length of time, such as 1h, nor a time in RFC 3339"))
     })?;
     let from = moment::now_ms().saturating_sub(i64::try_from(span.ms).unwrap_or(i64::MAX));
@@ -208,7 +208,7 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
 
 /// Follows a run to its end, which is this command's as well.
 pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
-    let (moment, _) = watch::watch(ctx, &ctx.remote()?, run).await?;
+    let moment = watch::watch(ctx, &ctx.remote()?, run).await?;
     match moment.run.status.as_str() {
         "completed" => Ok(()),
         status => Err(Trouble::failed(format!("the run ended {status}"))),

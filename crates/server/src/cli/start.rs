@@ -1,6 +1,6 @@
 //! `eddy start`: a run of a flow.
 
-use eddyline_protocol::{RunStarted, Span, StartRun};
+use eddyline_protocol::{Deadline, RunStarted, Span, StartRun};
 use serde_json::Value;
 
 use super::connect::segment;
@@ -25,11 +25,11 @@ pub struct Start {
     #[arg(long, value_name = "ID")]
     external_id: Option<String>,
     /// Begin after this long, such as 10m
-    #[arg(long, value_name = "SPAN")]
+    #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
     delay: Option<Span>,
-    /// Fail unless it has ended after this long
-    #[arg(long, value_name = "SPAN")]
-    deadline: Option<Span>,
+    /// Fail unless it has ended after this long, or by a time
+    #[arg(long, value_name = "SPAN|TIME")]
+    deadline: Option<Deadline>,
     /// Tasks of a higher priority go first
     #[arg(long, allow_negative_numbers = true)]
     priority: Option<i32>,
@@ -59,6 +59,9 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
         Err(trouble) => return Err(remote.name_near(&start.flow, trouble).await),
         Ok(started) => started,
     };
+    for warning in started.warnings.iter().filter(|_| !ctx.screen.json) {
+        ctx.screen.aside(format!("warning: {warning}"));
+    }
     if !start.wait {
         return match ctx.screen.json {
             true => ctx.screen.document(&started),
@@ -69,7 +72,7 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
         let quiet = Context { screen: super::screen::Screen { live: false, ..ctx.screen.clone() }, at: ctx.at.clone() };
         return result(&quiet, &started.run_id).await;
     }
-    let (moment, _) = watch(ctx, &remote, &started.run_id).await?;
+    let moment = watch(ctx, &remote, &started.run_id).await?;
     match moment.run.status.as_str() {
         "completed" => Ok(()),
         status => Err(Trouble::failed(format!("the run ended {status}"))),

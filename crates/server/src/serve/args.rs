@@ -17,7 +17,7 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_LISTEN", value_name = "ADDR")]
     pub listen: Option<String>,
     /// How long a worker keeps a task without a sign of life [default: 30s]
-    #[arg(long, env = "EDDY_LEASE", value_name = "DURATION")]
+    #[arg(long, env = "EDDY_LEASE", value_name = "DURATION", value_parser = Span::from_text)]
     pub lease: Option<Span>,
     /// A file in TOML whose keys are these flags
     #[arg(long, env = "EDDY_CONFIG", value_name = "FILE")]
@@ -66,9 +66,12 @@ pub struct ServeArgs {
     #[serde(alias = "max_long_polls")]
     pub max_long_polls: Option<usize>,
     /// How long the head of a request may take, and a connection be idle [default: 10s]
-    #[arg(long, env = "EDDY_HEADER_TIMEOUT", value_name = "DURATION")]
+    #[arg(long, env = "EDDY_HEADER_TIMEOUT", value_name = "DURATION", value_parser = Span::from_text)]
     #[serde(alias = "header_timeout")]
     pub header_timeout: Option<Span>,
+    /// Tasks of a namespace that wait for workers before starts get 429 [default: 1000000]
+    #[arg(long, env = "EDDY_BACKLOG", value_name = "N")]
+    pub backlog: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Deserialize)]
@@ -98,6 +101,7 @@ impl ServeArgs {
             max_connections: self.max_connections.or(file.max_connections),
             max_long_polls: self.max_long_polls.or(file.max_long_polls),
             header_timeout: self.header_timeout.or(file.header_timeout),
+            backlog: self.backlog.or(file.backlog),
         }
     }
 }

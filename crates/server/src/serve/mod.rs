@@ -58,11 +58,13 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{addr}");
     let public_url = settings.public_url.clone().unwrap_or_else(|| url.clone());
+    let usual = Config::default();
     let config = Config {
         instance: settings.instance.clone(),
         hooks: format!("{}/hooks/", public_url.trim_end_matches('/')),
         lease_ms: i64::try_from(settings.lease.as_millis()).unwrap_or(i64::MAX),
-        ..Config::default()
+        backlog: settings.backlog.unwrap_or(usual.backlog),
+        ..usual
     };
     health::count();
     let engine = Engine::start(store, config);

@@ -56,6 +56,7 @@ pub(crate) struct Settings {
     pub max_connections: usize,
     pub max_long_polls: usize,
     pub header_timeout: Duration,
+    pub backlog: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -99,6 +100,7 @@ impl Settings {
             max_connections: args.max_connections.unwrap_or(DEFAULT_CONNECTIONS).max(1),
             max_long_polls: args.max_long_polls.unwrap_or(DEFAULT_LONG_POLLS),
             header_timeout: args.header_timeout.map_or(DEFAULT_HEADER_TIMEOUT, Duration::from),
+            backlog: args.backlog,
         })
     }
 
@@ -152,6 +154,10 @@ mod tests {
         let settings = Settings::resolve(&args).await.unwrap();
         assert_eq!(settings.listen, "127.0.0.1:2");
         assert_eq!((settings.lease, settings.max_body, settings.behind_proxy), (Duration::from_secs(7), 5, true));
+
+        std::fs::write(&path, "lease = 5000\nbacklog = 3\n").unwrap();
+        let settings = Settings::resolve(&args).await.unwrap();
+        assert_eq!((settings.lease, settings.backlog), (Duration::from_secs(5), Some(3)));
 
         std::fs::write(&path, "leas = \"7s\"\n").unwrap();
         let error = Settings::resolve(&args).await.unwrap_err().to_string();

@@ -34,6 +34,39 @@ async fn bodies_have_a_limit_declared_or_not() {
     rig.server.stop().await;
 }
 
+/// What a client hears that sends all of its body before it listens, as many do.
+async fn sent_whole(client: &Client, bytes: usize) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(client.addr).await?;
+    let head = format!("POST /v1/events HTTP/1.1\r\nhost: {}\r\ncontent-length: {bytes}\r\n\r\n", client.addr);
+    stream.write_all(head.as_bytes()).await?;
+    let chunk = vec![b'x'; 64 << 10];
+    for _ in 0..bytes / chunk.len() {
+        stream.write_all(&chunk).await?;
+    }
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).await?;
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+#[tokio::test]
+async fn whoever_sends_too_much_before_listening_hears_that_it_was_too_much() {
+    let rig = Rig::start().await;
+    for megabytes in [17, 40] {
+        let said = sent_whole(&rig, megabytes << 20).await.unwrap();
+        assert!(said.starts_with("HTTP/1.1 413") && said.contains("too_large"), "{megabytes} MiB: {said}");
+    }
+    // Beyond all measure nothing is taken, and whoever asks before it sends is told at once.
+    let since = std::time::Instant::now();
+    assert!(sent_whole(&rig, 200 << 20).await.is_err());
+    let asked = format!(
+        "POST /v1/events HTTP/1.1\r\nhost: {}\r\nexpect: 100-continue\r\ncontent-length: 20000000\r\n\r\n",
+        rig.addr
+    );
+    assert!(raw(&rig, &asked).await.starts_with("HTTP/1.1 413"));
+    assert!(since.elapsed() < std::time::Duration::from_secs(4), "{:?}", since.elapsed());
+    rig.server.stop().await;
+}
+
 #[tokio::test]
 async fn json_is_checked_before_it_is_parsed() {
     let rig = Rig::start().await;
@@ -50,12 +83,9 @@ async fn json_is_checked_before_it_is_parsed() {
     assert_eq!((&broken.body["error"]["details"][0]["line"]), &json!(2));
     assert_eq!(post(json, "{\"tags\": 5}".to_owned()).await.code(), (400, "bad_request"));
     assert_eq!(post(json, "[null, 5]".to_owned()).await.code(), (400, "bad_request"), "no fields by their order");
-    for (path, body) in [
-        ("/v1/events", json!([["e"]])),
-        ("/v1/events", json!(["e"])),
-        ("/v1/runs/batch", json!([["f"]])),
-        ("/v1/tasks/report", json!({"claim": [1]})),
-    ] {
+    for (path, body) in
+        [("/v1/events", json!([["e"]])), ("/v1/events", json!(["e"])), ("/v1/tasks/report", json!({"claim": [1]}))]
+    {
         assert_eq!(rig.post(path, body).await.code(), (400, "bad_request"), "{path}");
     }
     let form = post(Some("application/x-www-form-urlencoded"), "{}".to_owned()).await;

@@ -76,6 +76,7 @@ fn the_document_says_which_scope_a_route_takes_and_which_parts_its_path_has() {
             Access::Open => json!([]),
             Access::Key => json!([{"key": []}]),
             Access::Needs(scope) => json!([{"key": [scope]}]),
+            Access::Either(one, other) => json!([{"key": [one]}, {"key": [other]}]),
         };
         assert_eq!(described["security"], scopes, "{}", route.path);
         let none = Vec::new();

@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::client::Rig;
+use crate::client::{Client, Rig};
 
 const FLOW: &str = "
 steps:
@@ -23,7 +23,7 @@ async fn gates_are_listed_and_opened_once() {
     assert_eq!(gates.items().len(), 3);
     let (hook, person, event) = (gate("hook"), gate("person"), gate("event"));
     assert!(hook["url"].as_str().unwrap().starts_with(&rig.server.url()));
-    assert!(person["url"].is_null() && person["token"].is_string() && person["deadline"].is_string());
+    assert!(person["token"].is_string() && person["deadline"].is_string());
     assert!(event["token"].is_null());
     assert_eq!(rig.get("/v1/gates?reason=manual").await.items().len(), 1);
     assert_eq!(rig.get("/v1/gates?reason=x").await.status, 400);
@@ -34,7 +34,6 @@ async fn gates_are_listed_and_opened_once() {
     assert_eq!(posted.body, json!({"opened": true}));
     assert_eq!(rig.post(&format!("/hooks/{token}"), json!(1)).await.code(), (409, "conflict"));
     let manual = person["token"].as_str().unwrap();
-    assert_eq!(rig.post(&format!("/hooks/{manual}"), json!(1)).await.status, 404);
     assert_eq!(rig.post(&format!("/v1/gates/{manual}"), json!({"by": "me"})).await.status, 200);
     assert_eq!(rig.post(&format!("/v1/gates/{manual}"), json!({})).await.code(), (409, "conflict"));
     assert_eq!(rig.post("/v1/gates/unknown", json!({})).await.status, 404);
@@ -45,7 +44,7 @@ async fn gates_are_listed_and_opened_once() {
     let many = json!([{"name": "paid", "key": 7, "payload": "right", "id": "e1"}, {"name": "other"}]);
     assert_eq!(rig.post("/v1/events", many).await.body, json!({"published": 2}));
     assert_eq!(rig.post("/v1/events", json!({"key": 1})).await.status, 400);
-    assert_eq!(rig.post("/v1/events", json!({"name": ""})).await.status, 422);
+    assert_eq!(rig.post("/v1/events", json!({"name": ""})).await.status, 400);
     let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
     assert_eq!(result.body["output"], json!({"hook": "a=1&b=2", "person": {"by": "me"}, "event": "right"}));
     assert_eq!(rig.post(&format!("/v1/gates/{manual}"), json!({})).await.code(), (409, "conflict"));
@@ -67,5 +66,91 @@ async fn a_gate_that_is_cancelled_fails_its_step() {
     let unknown = format!("/v1/gates/{run}.77");
     assert!(matches!(rig.delete(&unknown).await.status, 404 | 409));
     assert_eq!(rig.delete("/v1/gates/nonsense").await.status, 404);
+    rig.server.stop().await;
+}
+
+/// The only gate of a run, as it is listed.
+async fn gate(client: &Client, run: &str) -> serde_json::Value {
+    client.get(&format!("/v1/gates?run={run}")).await.items()[0].clone()
+}
+
+#[tokio::test]
+async fn a_manual_gate_is_opened_where_its_url_leads() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {ask: {run: ask, input: \"${gates.ok.url}\"}, ok: {after: [ask], await: {manual: true}}}")
+        .await;
+    let run = rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    rig.report(&task, json!({"op": "complete", "seq": 1})).await;
+    let listed = gate(&rig, &run).await;
+    assert_eq!((&listed["url"], &listed["reason"]), (&task["input"], &json!("manual")));
+    let path = listed["url"].as_str().unwrap().strip_prefix(&rig.server.url()).unwrap().to_owned();
+    assert_eq!(rig.post(&path, json!({"by": "ann"})).await.body, json!({"opened": true}));
+    assert_eq!(rig.post(&path, json!({"by": "bob"})).await.code(), (409, "conflict"));
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!(result.body["status"], "completed");
+
+    rig.flow("code", "code: true").await;
+    rig.run("code", json!(1)).await;
+    let task = rig.claim("w").await;
+    let waits = rig.report(&task, json!({"op": "wait", "seq": 1, "name": "ok", "manual": true})).await;
+    let path = waits["url"].as_str().unwrap().strip_prefix(&rig.server.url()).unwrap();
+    assert_eq!(rig.post(path, json!(1)).await.status, 200);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_said_to_be_json_and_is_not_opens_nothing() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {hook: {await: {webhook: true}}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let path = format!("/hooks/{}", gate(&rig, &run).await["token"].as_str().unwrap());
+    let post = async |content_type: &str, body: &str| {
+        rig.send(Method::POST, &path, Some(content_type), body.to_owned().into()).await
+    };
+    assert_eq!(post("application/json", "{\"half\": ").await.code(), (400, "bad_request"));
+    assert_eq!(post("application/cloudevents+json; charset=utf-8", "nope").await.code(), (400, "bad_request"));
+    assert_eq!(post("text/plain", "{\"half\": ").await.status, 200);
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!(result.body["status"], "completed");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn gates_of_a_run_that_is_not_there_are_not_found_and_a_time_gate_says_when_it_opens() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {nap: {await: {time: 1h}}}").await;
+    rig.flow("g", "steps: {nap: {await: {until: \"'2199-01-02T03:04:05Z'\"}}}").await;
+    let (nap, until) = (rig.run("f", json!(1)).await, rig.run("g", json!(1)).await);
+    let created = rig.get(&format!("/v1/runs/{nap}")).await.text("created_at");
+    let at = |text: &str| text.parse::<jiff::Timestamp>().unwrap().as_millisecond();
+    let opens = gate(&rig, &nap).await["deadline"].as_str().unwrap().to_owned();
+    assert_eq!(at(&opens) - at(&created), 3_600_000);
+    let opens = gate(&rig, &until).await["deadline"].as_str().unwrap().to_owned();
+    assert!((at(&opens) - at("2199-01-02T03:04:05Z")).abs() < 60_000, "{opens}");
+    let other = rig.header("eddyline-namespace", "other");
+    assert_eq!(other.get(&format!("/v1/gates?run={nap}")).await.code(), (404, "not_found"));
+    let unknown = "/v1/gates?run=01a1dff7-abb0-74f5-88e2-53de1b9a8247";
+    assert_eq!(rig.get(unknown).await.code(), (404, "not_found"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_has_a_name_or_nothing_of_its_list_is_published() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {paid: {await: {event: paid}}}").await;
+    let run = rig.run("f", json!(1)).await;
+    for name in ["", "a b", "bezahlt!", "päid", &"x".repeat(129), &"x".repeat(1_000)] {
+        let refused = rig.post("/v1/events", json!({ "name": name })).await;
+        assert_eq!(refused.code(), (400, "bad_request"), "{name}");
+    }
+    let refused = rig.post("/v1/events", json!([{"name": "paid"}, {"name": "a/b"}, {"name": "c d"}])).await;
+    assert_eq!(refused.code(), (400, "bad_request"));
+    let error = &refused.body["error"];
+    assert!(error["message"].as_str().unwrap().contains("`a/b` is not a name"), "{error}");
+    assert_eq!((&error["details"][0]["path"], &error["details"][1]["path"]), (&json!("[1].name"), &json!("[2].name")));
+    assert_eq!(gate(&rig, &run).await["activation"], "paid", "it still waits");
+    assert_eq!(rig.post("/v1/events", json!([{"name": "paid"}, {"name": "A-b_c.9"}])).await.status, 200);
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["status"], "completed");
     rig.server.stop().await;
 }

@@ -80,10 +80,14 @@ async fn every_route_asks_for_its_key_and_scope_and_hides_what_is_anothers() {
         }
         assert_eq!(send(&nobody).await.code(), (401, "unauthorized"), "{path}");
         assert_eq!(send(&stranger).await.code(), (401, "unauthorized"), "{path}");
-        let Access::Needs(needed) = route.access else { continue };
+        let needed = match route.access {
+            Access::Needs(scope) => vec![scope],
+            Access::Either(one, other) => vec![one, other],
+            Access::Open | Access::Key => continue,
+        };
         for (scope, client) in &single {
             let refused = send(client).await.status == 403;
-            assert_eq!(refused, *scope != needed && *scope != Scope::Admin, "{path} with {scope:?}");
+            assert_eq!(refused, !needed.contains(scope) && *scope != Scope::Admin, "{path} with {scope:?}");
         }
         if route.path.contains('{') && !is_shared_name(route) {
             assert_eq!(send(&two).await.code(), (404, "not_found"), "{} {path}", route.method);
@@ -188,4 +192,41 @@ async fn a_server_that_others_could_reach_does_not_start_unprotected() {
         let error = eddyline_server::start(&ServeArgs { store: Some(store.into()), ..args() }).await.unwrap_err();
         assert!(error.to_string().contains("memory:"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn whoever_may_not_open_gates_is_not_shown_what_opens_them() {
+    let rig = Rig::with_keys().await;
+    let (reader, _) = key(&rig, json!(["read"]), "default").await;
+    let (signaller, _) = key(&rig, json!(["signal"]), "default").await;
+    let ask = "{run: ask, input: {mail: \"open ${gates.ok.url} please\"}}";
+    let flow = format!("steps: {{ask: {ask}, ok: {{await: {{webhook: true}}}}}}\noutput: \"${{steps.ask.output}}\"");
+    rig.flow("f", &flow).await;
+    let gates = async |client: &Client| client.get("/v1/gates").await;
+    let run = rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    let mail = task["input"]["mail"].as_str().unwrap().to_owned();
+    rig.report(&task, json!({"op": "complete", "seq": 1, "output": [mail]})).await;
+    let gate = gates(&signaller).await.items()[0].clone();
+    let token = gate["token"].as_str().unwrap();
+    assert!(mail.contains(gate["url"].as_str().unwrap()));
+    let hidden = gates(&reader).await.items()[0].clone();
+    assert!(hidden["token"].is_null() && hidden["url"].is_null(), "{hidden}");
+    assert_eq!(rig.post(&format!("/hooks/{token}"), json!(1)).await.status, 200);
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["output"], json!([mail]));
+
+    let other = rig.run("f", json!({"link": mail})).await;
+    let paths = [
+        format!("/v1/runs/{run}"),
+        format!("/v1/runs/{run}/steps"),
+        format!("/v1/runs/{run}/result"),
+        format!("/v1/streams/nq:flow:{run}"),
+        format!("/v1/runs/{other}"),
+    ];
+    for path in paths {
+        let (whole, part) = (rig.get(&path).await.body.to_string(), reader.get(&path).await.body.to_string());
+        assert!(whole.contains(token), "{path}: {whole}");
+        assert!(!part.contains(token) && part.contains("/hooks/… please"), "{path}: {part}");
+    }
+    rig.server.stop().await;
 }

@@ -25,6 +25,26 @@ async fn a_paused_queue_gives_nothing_out_until_it_is_resumed() {
 }
 
 #[tokio::test]
+async fn a_rule_that_nobody_knows_is_refused_with_the_one_that_was_meant() {
+    let rig = Rig::start().await;
+    for (path, body, meant) in [
+        ("/v1/queues/q", json!({"concurency": 1}), "did you mean `concurrency`?"),
+        ("/v1/queues/q", json!({"concurrency": 1, "flow_concurency": 2}), "did you mean `flow_concurrency`?"),
+        ("/v1/queues/q", json!({"rate": {"count": 1, "brust": 2}}), "did you mean `burst`?"),
+        ("/v1/limits/l", json!({"rat": 1}), "did you mean `rate`?"),
+        ("/v1/limits/l", json!({"flow_concurrency": 1}), "`flow_concurrency`"),
+        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, rate"),
+    ] {
+        let reply = rig.put(path, body).await;
+        assert_eq!(reply.code(), (400, "bad_request"));
+        let message = reply.body["error"]["message"].as_str().unwrap();
+        assert!(message.contains("unknown field") && message.contains(meant), "{message}");
+    }
+    assert_eq!(rig.get("/v1/queues").await.items().len() + rig.get("/v1/limits").await.items().len(), 0);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn limits_are_set_and_taken_away() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a, limits: [one]}, b: {run: b, limits: [one]}}").await;

@@ -163,3 +163,12 @@ async fn tls_is_spoken_with_the_certificate_that_is_given() {
     let bad = ServeArgs { tls_cert: Some(cert.clone()), tls_key: Some(cert), ..args() };
     assert!(start(&bad).await.unwrap_err().to_string().starts_with("TLS"));
 }
+
+#[tokio::test]
+async fn a_flag_that_is_a_duration_takes_milliseconds_too() {
+    for (lease, ms) in [("5000", 5_000), ("7s", 7_000)] {
+        let (_process, client) =
+            serve(&["--store", "memory:", "--lease", lease, "--header-timeout", "2000", "--backlog", "9"]);
+        assert_eq!(client.get("/v1/info").await.body["lease_ms"], ms);
+    }
+}

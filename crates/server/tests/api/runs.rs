@@ -65,6 +65,45 @@ async fn definitions_are_taken_as_json_or_yaml_and_their_problems_told_all_at_on
 }
 
 #[tokio::test]
+async fn schemas_that_are_none_are_told_with_everything_else() {
+    let rig = Rig::start().await;
+    let text = "input_schema: {type: 12, properties: {a: {minimum: x}}}
+steps:
+  a: {run: a, emits: {paid: {type: nothing}}}
+  b: {rum: b}
+  c: {run: c, emits: [{sent: {pattern: '('}}, {lost: {$ref: '#/nowhere'}}]}
+  d: {run: d, emits: {far: {$ref: 'http://example.com/x'}}}
+";
+    let reply = rig.send(Method::PUT, "/v1/flows/f", Some("application/yaml"), text.into()).await;
+    assert_eq!(reply.code(), (422, "invalid"));
+    let details = reply.body["error"]["details"].as_array().unwrap();
+    let found: Vec<(&str, u64, u64)> = details
+        .iter()
+        .map(|problem| {
+            let number = |field: &str| problem[field].as_u64().unwrap();
+            (problem["path"].as_str().unwrap(), number("line"), number("column"))
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("input_schema.type", 1, 22),
+            ("input_schema.properties.a.minimum", 1, 52),
+            ("steps.a.emits.paid.type", 3, 36),
+            ("steps.b.rum", 4, 7),
+            ("steps.c.emits[0].pattern", 5, 41),
+            ("steps.c.emits[1]", 5, 54),
+            ("steps.d.emits.far", 6, 28),
+        ],
+        "{details:#?}"
+    );
+    let far = details[6]["message"].as_str().unwrap();
+    assert!(far.ends_with("it refers to http://example.com/x, and nothing is fetched from elsewhere"), "{far}");
+    rig.flow("f", "input_schema: {type: object}\nsteps: {a: {run: a, emits: {paid: {type: [string, 'null']}}}}").await;
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_start_is_made_once_a_key_and_refused_where_it_is_wrong() {
     let rig = Rig::start().await;
     rig.flow("f", "input_schema: {type: object, required: [x]}\nsteps: {a: {run: a}}").await;
@@ -86,6 +125,11 @@ async fn a_start_is_made_once_a_key_and_refused_where_it_is_wrong() {
     let delayed = rig.post("/v1/flows/g/runs", json!({"delay": 3_600_000, "deadline": "2h", "priority": 3})).await;
     let info = rig.get(&format!("/v1/runs/{}", delayed.text("run_id"))).await;
     assert_eq!((&info.body["status"], &info.body["priority"]), (&json!("pending"), &json!(3)));
+    let waiting = &info.body["waiting_for"];
+    assert_eq!((&waiting[0]["activation"], &waiting[0]["waits_for"]["what"]), (&json!("@run"), &json!("delay")));
+    assert_eq!(waiting.as_array().map(Vec::len), Some(1));
+    let at = |time: &serde_json::Value| time.as_str().unwrap().parse::<jiff::Timestamp>().unwrap().as_millisecond();
+    assert_eq!(at(&waiting[0]["waits_for"]["until"]) - at(&info.body["created_at"]), 3_600_000);
     rig.server.stop().await;
 }
 
@@ -165,6 +209,9 @@ async fn people_act_on_runs_and_steps() {
     let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
     assert_eq!((&result.body["status"], &result.body["error"]["kind"]), (&json!("failed"), &json!("Mine")));
 
+    assert_eq!(act("steps/a/retry", json!({})).await.code(), (409, "conflict"), "the run has ended");
+    assert_eq!(act("steps/none/retry", json!({})).await.code(), (404, "not_found"), "whether it has ended or not");
+
     let again = act("retry", json!({})).await.text("run_id");
     assert_eq!(rig.get(&format!("/v1/runs/{again}")).await.body["retry_of"], json!(run));
     let cancelled = rig.post(&format!("/v1/runs/{again}/cancel"), json!({"reason": "enough"})).await;
@@ -172,6 +219,13 @@ async fn people_act_on_runs_and_steps() {
     let rerun = act("rerun", json!({"from": "a", "input": 5})).await.text("run_id");
     assert_eq!(rig.get(&format!("/v1/runs/{rerun}")).await.body["input"], 5);
     assert_eq!(act("rerun", json!({"from": "none"})).await.code(), (422, "invalid"));
+    for (run, data) in
+        [(&again, json!({"act": "retry", "by": "api"})), (&rerun, json!({"act": "rerun", "by": "api", "from": "a"}))]
+    {
+        let records = rig.get(&format!("/v1/streams/nq:flow:{run}?limit=2")).await;
+        let second = &records.items()[1];
+        assert_eq!((&second["kind"], &second["data"]), (&json!("act"), &data), "who asked for it");
+    }
 
     assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.body, json!({"deleted": true}));
     assert_eq!(rig.get(&format!("/v1/runs/{run}")).await.status, 404);
@@ -181,6 +235,23 @@ async fn people_act_on_runs_and_steps() {
         }
         assert_eq!(rig.post(&format!("/v1/runs/{unknown}/cancel"), json!({})).await.status, 404);
     }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn events_are_listed_in_the_order_of_their_first_emits() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, emits: [alpha, mid, zulu]}, g: {after: [a], steps: {b: {emits: [beta]}}}}")
+        .await;
+    let run = rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    assert_eq!(rig.report(&task, json!({"op": "emit", "event": "zulu"})).await["outcome"], "applied");
+    let emits = json!([{"event": "mid"}, {"event": "zulu"}, {"event": "alpha"}]);
+    assert_eq!(rig.report(&task, json!({"op": "complete", "emits": emits})).await["outcome"], "applied");
+    let task = rig.claim("w").await;
+    rig.report(&task, json!({"op": "complete", "emits": [{"event": "beta"}]})).await;
+    let info = rig.get(&format!("/v1/runs/{run}")).await;
+    assert_eq!(info.body["emitted_events"], json!(["zulu", "mid", "alpha", "beta"]));
     rig.server.stop().await;
 }
 

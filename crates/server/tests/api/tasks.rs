@@ -74,6 +74,9 @@ async fn each_report_is_taken_for_itself() {
         reply.body["outcomes"].as_array().unwrap().iter().map(|o| o["outcome"].as_str().unwrap()).collect();
     assert_eq!(outcomes, ["applied", "applied", "invalid", "not_tried", "invalid", "invalid", "invalid"]);
     assert!(reply.body["outcomes"][2]["message"].is_string());
+    let records = rig.get(&format!("/v1/streams/nq:flow:{run}?kind=step.progress")).await;
+    let data = serde_json::to_string(&records.items()[0]["data"]).unwrap();
+    assert_eq!(data, r#"{"done":1,"stepKey":"a","total":2}"#, "numbers stay as they were sent");
 
     let done = json!({"op": "complete", "seq": 3, "output": 1, "emits": [{"event": "told", "payload": 5}]});
     assert_eq!(rig.report(a, done.clone()).await["outcome"], "applied");
@@ -157,6 +160,30 @@ async fn a_lease_that_is_not_kept_is_lost_and_its_worker_offline() {
     while rig.get("/v1/workers").await.items()[0]["status"] != "offline" {
         assert!(since.elapsed() < LONG, "it is never offline");
     }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn the_back_off_of_a_code_step_is_ended_by_hand_and_its_worker_is_told() {
+    let rig = Rig::start().await;
+    rig.flow("job", "code: true\nstep_retry: {attempts: 3, initial: 1h, max: 1h}").await;
+    let run = rig.run("job", json!(null)).await;
+    let retry = async || rig.post(&format!("/v1/runs/{run}/steps/pay/retry"), json!({})).await;
+    let broken = json!({"op": "step", "name": "pay", "error": {"kind": "Boom", "message": "x"}});
+    let task = rig.claim("w").await;
+    assert_eq!(rig.report(&task, broken.clone()).await["decision"], "retry");
+    assert_eq!(retry().await.status, 200);
+    let report = json!({"task_id": task["task_id"], "token": task["token"], "op": "log", "msg": "still here"});
+    let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": [report]})).await;
+    let news = &reply.body["news"][task["task_id"].as_str().unwrap()];
+    assert_eq!((&news["pay"]["status"], &news["pay"]["due"]), (&json!("retry"), &json!(true)), "{}", reply.body);
+    assert_eq!(retry().await.code(), (409, "conflict"), "it is over");
+
+    assert_eq!(rig.report(&task, broken).await["decision"], "retry");
+    assert_eq!(rig.report(&task, json!({"op": "suspend", "seen": 1_000})).await["outcome"], "applied");
+    assert_eq!(retry().await.status, 200);
+    let task = rig.claim("w").await;
+    assert_eq!(task["memo"]["pay"]["due"], true);
     rig.server.stop().await;
 }
 

@@ -78,6 +78,15 @@ fn a_sound_file_is_told_to_be_and_a_bad_one_is_told_why() {
 }
 
 #[test]
+fn a_schema_that_is_none_is_told_with_everything_else() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("bad.yaml"), "input_schema: {type: 12}\nsteps: {a: {rum: a}}\n").unwrap();
+    let bad = eddy(dir.path(), &["flow", "validate", "bad.yaml"]).bad(5);
+    assert!(bad.err.contains("2 problems") && bad.err.contains("input_schema.type"), "{bad:?}");
+    assert!(bad.err.contains("this is not a JSON Schema: 12 is not valid"), "{bad:?}");
+}
+
+#[test]
 fn a_file_without_a_name_is_named_after_itself() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("nightly.yaml"), "steps: {a: {}}\n").unwrap();

@@ -1,6 +1,7 @@
 //! The binary as a user has it, and servers for it to talk to.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -60,6 +61,24 @@ pub fn eddy(dir: &Path, args: &[&str]) -> Ran {
     let mut command = command();
     command.current_dir(dir).args(args);
     finish(command)
+}
+
+/// A call that no command makes.
+pub fn post(url: &str, path: &str, body: &Value) -> Value {
+    let addr = url.trim_start_matches("http://").trim_end_matches('/');
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(addr).unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 20"), "{reply}");
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("not JSON: {error}: {reply}"))
 }
 
 /// A process that is killed when it is dropped.

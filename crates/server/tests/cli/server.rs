@@ -106,6 +106,42 @@ fn a_run_that_fails_fails_whoever_waits_for_it() {
 }
 
 #[test]
+fn a_run_that_is_continued_is_watched_to_the_end_of_the_last() {
+    let server = Server::start();
+    server.apply("name: job\ncode: true\n");
+    let run = start(&server, &["job"]);
+    let report = |op: Value| {
+        let asked = super::rig::post(&server.url, "/v1/tasks/claim", &json!({"worker_id": "w", "wait_ms": 20_000}));
+        let mut report = json!({"task_id": asked["tasks"][0]["task_id"], "token": asked["tasks"][0]["token"]});
+        report.as_object_mut().unwrap().extend(op.as_object().unwrap().clone());
+        let told = super::rig::post(&server.url, "/v1/tasks/report", &json!({"worker_id": "w", "reports": [report]}));
+        assert_eq!(told["outcomes"][0]["outcome"], "applied", "{told}");
+    };
+    report(json!({"op": "continue", "input": 2}));
+    let mut watch = server.command(&["run", "watch", &run]);
+    let watch = watch.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    report(json!({"op": "continue", "input": 3}));
+    report(json!({"op": "complete", "output": "all pages"}));
+    let watched = watch.wait_with_output().unwrap();
+    let out = String::from_utf8(watched.stdout).unwrap();
+    assert!(watched.status.success() && out.contains("all pages"), "{out}");
+    assert_eq!(out.matches("flow.start").count(), 3, "{out}");
+    let run = start(&server, &["job"]);
+    report(json!({"op": "continue"}));
+    report(json!({"op": "fail", "error": {"kind": "Boom", "message": "no"}, "retryable": false}));
+    server.eddy(&["run", "watch", &run]).bad(1);
+}
+
+#[test]
+fn a_run_that_has_not_begun_says_when_it_will() {
+    let server = Server::start();
+    server.apply(HOLD);
+    let run = start(&server, &["hold", "--delay", "1h"]);
+    let shown = server.eddy(&["run", "show", &run]).good();
+    assert!(shown.out.contains("the run begins at 20"), "{shown:?}");
+}
+
+#[test]
 fn runs_are_acted_upon() {
     let server = Server::start();
     server.apply(HOLD);

@@ -215,6 +215,24 @@ pub async fn messages_of_one_target_come_together_and_in_order(t: &mut Trial<'_>
     assert_eq!(beside, ["m10", "m2", "m33", "m4"]);
 }
 
+pub async fn messages_of_one_target_come_in_bounded_parts(t: &mut Trial<'_>) {
+    let (run, other) = (t.new_run(), t.new_run());
+    let sent: Vec<String> = (0..MAX_INBOX + 2).map(|at| format!("m{}", 5_000 - at)).collect();
+    t.send(sent.iter().map(|id| note(run, id)).chain([note(other, "m1")]).collect()).await;
+    let batch = t.due(Due::Messages, 10).await;
+    assert_eq!(batch.next_in, Some(0), "there is more");
+    let mut items = batch.items.into_iter();
+    let (to, first) = messages_in(items.next().expect("messages"), &t.ns);
+    assert_eq!((to, &first[..]), (run, &sent[..MAX_INBOX]));
+    assert_eq!(items.len(), 1, "others are not kept waiting");
+    let again = t.due(Due::Messages, 10).await;
+    assert!(again.items.is_empty() && again.next_in != Some(0), "the rest would overtake: {again:?}");
+    let drops = first.into_iter().map(|id| (run, id)).collect();
+    t.command(Command::Documents(DocumentCommit { drops, ..t.nothing() })).await.unwrap();
+    let item = t.due(Due::Messages, 10).await.items.remove(0);
+    assert_eq!(messages_in(item, &t.ns), (run, sent[MAX_INBOX..].to_vec()));
+}
+
 pub async fn newer_messages_wait_for_those_that_are_being_delivered(t: &mut Trial<'_>) {
     let run = t.start(&t.flow(ONE), json!(null)).await;
     t.send(vec![note(run, "m1"), note(run, "m2")]).await;

@@ -28,7 +28,7 @@ pub async fn every_filter_finds_what_it_says(t: &mut Trial<'_>) {
     for summary in &all {
         let everything = RunFilter {
             flow: Some(summary.header.flow.clone()),
-            status: Some(summary.header.status()),
+            status: vec![summary.header.status()],
             tags: summary.header.tags.clone(),
             external_id: summary.header.external_id.clone(),
             since: Some(summary.created_at),
@@ -169,7 +169,10 @@ fn filters(all: &[Summary]) -> Vec<RunFilter> {
         filters.push(some(&|filter| filter.flow = Some(flow.to_owned())));
     }
     for status in Status::ALL {
-        filters.push(some(&|filter| filter.status = Some(status)));
+        filters.push(some(&|filter| filter.status = vec![status]));
+    }
+    for several in [&[Status::Completed, Status::Running][..], &[Status::Failed, Status::Waiting, Status::Paused]] {
+        filters.push(some(&|filter| filter.status = several.to_vec()));
     }
     for tags in [&["red"][..], &["green"], &["red", "blue"], &["blue", "red", "green"], &["re"], &["red", "no"]] {
         filters.push(some(&|filter| filter.tags = tags.iter().map(|tag| tag.to_string()).collect()));
@@ -195,7 +198,7 @@ fn filters(all: &[Summary]) -> Vec<RunFilter> {
 fn both(one: &RunFilter, other: &RunFilter) -> RunFilter {
     RunFilter {
         flow: one.flow.clone().or(other.flow.clone()),
-        status: one.status.or(other.status),
+        status: if one.status.is_empty() { other.status.clone() } else { one.status.clone() },
         tags: one.tags.iter().chain(&other.tags).cloned().collect(),
         external_id: one.external_id.clone().or(other.external_id.clone()),
         since: one.since.or(other.since),
@@ -222,8 +225,8 @@ fn matches(summary: &Summary, filter: &RunFilter) -> bool {
     if let Some(flow) = &filter.flow {
         yes &= header.flow == *flow;
     }
-    if let Some(status) = filter.status {
-        yes &= header.status() == status;
+    if !filter.status.is_empty() {
+        yes &= filter.status.contains(&header.status());
     }
     for tag in &filter.tags {
         yes &= header.tags.contains(tag);
@@ -256,7 +259,7 @@ async fn expect_status(t: &Trial<'_>, run: RunId, expected: Status) {
         Status::Failed,
         Status::Cancelled,
     ] {
-        let filter = RunFilter { status: Some(status), ..RunFilter::default() };
+        let filter = RunFilter { status: vec![status], ..RunFilter::default() };
         let found = t.store.runs(Some(&t.ns), &filter, Page::default()).await.unwrap();
         let listed = found.iter().any(|summary| summary.run == run);
         assert_eq!(listed, status == expected, "listed under {status:?} while it is {expected:?}");

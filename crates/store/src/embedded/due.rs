@@ -108,11 +108,11 @@ pub(super) fn messages(conn: &Connection, shared: &Shared, limit: usize) -> Outc
 
 type Waiting = (Namespace, RunId, Vec<Message>);
 
-/// The messages of up to so many runs that nobody delivers yet, and whether there are more.
+/// The oldest messages of up to so many runs that nobody delivers yet, and whether there are more.
 fn waiting(conn: &Connection, shared: &Shared, now: Millis, limit: usize) -> Outcome<(Vec<Waiting>, bool)> {
     let mut statement = conn.prepare_cached("SELECT target, ns FROM messages ORDER BY place")?;
     let mut rows = statement.query([])?;
-    let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+    let (mut found, mut seen, mut more) = (Vec::new(), BTreeSet::new(), false);
     while let Some(row) = rows.next()? {
         let to = RunId(Uuid::from_bytes(row.get(0)?));
         if !seen.insert(to) || shared.tasks().holds.messages_held(to, now) {
@@ -121,9 +121,12 @@ fn waiting(conn: &Connection, shared: &Shared, now: Millis, limit: usize) -> Out
         if found.len() >= limit {
             return Ok((found, true));
         }
-        found.push((Namespace::new(&row.get::<_, String>(1)?), to, inbox(conn, to)?));
+        let mut messages = inbox(conn, to, MAX_INBOX as i64 + 1)?;
+        more |= messages.len() > MAX_INBOX;
+        messages.truncate(MAX_INBOX);
+        found.push((Namespace::new(&row.get::<_, String>(1)?), to, messages));
     }
-    Ok((found, false))
+    Ok((found, more))
 }
 
 pub(super) fn documents(conn: &Connection, shared: &Shared, limit: usize) -> Outcome<DueBatch> {

@@ -28,6 +28,13 @@ impl Where {
         self.conditions.push(condition.replace('?', &format!("?{}", self.values.len())));
     }
 
+    fn any_of(&mut self, column: &str, values: impl IntoIterator<Item = impl Into<Value>>) {
+        let from = self.values.len() + 1;
+        self.values.extend(values.into_iter().map(Into::into));
+        let places: Vec<String> = (from..=self.values.len()).map(|at| format!("?{at}")).collect();
+        self.conditions.push(format!("{column} IN ({})", places.join(", ")));
+    }
+
     fn only(&mut self, condition: &str) {
         self.conditions.push(condition.to_owned());
     }
@@ -62,9 +69,21 @@ pub(super) fn runs(conn: &Connection, ns: Option<&Namespace>, filter: &RunFilter
     if let Some(before) = page.after {
         wanted.and("runs.position < ?", clamped(before));
     }
+    let (sql, after) = runs_text(filter, page);
+    wanted.all(conn, &sql, &after, summary)
+}
+
+/// What stands before the conditions, and after them.
+fn runs_text(filter: &RunFilter, page: Page) -> (String, String) {
     let limit = page.limit.min(MAX_PAGE);
     let order = format!(" ORDER BY runs.position DESC LIMIT {limit}");
-    wanted.all(conn, &format!("SELECT {SUMMARY} FROM runs"), &order, summary)
+    if filter.ended_before.is_none() {
+        return (format!("SELECT {SUMMARY} FROM runs"), order);
+    }
+    // Which they are is told by an index of ends alone, and only these are read. The plus keeps the runs from being
+    // walked through in the order that is asked for, which begins with those that ended last.
+    let sql = format!("SELECT {SUMMARY} FROM runs WHERE runs.position IN (SELECT runs.position FROM runs");
+    (sql, format!(" ORDER BY +runs.position DESC LIMIT {limit}){order}"))
 }
 
 pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) -> Outcome<u64> {
@@ -82,8 +101,14 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     if let Some(flow) = &filter.flow {
         wanted.and("runs.flow = ?", flow.clone());
     }
-    if let Some(status) = filter.status {
-        wanted.and("runs.status = ?", status.as_str().to_owned());
+    match filter.status.as_slice() {
+        [] => {}
+        [status] => wanted.and("runs.status = ?", status.as_str().to_owned()),
+        several => wanted.any_of("runs.status", several.iter().map(|status| status.as_str().to_owned())),
+    }
+    if ns.is_none() && !filter.status.is_empty() && filter.status.iter().all(|status| !status.is_end()) {
+        // Written out, so that the index of what goes on is found.
+        wanted.only("runs.ended_at IS NULL");
     }
     if let Some(id) = &filter.external_id {
         wanted.and("runs.external_id = ?", id.clone());
@@ -250,4 +275,48 @@ fn fed_events(
 /// Positions are integers to SQLite; one beyond them is beyond everything.
 fn clamped(position: u64) -> i64 {
     i64::try_from(position).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use eddyline_machine::Status;
+
+    use super::super::schema::migrate;
+    use super::*;
+
+    /// How the runs are found.
+    #[track_caller]
+    fn check(filter: &RunFilter, after: Option<u64>, expected: &[&str]) {
+        let mut conn = Connection::open_in_memory().unwrap();
+        migrate(&mut conn).unwrap();
+        let page = Page { after, limit: 100 };
+        let (sql, order) = runs_text(filter, page);
+        let mut wanted = matching(None, filter);
+        if let Some(before) = after {
+            wanted.and("runs.position < ?", clamped(before));
+        }
+        let plan = wanted.all(&conn, &format!("EXPLAIN QUERY PLAN {sql}"), &order, |row| Ok(row.get::<_, String>(3)?));
+        let plan = plan.unwrap();
+        let looks: Vec<&String> = plan.iter().filter(|step| step.contains(" runs")).collect();
+        assert_eq!(looks, expected, "{plan:?}");
+    }
+
+    #[test]
+    fn runs_that_go_on_are_found_by_their_status_in_every_namespace() {
+        for status in Status::ALL.into_iter().filter(|status| !status.is_end()) {
+            let filter = RunFilter { status: vec![status], ..RunFilter::default() };
+            check(&filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
+            check(&filter, Some(7), &["SEARCH runs USING INDEX runs_going (status=? AND rowid<?)"]);
+        }
+    }
+
+    #[test]
+    fn runs_that_are_old_enough_to_be_trimmed_are_found_by_their_end() {
+        for (trimmed, index) in [(false, "runs_by_end"), (true, "runs_trimmed")] {
+            let filter = RunFilter { ended_before: Some(1), trimmed: Some(trimmed), ..RunFilter::default() };
+            let by_end = format!("SEARCH runs USING COVERING INDEX {index} (ended_at<?)");
+            check(&filter, None, &["SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)", &by_end]);
+        }
+    }
 }

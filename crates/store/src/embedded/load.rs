@@ -168,7 +168,7 @@ pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -
 
 /// What hangs on a run. Who has a task is as it is on disk.
 pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
-    let messages = inbox(conn, run)?;
+    let messages = inbox(conn, run, i64::MAX)?;
     let mut statement = conn.prepare_cached("SELECT position, trimmed FROM runs WHERE id = ?1")?;
     let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let Some((position, trimmed)) = found else { return Ok(Beside { messages, ..Beside::default() }) };
@@ -248,10 +248,13 @@ fn gates(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<GateRow>> 
     Ok(found)
 }
 
-pub(super) fn inbox(conn: &Connection, to: RunId) -> Outcome<Vec<Message>> {
-    let mut statement =
-        conn.prepare_cached("SELECT crc, body, place, id FROM messages WHERE target = ?1 ORDER BY place")?;
-    let mut rows = statement.query([to.0.as_bytes()])?;
+/// The oldest messages to a run. Which they are is told by the index alone, so that the others are not read.
+pub(super) fn inbox(conn: &Connection, to: RunId, most: i64) -> Outcome<Vec<Message>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT crc, body, place, id FROM messages WHERE place IN \
+         (SELECT place FROM messages WHERE target = ?1 ORDER BY +place LIMIT ?2) ORDER BY place",
+    )?;
+    let mut rows = statement.query(params![to.0.as_bytes(), most])?;
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
         let (place, id): (i64, String) = (row.get(2)?, row.get(3)?);

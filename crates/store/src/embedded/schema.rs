@@ -27,7 +27,8 @@ pub(super) fn number_of(key: i64) -> u64 {
 }
 
 /// Each takes the database one version further. What was released is never changed; a new step is appended.
-const STEPS: &[&str] = &["
+const STEPS: &[&str] = &[
+    "
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE runs (
@@ -216,7 +217,13 @@ CREATE TABLE buckets (
 CREATE TABLE leaving (run INTEGER PRIMARY KEY, id BLOB NOT NULL);
 -- Events of a namespace up to this position are gone, even if their rows are still there.
 CREATE TABLE forgotten (ns TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID;
-"];
+",
+    "
+-- What goes on, whatever its namespace; and headers, which are kept longer than what belongs to them.
+CREATE INDEX runs_going ON runs (status) WHERE ended_at IS NULL;
+CREATE INDEX runs_trimmed ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
+",
+];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.
 pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {

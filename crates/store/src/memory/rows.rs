@@ -84,7 +84,7 @@ impl KeptRun {
     pub fn matches(&self, filter: &RunFilter) -> bool {
         let header = &self.rows.header;
         filter.flow.as_ref().is_none_or(|flow| *flow == header.flow)
-            && filter.status.is_none_or(|status| status == header.status())
+            && (filter.status.is_empty() || filter.status.contains(&header.status()))
             && filter.tags.iter().all(|tag| header.tags.contains(tag))
             && filter.external_id.as_ref().is_none_or(|id| Some(id) == header.external_id.as_ref())
             && filter.since.is_none_or(|since| self.created_at >= since)
@@ -149,7 +149,9 @@ impl Rows {
                 more = true;
                 break;
             }
-            let messages = self.inbox(message.to);
+            let mut messages = self.inbox(message.to);
+            more |= messages.len() > MAX_INBOX;
+            messages.truncate(MAX_INBOX);
             self.holds.take_messages(message.to, &messages, now);
             items.push(DueItem::Messages { ns: ns.clone(), to: message.to, messages });
         }

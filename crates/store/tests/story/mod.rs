@@ -163,8 +163,8 @@ pub async fn everything(store: &dyn Store, runs: &[RunId]) -> String {
     let filters = [
         RunFilter::default(),
         RunFilter { flow: Some("line".to_owned()), ..RunFilter::default() },
-        RunFilter { status: Some(Status::Running), ..RunFilter::default() },
-        RunFilter { status: Some(Status::Completed), trimmed: Some(false), ..RunFilter::default() },
+        RunFilter { status: vec![Status::Running], ..RunFilter::default() },
+        RunFilter { status: vec![Status::Completed], trimmed: Some(false), ..RunFilter::default() },
         RunFilter { ended_before: Some(START + 40_000), trimmed: Some(false), ..RunFilter::default() },
         RunFilter { tags: vec!["red".to_owned()], ..RunFilter::default() },
         RunFilter { external_id: Some("x-1".to_owned()), ..RunFilter::default() },

@@ -215,3 +215,19 @@ fn limits() {
         .collect();
     insta::assert_snapshot!(of_steps(&dense));
 }
+
+#[test]
+fn what_is_wrong_with_a_schema_is_told_where_it_is_and_with_everything_else() {
+    let text = "name: x\ninput_schema: {type: 12}\nsteps:\n  a: {rum: a, emits: [{paid: {allOf: [{}, {type: 13}]}}]}\n";
+    let check = |schema: &serde_json::Value| {
+        let path: &[&str] = if schema["type"].is_null() { &["allOf", "1", "type"] } else { &["type"] };
+        let path = path.iter().map(|key| (*key).to_owned()).collect();
+        vec![SchemaFault { path, message: "not a type".to_owned() }]
+    };
+    let problems = parse_checked(None, text, &check).unwrap_err().0;
+    let found: Vec<_> = problems.iter().map(|problem| (problem.path.as_str(), problem.line, problem.column)).collect();
+    let expected = [("input_schema.type", 2, 22), ("steps.a.rum", 4, 7), ("steps.a.emits[0].allOf[1].type", 4, 50)];
+    assert_eq!(found, expected);
+    assert_eq!(problems[0].message, "this is not a JSON Schema: not a type");
+    assert_eq!(parse(text).unwrap_err().0.len(), 1, "nobody is here who knows schemas");
+}

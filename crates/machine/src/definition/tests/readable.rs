@@ -73,6 +73,7 @@ fn names_and_where_they_are_known() {
         "a: {input: '${gates.b.url}'}\nb: {after: [a], await: {webhook: true}}",
         "b: {await: {manual: true}}\ng: {steps: {a: {input: '${gates.b.url}'}}}",
         "a: {input: '${[run.id, run.flow, run.version, run.input, run.tags, run.external_id]}'}",
+        "a: {input: '${run}'}",
         "a: {emits: [e]}\ng: {subscribes: [e], steps: {b: {set: '${events.e}'}}}",
     ];
     for text in fine {
@@ -94,7 +95,6 @@ fn names_and_where_they_are_known() {
         "a: {input: '${gates.b.token}'}\nb: {await: {manual: true}}",
         "a: {if: run.outcome == 'failed'}",
         "a: {if: run.idd}",
-        "a: {input: '${run}'}",
         "a: {emits: [e]}\nb: {after: [a], set: '${events.e}'}",
         "a: {emits: [paid]}\nb: {subscribes: [paid], set: '${events.payed}'}",
         "a: {set: '${events.e}'}",

@@ -12,7 +12,7 @@ use crate::cli::Context;
 use crate::cli::connect::{Remote, segment};
 use crate::cli::moment;
 use crate::cli::screen::{Line, Screen};
-use crate::cli::trouble::Trouble;
+use crate::cli::trouble::{Exit, Trouble};
 
 /// How often a picture is drawn again while nothing happens, for its clock.
 const TICK: Duration = Duration::from_millis(500);
@@ -60,12 +60,30 @@ async fn fresh(remote: &Remote, run: &str) -> Result<(RunInfo, Vec<StepInfo>), T
 /// Lines that somebody adds to the picture.
 pub type Notes = tokio::sync::watch::Receiver<Vec<Line>>;
 
-/// Until the run has ended; gives back how it stands then, and how many records it has.
-pub async fn watch(ctx: &Context, remote: &Remote, run: &str) -> Result<(Moment, u64), Trouble> {
-    watch_with(ctx, remote, run, None).await
+/// Until the run has ended, and those that continue it; gives back how the last one stands then.
+pub async fn watch(ctx: &Context, remote: &Remote, run: &str) -> Result<Moment, Trouble> {
+    let (mut moment, _) = watch_with(ctx, remote, run, None).await?;
+    while let Some(next) = moment.run.continued_as {
+        arrived(remote, &next).await?;
+        (moment, _) = watch_with(ctx, remote, &next, None).await?;
+    }
+    Ok(moment)
 }
 
-/// The same, with notes under the picture.
+/// What continues a run is started by a message, which may be on its way.
+async fn arrived(remote: &Remote, run: &str) -> Result<(), Trouble> {
+    let since = Instant::now();
+    loop {
+        match remote.get::<RunInfo>(&format!("/v1/runs/{}", segment(run)), &[]).await {
+            Err(trouble) if trouble.exit() == Exit::NotFound && since.elapsed() < PATIENCE => {
+                tokio::time::sleep(GAP).await;
+            }
+            found => return found.map(|_| ()),
+        }
+    }
+}
+
+/// Until the run has ended, with notes under the picture; gives back how it stands then, and how many records it has.
 pub async fn watch_with(
     ctx: &Context,
     remote: &Remote,

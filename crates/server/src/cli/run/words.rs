@@ -63,6 +63,11 @@ pub fn explain(run: &RunInfo, steps: &[StepInfo]) -> Vec<String> {
     if run.status == "paused" {
         sentences.push("the run is paused: no task of it is offered until `eddy run resume`".to_owned());
     }
+    let delay = run.waiting_for.iter().find(|waiting| waiting.waits_for["what"] == "delay");
+    if let Some(delay) = delay {
+        let until = delay.waits_for["until"].as_str();
+        sentences.push(format!("the run begins {}", until.map_or("later".to_owned(), |until| format!("at {until}"))));
+    }
     for step in steps {
         let Some(waits) = &step.waits_for else { continue };
         if let Some(why) = why(step, waits, steps) {

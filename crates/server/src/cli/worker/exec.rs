@@ -51,7 +51,7 @@ pub struct Exec {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     max: u32,
     /// How long a command has to end when it is asked to
-    #[arg(long, value_name = "SPAN", default_value = "5s")]
+    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = Span::from_text)]
     grace: Span,
 }
 

@@ -454,7 +454,7 @@ impl World<'_> {
         let statuses = [Status::Running, Status::Waiting, Status::Paused, Status::Completed, Status::Failed];
         let filter = RunFilter {
             flow: h.one_in(3).then(|| NAMES[h.below(NAMES.len())].to_owned()),
-            status: h.one_in(2).then(|| statuses[h.below(statuses.len())]),
+            status: h.one_in(2).then(|| statuses[h.below(statuses.len())]).into_iter().collect(),
             tags: if h.one_in(3) { vec!["red".to_owned()] } else { Vec::new() },
             since: h.one_in(4).then_some(now - 20_000),
             until: h.one_in(4).then_some(now - 5_000),
