@@ -13,6 +13,8 @@ use crate::stores;
 
 /// Commits until the log is as long as it gets.
 const WARM: usize = 500;
+/// Between commits that are apart.
+const APART: Duration = Duration::from_micros(100);
 
 /// The rows of one transition, as the store wrote them.
 #[derive(Clone)]
@@ -88,6 +90,27 @@ impl Ceiling {
         let mut row = measure.row(what, "sqlite", steps, latencies);
         row.commits = (count / group) as u64;
         row.bytes_per_step = (written_bytes() - written) as f64 / steps.max(1) as f64;
+        Ok(row)
+    }
+
+    /// One transition to a commit, each a while after the last, as when somebody else works in between: caches, cores and
+    /// the disk's queue have gone cold. Only the commits are timed.
+    pub fn apart(&self, count: usize) -> rusqlite::Result<Row> {
+        let run = runs(&self.conn, &self.sample, 1)?;
+        let mut raw = Raw::prepare(&self.conn)?;
+        let mut latencies = Vec::with_capacity(count);
+        let measure = Measure::start();
+        for round in 0..count as i64 {
+            std::thread::sleep(APART);
+            let since = Instant::now();
+            raw.begin.execute([])?;
+            raw.transition(&self.sample, run, round)?;
+            raw.commit.execute([])?;
+            latencies.push(since.elapsed());
+        }
+        let seconds: f64 = latencies.iter().map(Duration::as_secs_f64).sum();
+        let mut row = measure.row("raw SQLite, 1 to a commit, apart", "sqlite", count as u64, latencies);
+        (row.seconds, row.per_second, row.commits) = (seconds, count as f64 / seconds, count as u64);
         Ok(row)
     }
 

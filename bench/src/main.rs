@@ -99,7 +99,8 @@ impl Bench {
             rows.extend(self.hot().await?);
         }
         if wants("w1") {
-            for in_flight in [1, 50, 200] {
+            rows.extend(self.single().await?);
+            for in_flight in [50, 200] {
                 rows.extend(self.chain(in_flight).await?);
             }
         }
@@ -158,27 +159,49 @@ impl Bench {
         Ok(rows)
     }
 
-    /// W1, in turns with raw SQLite for as many callers, or one transition at a time.
+    /// W1, in turns with raw SQLite for as many callers.
     async fn chain(&self, in_flight: usize) -> Result<Vec<Row>, Failed> {
         self.say("W1");
         let (ceiling, opened) = (Ceiling::open().await?, Opened::embedded()?);
-        let runs = if in_flight == 1 { 1_000 } else { 6_000 } / self.part;
+        let runs = 6_000 / self.part;
         let memory = workloads::chain(&Opened::memory(), in_flight, runs).await;
-        workloads::chain(&opened, in_flight, wire::WARM.max(in_flight)).await;
+        workloads::chain(&opened, in_flight, in_flight).await;
         let (mut raw, mut chains) = (Vec::new(), Vec::new());
         for _ in 0..TURNS {
-            raw.push(match in_flight {
-                1 => ceiling.grouped(1_000 / self.part, 1)?,
-                _ => ceiling.called(8_000 / self.part, hot::CALLERS).await?,
-            });
+            raw.push(ceiling.called(8_000 / self.part, hot::CALLERS).await?);
             chains.push(workloads::chain(&opened, in_flight, runs / TURNS).await);
         }
         let mut rows: Vec<Row> = [raw, vec![memory], chains].into_iter().filter_map(measure::merge).collect();
-        let (commits, ratio) = (rows[2].commits as f64 / rows[2].steps as f64, rows[2].per_second / rows[0].per_second);
-        match in_flight {
-            1 => rows[2].note = format!("{commits:.2} commits a step, {:.2} bare commits of time", 1.0 / ratio),
-            _ => rows[2].ratio = Some(ratio),
+        rows[2].ratio = Some(rows[2].per_second / rows[0].per_second);
+        Ok(rows)
+    }
+
+    /// W1 with one run in flight, in turns with single commits: in a row, and apart.
+    async fn single(&self) -> Result<Vec<Row>, Failed> {
+        self.say("W1");
+        let opened = Opened::embedded()?;
+        let runs = 1_000 / self.part;
+        let memory = workloads::chain(&Opened::memory(), 1, runs).await;
+        workloads::chain(&opened, 1, wire::WARM).await;
+        let mut rows = self.beside_commits(async || Ok(workloads::chain(&opened, 1, runs / TURNS).await)).await?;
+        rows.insert(2, memory);
+        Ok(rows)
+    }
+
+    /// Something that has one step in flight, in turns with single commits.
+    async fn beside_commits(&self, what: impl AsyncFn() -> Result<Row, Failed>) -> Result<Vec<Row>, Failed> {
+        let ceiling = Ceiling::open().await?;
+        let (mut raw, mut apart, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            raw.push(ceiling.grouped(1_000 / self.part, 1)?);
+            apart.push(ceiling.apart(500 / self.part)?);
+            steps.push(what().await?);
         }
+        let mut rows: Vec<Row> = [raw, apart, steps].into_iter().filter_map(measure::merge).collect();
+        let commits = rows[2].commits as f64 / rows[2].steps as f64;
+        let [in_a_row, apart] = [0, 1].map(|at: usize| rows[at].per_second / rows[2].per_second);
+        rows[2].note =
+            format!("{commits:.2} commits a step; {in_a_row:.2} bare commits of time, {apart:.2} of those apart");
         Ok(rows)
     }
 
@@ -187,15 +210,8 @@ impl Bench {
         let mut rows = Vec::new();
         for transport in [Transport::Socket, Transport::Http] {
             self.say("W1 over the wire");
-            let ceiling = Ceiling::open().await?;
-            let (mut raw, mut chains) = (Vec::new(), Vec::new());
-            for _ in 0..TURNS {
-                raw.push(ceiling.grouped(1_000 / self.part, 1)?);
-                chains.push(wire::chain(transport, 1, 100 / self.part).await?);
-            }
-            let mut one: Vec<Row> = [raw, chains].into_iter().filter_map(measure::merge).collect();
-            one[1].note = format!("{:.2} bare commits of time", one[0].per_second / one[1].per_second);
-            rows.append(&mut one);
+            let runs = 100 / self.part;
+            rows.extend(self.beside_commits(async || wire::chain(transport, 1, runs).await).await?);
             for in_flight in [50, 200] {
                 let mut row = wire::chain(transport, in_flight, 3_000 / self.part).await?;
                 let same = in_process.iter().find(|other| other.what == row.what);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use eddyline_machine::{Message, Millis, RunId};
-use rusqlite::{Connection, Params, params};
+use rusqlite::{CachedStatement, Connection, Params, params};
 
 use super::body::Body;
 use super::encode::{Encoded, EncodedTask};
@@ -36,6 +36,8 @@ pub(super) struct Group<'a> {
     pub gates_moved: bool,
     pub revision_moved: bool,
     used_up: Vec<UsedUp>,
+    /// Those that the group has carried out, by where their text is: a group carries out few, many times.
+    statements: Vec<(&'static str, CachedStatement<'a>)>,
 }
 
 #[derive(Debug)]
@@ -66,6 +68,7 @@ impl<'a> Group<'a> {
             gates_moved: false,
             revision_moved: false,
             used_up: Vec::new(),
+            statements: Vec::new(),
         }
     }
 
@@ -116,12 +119,20 @@ impl<'a> Group<'a> {
 
     /// Carries out a statement that writes, beginning the transaction if it is the first: a group that writes nothing
     /// costs no sync.
-    pub fn write(&mut self, sql: &str, params: impl Params) -> Outcome<usize> {
+    pub fn write(&mut self, sql: &'static str, params: impl Params) -> Outcome<usize> {
         if !self.begun {
             self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
             self.begun = true;
         }
-        Ok(self.conn.prepare_cached(sql)?.execute(params)?)
+        let known = self.statements.iter().position(|(known, _)| std::ptr::eq(*known, sql));
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.statements.push((sql, self.conn.prepare_cached(sql)?));
+                self.statements.len() - 1
+            }
+        };
+        Ok(self.statements[at].1.execute(params)?)
     }
 
     pub fn set_meta(&mut self, name: &str, value: i64) -> Outcome<()> {
