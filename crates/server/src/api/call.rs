@@ -90,6 +90,11 @@ impl Call {
         wanted.map(|(_, value)| value.clone()).collect()
     }
 
+    /// It is there, and says nothing.
+    fn is_blank(&self, name: &str) -> bool {
+        self.query.iter().any(|(key, value)| key == name && value.is_empty())
+    }
+
     pub fn number(&self, name: &str) -> Result<Option<u64>, Failure> {
         self.read(name, "a whole number, 0 or more", |text| text.parse().ok())
     }
@@ -100,7 +105,10 @@ impl Call {
             "false" | "0" => Some(false),
             _ => None,
         };
-        Ok(self.read(name, "true or false", read)?.unwrap_or(false))
+        match self.read(name, "true or false", read)? {
+            None if self.is_blank(name) => Err(wrong(name, "true or false")),
+            read => Ok(read.unwrap_or(false)),
+        }
     }
 
     /// How long to wait: `30s`, or a number of milliseconds. More than [`MAX_WAIT`] is that.
@@ -118,7 +126,11 @@ impl Call {
     /// How many items a page has: at least one, and more than the most is the most.
     pub fn limit(&self) -> Result<usize, Failure> {
         let limit = self.number("limit")?.map_or(DEFAULT_PAGE, |limit| usize::try_from(limit).unwrap_or(MAX_PAGE));
-        if limit == 0 { Err(wrong("limit", "a whole number, 1 or more")) } else { Ok(limit.min(MAX_PAGE)) }
+        match limit {
+            0 => Err(wrong("limit", "a whole number, 1 or more")),
+            _ if self.is_blank("limit") => Err(wrong("limit", "a whole number, 1 or more")),
+            _ => Ok(limit.min(MAX_PAGE)),
+        }
     }
 
     /// Where a page begins, as it was given with the one before.

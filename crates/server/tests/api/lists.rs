@@ -24,7 +24,7 @@ async fn check(rig: &Rig, path: &str, name: &str, expected: &[&str]) {
     assert_eq!(found, all, "{path}");
     found.sort();
     assert_eq!(found, expected, "{path}");
-    for bad in ["limit=abc", "limit=0", "limit=-1", "count=perhaps"] {
+    for bad in ["limit=abc", "limit=0", "limit=-1", "limit=", "count=perhaps", "count="] {
         assert_eq!(rig.get(&with(bad)).await.code(), (400, "bad_request"), "{path} {bad}");
     }
     assert_eq!(rig.get(&with("limit=99999999")).await.status, 200, "{path}");
