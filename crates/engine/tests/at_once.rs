@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use rig::hooked::Hooked;
 use rig::{LONG, Rig, claim, done};
 use serde_json::json;
+use tokio::time::Instant;
 
 const FLOW: &str = "name: f\nsteps: {a: {}, b: {after: [a]}}";
 
@@ -51,9 +52,10 @@ async fn a_lone_caller_is_answered_without_another_task_being_woken() {
     rig.stop().await;
 }
 
-#[tokio::test]
+/// Time stands still unless everybody sleeps: whoever was not woken and looked again by itself would have slept.
+#[tokio::test(start_paused = true)]
 async fn whoever_waits_is_woken_by_what_another_caller_does() {
-    let rig = Rig::memory();
+    let (rig, since) = (Rig::memory(), Instant::now());
     rig.register(FLOW).await;
     let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
     let worker = tokio::spawn(async move { engine.claim(&ns, claim("w"), LONG).await.unwrap().pop().unwrap() });
@@ -72,6 +74,7 @@ async fn whoever_waits_is_woken_by_what_another_caller_does() {
         records.extend(more);
     }
     assert_eq!(records.len(), rig.records(run).await.len());
+    assert!(since.elapsed() < Duration::from_secs(1), "somebody looked again after {:?}", since.elapsed());
     rig.stop().await;
 }
 
