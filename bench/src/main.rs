@@ -207,7 +207,8 @@ impl Bench {
 
     /// W1 over the wire, beside the same in process where that was measured, or beside raw SQLite.
     async fn wire(&self, in_process: &[Row]) -> Result<Vec<Row>, Failed> {
-        let mut rows = Vec::new();
+        self.say("a message there and back");
+        let mut rows = vec![wire::there_and_back(10_000 / self.part).await?];
         for transport in [Transport::Socket, Transport::Http] {
             self.say("W1 over the wire");
             let runs = 100 / self.part;

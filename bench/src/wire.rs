@@ -10,6 +10,8 @@ use eddyline::{Client, StepCtx, StepError, Worker};
 use eddyline_server::ServeArgs;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::measure::{Measure, Process, Row};
 use crate::workloads::{STEPS, chain_text};
@@ -19,6 +21,8 @@ type Failed = Box<dyn std::error::Error>;
 /// What a child process is to be.
 pub const ROLE: &str = "EDDYLINE_BENCH_ROLE";
 const IDLE: Duration = Duration::from_secs(10);
+/// About what a report has, and a task.
+const MESSAGE_BYTES: usize = 600;
 const WAIT_MS: u64 = 30_000;
 /// Runs until the log of a store is as long as it gets, about.
 pub const WARM: usize = 150;
@@ -76,6 +80,40 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     worker.stop()?;
     server.role.stop()?;
     Ok(row)
+}
+
+/// A message from one process to another and back, and nothing else: what a step over a socket takes at least beside its
+/// commit.
+pub async fn there_and_back(count: usize) -> Result<Row, Failed> {
+    let server = Server::run("echo")?;
+    let mut stream = TcpStream::connect(&server.url).await?;
+    stream.set_nodelay(true)?;
+    let echoed = tokio::spawn(async move {
+        let (mut message, mut latencies) = ([0; MESSAGE_BYTES], Vec::with_capacity(count));
+        let measure = Measure::start();
+        for _ in 0..count {
+            let since = Instant::now();
+            stream.write_all(&message).await?;
+            stream.read_exact(&mut message).await?;
+            latencies.push(since.elapsed());
+        }
+        Ok::<_, std::io::Error>(measure.row("a message there and back", "tcp", count as u64, latencies))
+    });
+    let row = echoed.await??;
+    server.role.stop()?;
+    Ok(row)
+}
+
+async fn echo() -> std::io::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    let (mut stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    let mut message = [0; MESSAGE_BYTES];
+    while stream.read_exact(&mut message).await.is_ok() {
+        stream.write_all(&message).await?;
+    }
+    Ok(())
 }
 
 /// How long it takes from nothing to a first run that is through, and what a server takes that does nothing.
@@ -163,6 +201,7 @@ async fn commits(client: &Client) -> Result<u64, Failed> {
 pub async fn play(role: &str) -> Result<(), Failed> {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
+        ["echo"] => tokio::spawn(echo()).await??,
         ["serve", dir] => {
             let args = ServeArgs {
                 store: Some(dir.to_owned()),
@@ -229,7 +268,12 @@ struct Server {
 
 impl Server {
     fn start(dir: &Path) -> Result<Server, Failed> {
-        let mut role = Role::start(&format!("serve {}", dir.display()))?;
+        Server::run(&format!("serve {}", dir.display()))
+    }
+
+    /// A process that says where it listens.
+    fn run(role: &str) -> Result<Server, Failed> {
+        let mut role = Role::start(role)?;
         let stdout = role.child.stdout.take().ok_or("the server has no output")?;
         let mut url = String::new();
         BufReader::new(stdout).read_line(&mut url)?;

@@ -1,7 +1,7 @@
 //! What can be set, with the values that suit most. Everything has a named limit.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::Millis;
 
@@ -22,6 +22,8 @@ pub const MAX_CLAIM: usize = 1_000;
 /// When they have this many bytes of inputs, the rest of them goes into another answer.
 pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
+/// Calls that one portion of the system's randomness is enough for.
+const CHANCES: usize = 128;
 const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 
 #[derive(Clone)]
@@ -89,7 +91,7 @@ impl Default for Config {
             reconcile_batch: 50,
             retention: Retention::default(),
             backlog: 1_000_000,
-            chance: Arc::new(system_chance),
+            chance: system_chance(),
         }
     }
 }
@@ -103,12 +105,22 @@ impl fmt::Debug for Config {
     }
 }
 
-/// The operating system's randomness. Without it no secret could be made, so there is no going on.
-fn system_chance() -> [u8; 32] {
-    let mut bytes = [0; 32];
-    if let Err(error) = getrandom::fill(&mut bytes) {
-        tracing::error!("the system has no randomness: {error}");
-        std::process::abort();
-    }
-    bytes
+/// The operating system's randomness, fetched for many calls at once: a step takes three. Without it no secret could be
+/// made, so there is no going on.
+fn system_chance() -> Chance {
+    let pool = Mutex::new((Box::new([[0; 32]; CHANCES]), 0));
+    Arc::new(move || {
+        let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bytes, left) = &mut *pool;
+        if *left == 0 {
+            if let Err(error) = getrandom::fill(bytes.as_flattened_mut()) {
+                tracing::error!("the system has no randomness: {error}");
+                std::process::abort();
+            }
+            *left = CHANCES;
+        }
+        *left -= 1;
+        // Nothing that was given out stays here.
+        std::mem::take(&mut bytes[*left])
+    })
 }

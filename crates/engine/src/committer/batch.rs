@@ -41,14 +41,13 @@ impl Committer {
                 continue;
             }
             metrics::histogram!("eddyline_batch_size").record(prepared.len() as f64);
-            let commands: Vec<Command> =
-                prepared.iter().map(|prepared| Command::Run(prepared.commit.clone())).collect();
-            let requests = claims.iter().map(|(_, parked)| parked.request.clone()).collect::<Vec<_>>();
             let (store, since) = (self.store.clone(), Instant::now());
             self.sent.push(Box::pin(async move {
                 let mut result = Err(StoreError::Unknown);
                 for _ in 0..UNKNOWN_TRIES {
-                    result = store.commit(commands.clone(), requests.clone()).await;
+                    let commands = prepared.iter().map(|prepared| Command::Run(prepared.commit.clone()));
+                    let requests = claims.iter().map(|(_, parked)| parked.request.clone());
+                    result = store.commit(commands.collect(), requests.collect()).await;
                     if !matches!(result, Err(StoreError::Unknown)) {
                         break;
                     }

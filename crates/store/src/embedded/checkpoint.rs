@@ -20,6 +20,8 @@ use super::writer::Request;
 
 /// How often it is looked after the log.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often it is copied back in a row, if there is much again.
+const ROUNDS: usize = 4;
 /// After a checkpoint found no space, the next is tried so much later.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -121,16 +123,22 @@ impl Keeper {
     }
 
     fn look(&self) -> Outcome<()> {
-        let found = run(&self.conn, Mode::Look)?;
         let bytes = |frames: i64| frames.max(0) as u64 * self.page_bytes;
-        if bytes(found.log - found.copied) < self.shared.options.checkpoint_bytes {
-            return Ok(());
+        let mut is_long = false;
+        // Under load much is written while it copies. What is left when the log starts over is copied by the writer, and
+        // everybody waits for that.
+        for _ in 0..ROUNDS {
+            let found = run(&self.conn, Mode::Look)?;
+            if bytes(found.log - found.copied) < self.shared.options.checkpoint_bytes {
+                break;
+            }
+            let done = run(&self.conn, Mode::Passive)?;
+            count(&self.shared.counters.checkpoints, 1);
+            let file = files::bytes(&files::log(&self.shared.dir));
+            tracing::debug!(busy = done.busy, log = done.log, copied = done.copied, file, "copied the log back");
+            is_long = bytes(done.log) > self.shared.options.restart_bytes;
         }
-        let done = run(&self.conn, Mode::Passive)?;
-        count(&self.shared.counters.checkpoints, 1);
-        let file = files::bytes(&files::log(&self.shared.dir));
-        tracing::debug!(busy = done.busy, log = done.log, copied = done.copied, file, "copied the log back");
-        if bytes(done.log) > self.shared.options.restart_bytes {
+        if is_long {
             self.shared.log_is_long.store(true, Ordering::Relaxed);
         }
         Ok(())

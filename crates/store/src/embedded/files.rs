@@ -61,7 +61,9 @@ pub(super) fn open_writer(dir: &Path, options: &Options) -> Outcome<Connection> 
     conn.pragma_update(None, "synchronous", "FULL")?;
     // The log is copied back by a thread of its own; a commit must not do it.
     conn.pragma_update(None, "wal_autocheckpoint", 0)?;
-    conn.pragma_update(None, "journal_size_limit", options.restart_bytes as i64)?;
+    // It has grown beyond that by the time it starts over, and to cut it off only makes it grow again: to write where
+    // nothing was written before takes twice as long.
+    conn.pragma_update(None, "journal_size_limit", 2 * options.restart_bytes as i64)?;
     settle(&conn, WRITER_CACHE_KIB)?;
     if let Some(most) = options.max_bytes {
         let pages = (most / PAGE_BYTES).max(1) as i64;
