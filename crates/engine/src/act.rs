@@ -1,7 +1,9 @@
 //! What people do to a run.
 
-use eddyline_machine::run::{Phase, Reused, Run};
-use eddyline_machine::{ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, StepAct, ValueId, decide};
+use eddyline_machine::run::{Activation, End, Phase, Reused, Run};
+use eddyline_machine::{
+    ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, ValueId, decide,
+};
 use eddyline_store::{GateFilter, GateRow, Namespace, Page, Store, Trim};
 use serde_json::Value;
 
@@ -61,9 +63,15 @@ impl Engine {
         })
     }
 
-    /// A new run that takes over what completed and runs the rest again. The old one must have failed or been cancelled.
+    /// A new run that takes over what completed and runs the rest again. There must be a rest: a run that completed without
+    /// a failed step is not retried.
     pub async fn retry(&self, ns: &Namespace, run: RunId, by: &str) -> Result<RunId> {
         let (flow, old) = self.ended(ns, run).await?;
+        let failed = |activation: &Activation| matches!(activation.end(), Some(End::Failed(_) | End::Cancelled));
+        if old.header.status() == Status::Completed && !old.activations.iter().any(failed) {
+            let message = format!("run {run} has completed, and nothing in it failed: rerun it to run it again");
+            return Err(EngineError::Conflict(message));
+        }
         let reuse = decide::retry(&flow.flow, &old);
         self.again(ns, &old, flow, Again::Retry { by: by.to_owned() }, reuse, None).await
     }
@@ -171,6 +179,7 @@ impl Engine {
             tags: header.tags.clone(),
             priority: header.priority,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
+            traceparent: header.traceparent.clone(),
             retry_of: Some(run),
             again: Some(again),
             reuse,

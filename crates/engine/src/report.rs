@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use eddyline_machine::definition::wrong_name;
 use eddyline_machine::{
-    Answer, Claim, CodeOp, Data, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef,
+    Answer, Claim, CodeOp, CodeWait, Data, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef,
 };
 use eddyline_store::{ClaimRequest, Lease, Namespace, Offer, RequestId, Store, StoreError, Taken};
 use serde_json::{Map, Value, json};
@@ -362,7 +362,13 @@ fn check(op: &Op) -> std::result::Result<Option<String>, String> {
             CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
             CodeOp::Sleep { due: Due::At(at) } => (!(0..=MAX_MOMENT_MS).contains(at))
                 .then(|| format!("the moment {at} is beyond the years that can be written")),
-            CodeOp::Wait { timeout_ms: Some(ms), .. } => bad_wait("the timeout", *ms),
+            CodeOp::Wait { wait, timeout_ms } => {
+                let name = match wait {
+                    CodeWait::Event { name, .. } => wrong_name(name),
+                    CodeWait::Webhook | CodeWait::Manual => None,
+                };
+                name.or_else(|| bad_wait("the timeout", (*timeout_ms)?))
+            }
             _ => None,
         },
         _ => None,

@@ -200,6 +200,8 @@ async fn pause_resume_cancel_retry_and_rerun() {
     rig.work(1, |task| done(json!([task.activation, task.input])));
     let again = rig.engine.retry(&rig.ns, run, "ann").await.unwrap();
     assert_eq!(rig.output(again).await, json!(["b", {"a": "A"}]));
+    let for_nothing = rig.engine.retry(&rig.ns, again, "ann").await;
+    assert!(matches!(for_nothing, Err(EngineError::Conflict(_))), "{for_nothing:?}");
     let rerun = rig.engine.rerun(&rig.ns, again, "ann", Some("a"), Some(json!(9))).await.unwrap();
     assert_eq!(rig.output(rerun).await, json!(["b", {"a": ["a", 9]}]));
     let waiting = rig.engine.cancel(&rig.ns, rerun, "me", None).await;

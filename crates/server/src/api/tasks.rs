@@ -144,6 +144,8 @@ struct Claimant {
     id: String,
     queues: Vec<String>,
     offer: Arc<Offer>,
+    /// More than it can have at once it is not given in one go.
+    max_concurrent: Option<u32>,
     draining: bool,
 }
 
@@ -156,12 +158,14 @@ impl Claimant {
                 id: worker.id,
                 queues: worker.spec.queues.clone(),
                 offer: Arc::new(worker.spec.offer.clone()),
+                max_concurrent: worker.spec.max_concurrent,
                 draining: worker.draining,
             },
             None => Claimant {
                 id: if id.is_empty() { "anonymous".to_owned() } else { id.to_owned() },
                 queues: vec![DEFAULT_QUEUE.to_owned()],
                 offer: Arc::default(),
+                max_concurrent: None,
                 draining: false,
             },
         })
@@ -182,11 +186,12 @@ impl Claimant {
         if queues.len() > MAX_QUEUES {
             return Err(Failure::bad(format!("more than {MAX_QUEUES} queues")));
         }
+        let max = max.unwrap_or(1).min(self.max_concurrent.unwrap_or(u32::MAX));
         Ok(ClaimTasks {
             worker: self.id.clone(),
             queues,
             offer: self.offer.clone(),
-            max: max.map_or(1, |max| usize::try_from(max).unwrap_or(usize::MAX)),
+            max: usize::try_from(max).unwrap_or(usize::MAX),
             request: request.transpose()?,
             lease_ms: None,
         })

@@ -53,6 +53,11 @@ async fn the_function_of_a_code_run_carries_its_trace_and_passes_it_on_when_it_c
     rig.report(&task, json!({"op": "continue", "seq": 1, "input": 2})).await;
     let next = rig.claim("w").await;
     assert_eq!((&next["run_input"], &next["traceparent"]), (&json!(2), &json!(TRACE)));
+    let failed = json!({"op": "fail", "seq": 1, "error": {"kind": "Bad", "message": "no"}, "retryable": false});
+    rig.report(&next, failed).await;
+    let retried = rig.post(&format!("/v1/runs/{}/retry", next["run_id"].as_str().unwrap()), json!({})).await;
+    assert_eq!(retried.status, 200, "{}", retried.body);
+    assert_eq!(rig.claim("w").await["traceparent"], TRACE);
     rig.server.stop().await;
 }
 

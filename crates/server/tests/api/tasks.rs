@@ -144,6 +144,20 @@ async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
 }
 
 #[tokio::test]
+async fn a_claim_gets_no_more_than_its_worker_can_do_at_once() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}, b: {run: b}, c: {run: c}}").await;
+    let id = rig.post("/v1/workers", json!({"max_concurrent": 2})).await.text("worker_id");
+    rig.run("f", json!(1)).await;
+    let claim = async |worker: &str| {
+        let reply = rig.post("/v1/tasks/claim", json!({"worker_id": worker, "max": 10, "wait_ms": 20_000})).await;
+        reply.body["tasks"].as_array().unwrap().len()
+    };
+    assert_eq!((claim(&id).await, claim("nobody").await), (2, 1));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_lease_that_is_not_kept_is_lost_and_its_worker_offline() {
     let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
     rig.flow("f", "steps: {a: {run: a, retry: {initial: 1ms}}}").await;
@@ -201,6 +215,8 @@ async fn a_code_run_is_driven_over_plain_calls() {
     assert!(wait["url"].as_str().unwrap().ends_with(&token));
     let bad = rig.report(&task, json!({"op": "wait", "seq": 3, "name": "x", "webhook": true, "manual": true})).await;
     assert_eq!(bad["outcome"], "invalid");
+    let bad = rig.report(&task, json!({"op": "wait", "seq": 3, "name": "x", "event": "no such name"})).await;
+    assert_eq!(bad["outcome"], "invalid", "an event is waited for that nobody could publish: {bad}");
     let memo = rig.get(&format!("/v1/tasks/{}/memo", task["task_id"].as_str().unwrap())).await;
     assert_eq!(memo.body["memo"]["pay"]["output"], 5);
     assert_eq!(rig.report(&task, json!({"op": "suspend", "seq": 3})).await["outcome"], "applied");
