@@ -123,10 +123,16 @@ impl Embedded {
         let (from, to) = (self.shared.dir.clone(), to.to_owned());
         let (answer, answered) = oneshot::channel();
         spawn("eddyline-backup", move || {
-            let copied = files::open_reader(&from).map_err(Trouble::into_error);
-            let _ = answer.send(copied.and_then(|conn| backup::copy(&conn, &to)));
+            let _ = answer.send(Embedded::backup_of(&from, &to));
         })?;
         answered.await.map_err(|_| StoreError::Unavailable("the backup was given up".to_owned()))?
+    }
+
+    /// The same for the store in a directory, whether or not a process has it open.
+    pub fn backup_of(dir: &Path, to: &Path) -> Result<()> {
+        files::check(dir)?;
+        let conn = files::open_reader(dir).map_err(|trouble| opening(dir, trouble))?;
+        backup::copy(&conn, to)
     }
 
     pub fn stats(&self) -> Stats {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use eddyline_store::{Embedded, Options};
+use eddyline_store::Embedded;
 use serde_json::json;
 
 use super::Context;
@@ -10,7 +10,7 @@ use super::trouble::Trouble;
 
 #[derive(Debug, clap::Args)]
 pub struct Backup {
-    /// The directory of the store; no server may have it open
+    /// The directory of the store; a server may have it open, and goes on
     #[arg(long, value_name = "DIR", default_value = "./.eddyline", env = "EDDY_STORE")]
     store: PathBuf,
     /// A new directory for the copy, which can be opened as a store
@@ -23,15 +23,12 @@ pub async fn run(ctx: &Context, backup: Backup) -> Result<(), Trouble> {
         Some(path) => PathBuf::from(path),
         None => backup.store,
     };
-    // Opening makes a store where there is none, and the copy of nothing is no backup.
+    // The copy of nothing is no backup.
     if !from.join("eddyline.db").is_file() {
         return Err(Trouble::not_found(format!("there is no store in {}", from.display())));
     }
-    let refused = |error: eddyline_store::StoreError| Trouble::refused(error.to_string());
-    let store = tokio::task::block_in_place(|| Embedded::open(&from, Options::default())).map_err(refused)?;
-    let copied = store.backup(&backup.to).await.map_err(refused);
-    tokio::task::block_in_place(|| store.close()).map_err(refused)?;
-    copied?;
+    tokio::task::block_in_place(|| Embedded::backup_of(&from, &backup.to))
+        .map_err(|error| Trouble::refused(error.to_string()))?;
     let bytes = std::fs::metadata(backup.to.join("eddyline.db")).map(|file| file.len()).unwrap_or(0);
     match ctx.screen.json {
         true => ctx.screen.document(&json!({"from": from, "to": backup.to, "bytes": bytes})),

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use eddyline_store::{Embedded, Options, Page, RunFilter, Store};
+
 use super::rig::{Process, command, eddy, finish};
 
 const FULFIL: &str = r#"name: fulfil
@@ -155,6 +157,13 @@ fn a_folder_to_begin_with() {
     }
 }
 
+fn runs_in(store: &Path) -> usize {
+    let store = Embedded::open(store, Options::default()).unwrap();
+    let page = Page { after: None, limit: 10 };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(store.runs(None, &RunFilter::default(), page)).unwrap().len()
+}
+
 #[test]
 fn a_store_is_copied_and_looked_at() {
     let dir = tempfile::tempdir().unwrap();
@@ -164,12 +173,18 @@ fn a_store_is_copied_and_looked_at() {
     let mut said = String::new();
     let mut lines = std::io::BufReader::new(serve.0.stdout.take().unwrap());
     std::io::BufRead::read_line(&mut lines, &mut said).unwrap();
-    let held = eddy(dir.path(), &["backup", "--store", "store", "copy"]).bad(5);
-    assert!(held.err.contains("in use by process"), "{held:?}");
+    let url = said.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
+    std::fs::write(dir.path().join("f.yaml"), "name: f\nsteps: {a: {}}\n").unwrap();
+    eddy(dir.path(), &["flow", "apply", "f.yaml", "--url", &url]).good();
+    eddy(dir.path(), &["start", "f", "--url", &url]).good();
     let held = eddy(dir.path(), &["doctor", "--store", "store"]).bad(1);
     assert!(held.out.contains("in use by process"), "{held:?}");
-    drop(serve);
+    // A server goes on meanwhile, and what it has acknowledged is in the copy.
     eddy(dir.path(), &["backup", "--store", "store", "copy"]).good();
+    eddy(dir.path(), &["start", "f", "--url", &url]).good();
+    drop(serve);
+    eddy(dir.path(), &["backup", "--store", "store", "later"]).good();
+    assert_eq!((runs_in(&dir.path().join("copy")), runs_in(&dir.path().join("later"))), (1, 2));
     let again = eddy(dir.path(), &["backup", "--store", "store", "copy"]).bad(5);
     assert!(again.err.contains("is not empty"), "{again:?}");
     let looked = eddy(dir.path(), &["doctor", "--store", "copy"]).good();
