@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use eddyline_machine::RunId;
 use eddyline_machine::run::Header;
-use eddyline_store::Change;
+use eddyline_store::{Change, Namespace};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -30,8 +30,8 @@ pub(crate) struct Bus {
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
     notify: Notify,
-    /// Its header as it was committed, if that was done here.
-    header: OnceLock<Box<Header>>,
+    /// Whose it is, and its header as it was committed, if that was done here.
+    header: OnceLock<Box<(Namespace, Header)>>,
 }
 
 impl Ending {
@@ -40,8 +40,9 @@ impl Ending {
         self.notify.notified()
     }
 
-    pub fn header(&self) -> Option<&Header> {
-        self.header.get().map(|header| &**header)
+    /// To others than those of its namespace there is none.
+    pub fn header(&self, ns: &Namespace) -> Option<&Header> {
+        self.header.get().filter(|ended| ended.0 == *ns).map(|ended| &ended.1)
     }
 }
 
@@ -108,9 +109,9 @@ impl Bus {
     }
 
     /// A run has ended by a commit that is durable: those who wait for that need not read it.
-    pub fn ended(&self, header: &Header) {
+    pub fn ended(&self, ns: &Namespace, header: &Header) {
         if let Some(ending) = self.ends.find(header.run) {
-            let _ = ending.header.set(Box::new(header.clone()));
+            let _ = ending.header.set(Box::new((ns.clone(), header.clone())));
         }
     }
 

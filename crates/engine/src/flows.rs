@@ -1,7 +1,7 @@
 //! Definitions: registered as documents, parsed once, kept at hand.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use eddyline_machine::definition::{self, Parsed, Problem, Problems, SchemaFault};
 use eddyline_machine::flow::{Since, Waits};
@@ -51,6 +51,8 @@ pub fn parse_definition(name: Option<&str>, text: &str) -> std::result::Result<P
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     parsed: Mutex<HashMap<(Namespace, String), Arc<Registered>>>,
+    /// Current versions, each with the number of the last change of documents at which it was read.
+    current: Mutex<HashMap<(Namespace, String), (u64, String)>>,
 }
 
 impl Flows {
@@ -103,7 +105,7 @@ impl Flows {
         let current;
         let version = match version {
             Some(version) => version,
-            None => match current_version(store, ns, name).await? {
+            None => match self.current(store, ns, name).await? {
                 Some(found) => {
                     current = found;
                     &current
@@ -124,6 +126,32 @@ impl Flows {
         Ok(Some(registered))
     }
 
+    /// The current version of a flow, read again only if documents have changed since, or may have.
+    async fn current(&self, store: &dyn Store, ns: &Namespace, name: &str) -> Result<Option<String>> {
+        // Taken before the read: what is read may be newer, and is read once more then.
+        let Some(changed) = store.documents_changed() else { return current_version(store, ns, name).await };
+        let key = (ns.clone(), name.to_owned());
+        let known = |versions: &HashMap<_, (u64, String)>| {
+            versions.get(&key).filter(|(at, _)| *at == changed).map(|(_, version)| version.clone())
+        };
+        if let Some(version) = known(&self.versions()) {
+            return Ok(Some(version));
+        }
+        let version = current_version(store, ns, name).await?;
+        if let Some(version) = &version {
+            let mut versions = self.versions();
+            if versions.len() >= AT_HAND {
+                versions.clear();
+            }
+            versions.insert(key, (changed, version.clone()));
+        }
+        Ok(version)
+    }
+
+    fn versions(&self) -> MutexGuard<'_, HashMap<(Namespace, String), (u64, String)>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn keep(&self, ns: &Namespace, registered: Arc<Registered>) {
         let mut parsed = self.parsed();
         if parsed.len() >= AT_HAND {
@@ -132,7 +160,7 @@ impl Flows {
         parsed.insert((ns.clone(), versioned(&registered.flow.name, &registered.flow.version)), registered);
     }
 
-    fn parsed(&self) -> std::sync::MutexGuard<'_, HashMap<(Namespace, String), Arc<Registered>>> {
+    fn parsed(&self) -> MutexGuard<'_, HashMap<(Namespace, String), Arc<Registered>>> {
         self.parsed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -209,20 +209,20 @@ impl Engine {
             let notified = ending.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            let is_there = match self.summary(ns, run).await {
+            if let Some(header) = ending.header(ns) {
+                return Ok(Some(header.clone()));
+            }
+            match self.summary(ns, run).await {
                 Ok(summary) if summary.ended_at.is_some() => return Ok(Some(summary.header)),
-                Ok(_) => true,
-                Err(EngineError::NotFound { .. }) if continues => false,
+                Ok(_) => {}
+                Err(EngineError::NotFound { .. }) if continues => {}
                 Err(error) => return Err(error),
-            };
+            }
             let now = Instant::now();
             if now >= until || self.stopping.is_now() {
                 return Ok(None);
             }
             let _ = tokio::time::timeout(LOOK_AGAIN.min(until - now), notified).await;
-            if let Some(header) = ending.header().filter(|_| is_there) {
-                return Ok(Some(header.clone()));
-            }
         }
     }
 

@@ -357,7 +357,16 @@ fn check(op: &Op) -> std::result::Result<Option<String>, String> {
         Op::Defer { after_ms, .. } => bad_wait("the delay", *after_ms),
         Op::Code { op, .. } => match op {
             CodeOp::Done { output } => return weigh("the output", output),
-            CodeOp::Call { input, .. } | CodeOp::Child { input, .. } => return weigh("the input", input),
+            CodeOp::Call { handler, input, queue } => {
+                match wrong_name(handler).or_else(|| wrong_name(queue.as_deref()?)) {
+                    Some(problem) => Some(problem),
+                    None => return weigh("the input", input),
+                }
+            }
+            CodeOp::Child { flow, input, .. } => match wrong_name(flow) {
+                Some(problem) => Some(problem),
+                None => return weigh("the input", input),
+            },
             CodeOp::Failed { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
             CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
             CodeOp::Sleep { due: Due::At(at) } => (!(0..=MAX_MOMENT_MS).contains(at))

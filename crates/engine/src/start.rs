@@ -134,6 +134,7 @@ impl Starting {
                 Ok(Started { run: self.run, existing: false, large_input })
             }
             Some(Outcome::KeyTaken { run, fingerprint }) if Some(fingerprint) == self.fingerprint => {
+                metrics::counter!("eddyline_duplicates_prevented_total").increment(1);
                 Ok(Started { run, existing: true, large_input })
             }
             Some(Outcome::KeyTaken { run, .. }) => Err(EngineError::Conflict(format!(

@@ -23,7 +23,7 @@ pub use span::{NotASpan, Span};
 pub use tasks::*;
 pub use workers::*;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The version of what is said here; `/v1` of every path.
 pub const VERSION: u32 = 1;
@@ -42,4 +42,33 @@ pub struct Page<T> {
     /// How many there are in all, with `?count=true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
+}
+
+/// A field that is `null` is as good as left out: many languages write it so.
+pub(crate) fn nullable<'de, D, T>(written: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(written)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_null_is_as_good_as_nothing() {
+        let left_out: RegisterWorker = from_value(json!({})).unwrap();
+        let null = json!({"queues": null, "handlers": null, "flows": null, "labels": null, "host": null});
+        assert_eq!(from_value::<RegisterWorker>(null).unwrap(), left_out);
+        assert_eq!(from_value::<StartRun>(json!({"tags": null})).unwrap(), StartRun::default());
+        let complete: Op = from_value(json!({"op": "complete", "emits": null, "logs": null})).unwrap();
+        assert_eq!(complete, from_value(json!({"op": "complete"})).unwrap());
+        let fail: Op = from_value(json!({"op": "fail", "error": {"message": "no"}, "retryable": null})).unwrap();
+        assert_eq!(fail, from_value(json!({"op": "fail", "error": {"message": "no"}})).unwrap());
+    }
 }

@@ -1,13 +1,15 @@
 //! Queues, limits, keys, namespaces, and what a server says of itself.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Span, Timestamp};
 
 /// So many in so much time: `{"count": 10, "per": "1s", "burst": 20}`. `per` is a second and `burst` is `count` where they
-/// are left out; a bare number is so many in a second.
+/// are left out; a bare number is so many in a second, and a text such as `10/1s` is a rate too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "WrittenRate")]
+#[serde(try_from = "WrittenRate")]
 pub struct Rate {
     pub count: u32,
     pub per: Span,
@@ -15,19 +17,48 @@ pub struct Rate {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a rate: a number of tasks a second, or {count, per, burst}")]
+#[serde(
+    untagged,
+    expecting = "expected a rate: a number of tasks a second, a text such as 10/1s, or {count, per, burst}"
+)]
 enum WrittenRate {
     PerSecond(u32),
+    Text(String),
     Whole { count: u32, per: Option<Span>, burst: Option<u32> },
 }
 
-impl From<WrittenRate> for Rate {
-    fn from(written: WrittenRate) -> Rate {
+impl TryFrom<WrittenRate> for Rate {
+    type Error = String;
+
+    fn try_from(written: WrittenRate) -> Result<Rate, String> {
         let (count, per, burst) = match written {
             WrittenRate::PerSecond(count) => (count, None, None),
+            WrittenRate::Text(text) => return text.parse(),
             WrittenRate::Whole { count, per, burst } => (count, per, burst),
         };
-        Rate { count, per: per.unwrap_or(Span::from_ms(1_000)), burst: burst.unwrap_or(count) }
+        Ok(Rate { count, per: per.unwrap_or(Span::from_ms(1_000)), burst: burst.unwrap_or(count) })
+    }
+}
+
+/// `10`, `10/s` or `100/5m`.
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        let (count, per) = text.split_once('/').unwrap_or((text, "1s"));
+        let count: u32 = count.parse().map_err(|_| format!("`{count}` is not a number of tasks"))?;
+        let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
+        let per: Span = per.parse().map_err(|error| format!("{error}"))?;
+        Ok(Rate { count, per, burst: count })
+    }
+}
+
+/// How many at once, where the rate does not say it itself.
+fn with_burst(rate: Option<Rate>, burst: Option<u32>) -> Result<Option<Rate>, String> {
+    match (rate, burst) {
+        (Some(rate), Some(burst)) => Ok(Some(Rate { burst, ..rate })),
+        (None, Some(_)) => Err("`burst` says how many pass at once, and there is no `rate`".to_owned()),
+        (rate, None) => Ok(rate),
     }
 }
 
@@ -37,8 +68,18 @@ impl From<WrittenRate> for Rate {
 pub struct QueueRules {
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
+    /// Of the rate; it may be in there as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
     /// How many tasks of one flow are claimed at once.
     pub flow_concurrency: Option<u32>,
+}
+
+impl QueueRules {
+    /// The rate with its burst.
+    pub fn whole_rate(&self) -> Result<Option<Rate>, String> {
+        with_burst(self.rate, self.burst)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +103,16 @@ pub struct QueueInfo {
 pub struct LimitRules {
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
+    /// Of the rate; it may be in there as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
+}
+
+impl LimitRules {
+    /// The rate with its burst.
+    pub fn whole_rate(&self) -> Result<Option<Rate>, String> {
+        with_burst(self.rate, self.burst)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,4 +200,19 @@ pub struct ServerInfo {
     pub heartbeat_ms: u64,
     pub started_at: Timestamp,
     pub now: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_number_of_tasks_in_a_time() {
+        let of = |count, ms| Ok(Rate { count, per: Span::from_ms(ms), burst: count });
+        assert_eq!("10".parse(), of(10, 1_000));
+        assert_eq!("10/s".parse(), of(10, 1_000));
+        assert_eq!("100/5m".parse(), of(100, 300_000));
+        assert!("ten".parse::<Rate>().is_err());
+        assert!("10/".parse::<Rate>().is_err());
+    }
 }

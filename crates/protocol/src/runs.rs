@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{ApiError, Failure};
-use crate::{Span, Timestamp};
+use crate::{Span, Timestamp, nullable};
 
 /// `POST /v1/flows/{name}/runs`, and an item of `POST /v1/runs/batch`, which names the flow as well.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub struct StartRun {
     pub idempotency_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
     pub tags: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<Span>,

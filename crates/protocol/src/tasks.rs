@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Number, Value};
 
 use crate::error::Failure;
-use crate::{Span, Timestamp};
+use crate::{Span, Timestamp, nullable};
 
 /// `POST /v1/tasks/claim`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -141,16 +141,16 @@ pub enum Op {
     Complete {
         #[serde(default)]
         output: Value,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
         emits: Vec<Emit>,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
         logs: Vec<Log>,
     },
     Fail {
         #[serde(default)]
         error: Failure,
         /// Without it the retry policy decides.
-        #[serde(default = "yes")]
+        #[serde(default = "yes", deserialize_with = "yes_or_no")]
         retryable: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_after: Option<Span>,
@@ -259,6 +259,10 @@ pub struct Log {
 
 fn info() -> String {
     "info".to_owned()
+}
+
+fn yes_or_no<'de, D: Deserializer<'de>>(written: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(written)?.unwrap_or(yes()))
 }
 
 fn yes() -> bool {

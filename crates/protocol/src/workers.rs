@@ -5,22 +5,25 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::Timestamp;
 use crate::tasks::News;
+use crate::{Timestamp, nullable};
 
 /// `POST /v1/workers`. The same host and pid again is the same worker.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegisterWorker {
     /// `["default"]` where it is left out.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
     pub queues: Vec<String>,
     /// With neither handlers nor flows the worker is offered everything on its queues.
+    #[serde(deserialize_with = "nullable")]
     pub handlers: Vec<String>,
     /// Those that are not there are registered.
+    #[serde(deserialize_with = "nullable")]
     pub flows: BringsFlows,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_concurrent: Option<u32>,
+    #[serde(deserialize_with = "nullable")]
     pub labels: Vec<String>,
     /// The build of the worker.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,6 +92,7 @@ pub struct WorkerRegistered {
 #[serde(default)]
 pub struct Heartbeat {
     /// The ids of the tasks that the worker has.
+    #[serde(deserialize_with = "nullable")]
     pub tasks: Vec<String>,
     /// Since it started; as it was, where it is left out.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -31,6 +31,7 @@ mod writer;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
@@ -264,6 +265,10 @@ impl Store for Embedded {
         let one = filter.id.is_some();
         let read = move |conn: &rusqlite::Connection| list::documents(conn, ns.as_ref(), &filter, limit);
         if one { self.read_few(read).await } else { self.read(read).await }
+    }
+
+    fn documents_changed(&self) -> Option<u64> {
+        Some(self.shared.documents_changed.load(Ordering::Acquire))
     }
 
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {

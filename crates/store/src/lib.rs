@@ -81,6 +81,12 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Documents of a kind in the order of their ids, then of their namespaces; of one namespace or of all.
     async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>>;
 
+    /// A number that is another one after each change of documents, before that is answered. Only a store that nobody but
+    /// this process changes knows it.
+    fn documents_changed(&self) -> Option<u64> {
+        None
+    }
+
     /// What came after a position, oldest first, never skipping what commits late.
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>>;
 

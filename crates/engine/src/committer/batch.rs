@@ -3,7 +3,7 @@
 use std::task::Context;
 use std::time::Instant;
 
-use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef};
+use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef, Version};
 use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
 
 use super::prepare::{Decided, Prepared};
@@ -114,6 +114,9 @@ impl Committer {
 
     fn committed(&mut self, prepared: Prepared, committed: Committed) {
         let Prepared { run, commit, decided } = prepared;
+        if commit.transition.base == Version(0) && !committed.before {
+            metrics::counter!("eddyline_runs_started_total").increment(1);
+        }
         if let Some(mut hot) = self.hot.take(run) {
             let was_over = hot.run.header.status().is_end();
             hot.apply(&commit.transition);
@@ -121,7 +124,7 @@ impl Committer {
                 self.hot.put(hot);
             } else if !was_over {
                 metrics::counter!("eddyline_runs_ended_total").increment(1);
-                self.bus.ended(&commit.transition.header);
+                self.bus.ended(&hot.ns, &commit.transition.header);
             }
         }
         if let Some(lane) = self.lanes.get_mut(&run) {

@@ -116,7 +116,12 @@ impl Committer {
     pub(super) fn settle(&mut self, decided: Decided, at: Millis) -> Option<Pending> {
         let Decided { mut pending, answers, broken, .. } = decided;
         pending.outcomes.extend(answers.into_iter().map(|outcome| match outcome {
-            Outcome::Answered { answer, .. } => Outcome::Answered { answer, at },
+            Outcome::Answered { answer, .. } => {
+                if matches!(answer, Answer::Duplicate(_)) {
+                    metrics::counter!("eddyline_duplicates_prevented_total").increment(1);
+                }
+                Outcome::Answered { answer, at }
+            }
             other => other,
         }));
         if broken {

@@ -19,9 +19,6 @@ use super::wording::in_words;
 /// A body has this long, and a second more for each [`PACE_BYTES`] that have come.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PACE_BYTES: usize = 16 << 10;
-/// Of a body that is too large this many bytes beyond the limit are still taken, for so long, and thrown away.
-const MAX_THROWN_AWAY: usize = 32 << 20;
-const THROWN_AWAY_FOR: Duration = Duration::from_secs(5);
 /// What a request is wrapped in is this deep at most.
 const AROUND_PAYLOAD: u16 = 8;
 /// Room made beforehand for a body that says how long it is.
@@ -40,11 +37,7 @@ pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> R
     let too_large = || Failure::new(Code::TooLarge, format!("the body is larger than {limit} bytes"));
     let declared: Option<usize> =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if let Some(length) = declared.filter(|length| *length > limit) {
-        // Whoever asks first whether to send has not begun, and whoever has more than is taken would not be done either.
-        if !headers.contains_key(header::EXPECT) && length - limit <= MAX_THROWN_AWAY {
-            throw_away(body, length);
-        }
+    if declared.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
     let begun = Instant::now();
@@ -59,29 +52,11 @@ pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> R
         };
         if let Ok(data) = frame.into_data() {
             if whole.len() + data.len() > limit {
-                drop(whole);
-                throw_away(body, MAX_THROWN_AWAY);
                 return Err(too_large());
             }
             whole.extend_from_slice(&data);
         }
     }
-}
-
-/// Takes what is left of a body that is not wanted, as much as is bearable, while the answer is on its way: many clients
-/// listen only once they have sent everything, and if the connection is closed before that, they never hear why.
-fn throw_away(mut body: Body, most: usize) {
-    let gone = async move {
-        let mut left = most;
-        while let Some(Ok(frame)) = body.frame().await {
-            match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
-                Some(rest) => left = rest,
-                None => return,
-            }
-        }
-    };
-    // The connection ends once nobody takes from it any more.
-    tokio::spawn(tokio::time::timeout(THROWN_AWAY_FOR, gone));
 }
 
 pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken: Taken) -> Result<T, Failure> {

@@ -21,6 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often what was observed is folded into histograms.
 const UPKEEP: Duration = Duration::from_secs(5);
 
+const FROM_THE_START: [&str; 5] = [
+    "eddyline_runs_started_total",
+    "eddyline_runs_ended_total",
+    "eddyline_conflicts_total",
+    "eddyline_duplicates_prevented_total",
+    "eddyline_bugs_total",
+];
+
 /// What is counted is counted for the process, so there is one for all its servers.
 static METRICS: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
@@ -69,5 +77,13 @@ pub(crate) async fn keep_counting(mut stopping: watch::Receiver<bool>) {
 
 /// Begins to count, if nobody in this process did.
 pub(crate) fn count() -> Option<&'static PrometheusHandle> {
-    METRICS.get_or_init(|| PrometheusBuilder::new().install_recorder().ok()).as_ref()
+    let begin = || {
+        let handle = PrometheusBuilder::new().install_recorder().ok();
+        // Whoever watches these wants to see that nothing has happened yet.
+        for name in FROM_THE_START {
+            metrics::counter!(name).increment(0);
+        }
+        handle
+    };
+    METRICS.get_or_init(begin).as_ref()
 }

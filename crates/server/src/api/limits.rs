@@ -5,6 +5,7 @@ use eddyline_store as store;
 use serde_json::json;
 
 use super::call::{Answer, Call, ok};
+use super::failure::Failure;
 use super::queues::{RATE, check_name, inner_rate, rate};
 
 /// `GET /v1/limits`
@@ -16,10 +17,11 @@ pub(crate) async fn list(call: Call) -> Answer {
 
 /// `PUT /v1/limits/{name}`: the rules as a whole.
 pub(crate) async fn set(mut call: Call) -> Answer {
-    let asked: LimitRules = call.json_of(&[("concurrency", &[]), RATE]).await?;
+    let asked: LimitRules = call.json_of(&[("concurrency", &[]), ("burst", &[]), RATE]).await?;
     let name = call.param("name");
     check_name(name)?;
-    let rules = store::LimitRules { concurrency: asked.concurrency, rate: asked.rate.map(inner_rate).transpose()? };
+    let rate = asked.whole_rate().map_err(Failure::invalid)?;
+    let rules = store::LimitRules { concurrency: asked.concurrency, rate: rate.map(inner_rate).transpose()? };
     call.engine().set_limit(call.ns(), name, rules.clone()).await?;
     ok(&show(name.to_owned(), &rules))
 }

@@ -26,6 +26,7 @@ mod steps;
 mod streams;
 mod tasks;
 mod traceparent;
+mod unread;
 mod unsent;
 mod wording;
 mod words;
@@ -38,6 +39,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request};
+use axum::middleware::map_request;
 use axum::response::Response;
 use axum::routing::{MethodFilter, on};
 use eddyline_engine::Engine;
@@ -175,7 +177,9 @@ pub(crate) fn router(api: Api) -> Router {
     }
     let wrong_method = async || Failure::new(Code::MethodNotAllowed, "this path has no such method").response();
     let nothing = async || Failure::new(Code::NotFound, "there is nothing at this path").response();
-    router.method_not_allowed_fallback(wrong_method).fallback(nothing)
+    let limit = api.about().settings.max_body;
+    let taken = move |request: Request| async move { unread::taken_to_its_end(request, limit) };
+    router.method_not_allowed_fallback(wrong_method).fallback(nothing).layer(map_request(taken))
 }
 
 /// From a request to its response. Logs and metrics name the route, never the path: paths may hold secrets.

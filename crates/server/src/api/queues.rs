@@ -1,5 +1,6 @@
 //! Queues: how they are, and their rules.
 
+use eddyline_machine::definition::wrong_name;
 use eddyline_machine::time::iso;
 use eddyline_protocol as wire;
 use eddyline_store as store;
@@ -8,8 +9,6 @@ use super::call::{Answer, Call, ok};
 use super::failure::Failure;
 use super::words;
 
-/// The longest name of a queue or a limit.
-const MAX_NAME_CHARS: usize = 128;
 /// The field for a rate, with the fields in it.
 pub(super) const RATE: (&str, &[&str]) = ("rate", &["count", "per", "burst"]);
 
@@ -21,8 +20,9 @@ pub(crate) async fn list(call: Call) -> Answer {
 
 /// `PUT /v1/queues/{name}`: the rules as a whole. Whether it is paused is not one of them.
 pub(crate) async fn set(mut call: Call) -> Answer {
-    let asked: wire::QueueRules = call.json_of(&[("concurrency", &[]), ("flow_concurrency", &[]), RATE]).await?;
-    let rate = asked.rate.map(inner_rate).transpose()?;
+    let known = [("concurrency", &[][..]), ("flow_concurrency", &[]), ("burst", &[]), RATE];
+    let asked: wire::QueueRules = call.json_of(&known).await?;
+    let rate = asked.whole_rate().map_err(Failure::invalid)?.map(inner_rate).transpose()?;
     change(call, |rules| {
         rules.concurrency = asked.concurrency;
         rules.flow_concurrency = asked.flow_concurrency;
@@ -63,13 +63,7 @@ fn show(queue: eddyline_engine::QueueInfo) -> wire::QueueInfo {
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), Failure> {
-    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if name.is_empty() || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(allowed) {
-        return Err(Failure::invalid(format!(
-            "a name has letters, digits, `.`, `_` and `-`, at most {MAX_NAME_CHARS} of them"
-        )));
-    }
-    Ok(())
+    wrong_name(name).map_or(Ok(()), |problem| Err(Failure::invalid(problem)))
 }
 
 pub(super) fn rate(rate: store::Rate) -> wire::Rate {

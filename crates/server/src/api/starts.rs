@@ -68,7 +68,6 @@ async fn item(call: &Call, written: Value) -> Result<StartRequest, Failure> {
 }
 
 fn said(started: Started) -> RunStarted {
-    metrics::counter!("eddyline_runs_started_total").increment(u64::from(!started.existing));
     let warning = |bytes| {
         format!(
             "the input has {bytes} bytes, and the limit is {MAX_PAYLOAD_BYTES}: keep large data elsewhere, and send where \
@@ -88,6 +87,9 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
     }
     let labels = [asked.external_id.as_ref(), asked.idempotency_key.as_ref()].into_iter().flatten();
     check_labels(labels.chain(&asked.tags))?;
+    if asked.idempotency_key.as_deref() == Some("") {
+        return Err(Failure::bad("`idempotency_key` is empty: all such starts would be one run"));
+    }
     Ok(StartRequest {
         flow,
         version: asked.version,

@@ -1,11 +1,13 @@
 //! `eddy limit`: named bounds that tasks of any queue pass.
 
+use std::str::FromStr;
+
 use eddyline_protocol::{LimitInfo, LimitRules, Rate};
 use serde_json::Value;
 
 use super::Context;
 use super::connect::{segment, understood};
-use super::queue::{rate, rules_text};
+use super::queue::rules_text;
 use super::screen::{Line, table};
 use super::trouble::Trouble;
 
@@ -20,7 +22,7 @@ pub enum LimitCommand {
         #[arg(long, value_name = "N")]
         concurrency: Option<u32>,
         /// How many are handed out in a time, such as 10/1s
-        #[arg(long, value_name = "N/SPAN", value_parser = rate)]
+        #[arg(long, value_name = "N/SPAN", value_parser = Rate::from_str)]
         rate: Option<Rate>,
     },
     /// Remove a limit: tasks that name it pass freely
@@ -32,7 +34,7 @@ pub async fn run(ctx: &Context, command: LimitCommand) -> Result<(), Trouble> {
     let (answer, text): (Value, String) = match command {
         LimitCommand::List => return list(ctx).await,
         LimitCommand::Set { name, concurrency, rate } => {
-            let answer = remote.put(&path(&name), &LimitRules { concurrency, rate }).await?;
+            let answer = remote.put(&path(&name), &LimitRules { concurrency, rate, burst: None }).await?;
             (answer, format!("limit {name}: {}", rules_text(concurrency, rate, None)))
         }
         LimitCommand::Delete { name } => (remote.delete(&path(&name)).await?, format!("limit {name} is gone")),

@@ -135,7 +135,10 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Demo => demo::run(ctx).await,
         Command::Init(init) => init::run(ctx, &init),
         Command::Dev(dev) => dev::run(ctx, dev).await,
-        Command::Serve(args) => eddyline_server::serve(*args).await.map_err(|error| Trouble::failed(error.to_string())),
+        Command::Serve(args) => eddyline_server::serve(*args).await.map_err(|error| match error.is_usage() {
+            true => Trouble::usage(error.to_string()),
+            false => Trouble::failed(error.to_string()),
+        }),
         Command::Flow(command) => flow::run(ctx, command).await,
         Command::Start(start) => start::run(ctx, start).await,
         Command::Run(command) => run::run(ctx, command).await,

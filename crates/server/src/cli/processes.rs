@@ -3,7 +3,7 @@
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -11,6 +11,8 @@ use super::trouble::Trouble;
 
 /// A killed process is dead at once, unless the system is stuck in a call for it.
 const DEATH: Duration = Duration::from_secs(2);
+/// How often it is looked whether a group has ended.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A process in a group of its own. Dropping it kills what is left of the group.
 #[derive(Debug)]
@@ -37,10 +39,18 @@ impl Group {
         status
     }
 
-    /// Asks the group to end, and kills it after `grace`.
+    /// Asks the group to end, and kills it after `grace`. A shell ends at once when it is asked to; what it has started may
+    /// still be cleaning up.
     pub async fn stop(&mut self, grace: Duration) {
         self.signal(Signal::TERM);
-        if tokio::time::timeout(grace, self.child.wait()).await.is_err() {
+        let ended = async {
+            let _ = self.child.wait().await;
+            // Nobody is told when the last of a group ends.
+            while self.leader.is_some_and(|leader| test_kill_process_group(leader).is_ok()) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(grace, ended).await.is_err() {
             self.signal(Signal::KILL);
             let _ = self.child.wait().await;
         }

@@ -1,6 +1,8 @@
 //! `eddy queue`: lines of tasks.
 
-use eddyline_protocol::{QueueInfo, QueueRules, Rate, Span};
+use std::str::FromStr;
+
+use eddyline_protocol::{QueueInfo, QueueRules, Rate};
 use serde_json::{Value, json};
 
 use super::Context;
@@ -20,7 +22,7 @@ pub enum QueueCommand {
         #[arg(long, value_name = "N")]
         concurrency: Option<u32>,
         /// How many are handed out in a time, such as 10/1s
-        #[arg(long, value_name = "N/SPAN", value_parser = rate)]
+        #[arg(long, value_name = "N/SPAN", value_parser = Rate::from_str)]
         rate: Option<Rate>,
         /// How many of one flow are worked on at once
         #[arg(long, value_name = "N")]
@@ -36,7 +38,7 @@ pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
     match command {
         QueueCommand::List => list(ctx).await,
         QueueCommand::Set { name, concurrency, rate, flow_concurrency } => {
-            let rules = QueueRules { concurrency, rate, flow_concurrency };
+            let rules = QueueRules { concurrency, rate, burst: None, flow_concurrency };
             let answer: Value = ctx.remote()?.put(&path(&name), &rules).await?;
             told(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
         }
@@ -57,15 +59,6 @@ fn path(name: &str) -> String {
 
 fn told(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
     if ctx.screen.json { ctx.screen.document(answer) } else { ctx.screen.say(text) }
-}
-
-/// `10`, `10/1s` or `100/1m`.
-pub fn rate(text: &str) -> Result<Rate, String> {
-    let (count, per) = text.split_once('/').unwrap_or((text, "1s"));
-    let count: u32 = count.parse().map_err(|_| format!("`{count}` is not a number of tasks"))?;
-    let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
-    let per: Span = per.parse().map_err(|error| format!("{error}"))?;
-    Ok(Rate { count, per, burst: count })
 }
 
 pub fn rules_text(concurrency: Option<u32>, rate: Option<Rate>, flow_concurrency: Option<u32>) -> String {
@@ -99,20 +92,5 @@ async fn list(ctx: &Context) -> Result<(), Trouble> {
     match rows.is_empty() {
         true => ctx.screen.say("no queue has tasks or rules"),
         false => ctx.screen.lines(&table(&["QUEUE", "WAITING", "CLAIMED", "OLDEST", "RULES", ""], &rows)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rate_is_a_number_of_tasks_in_a_time() {
-        let of = |count, ms| Ok(Rate { count, per: Span::from_ms(ms), burst: count });
-        assert_eq!(rate("10"), of(10, 1_000));
-        assert_eq!(rate("10/s"), of(10, 1_000));
-        assert_eq!(rate("100/5m"), of(100, 300_000));
-        assert!(rate("ten").is_err());
-        assert!(rate("10/").is_err());
     }
 }

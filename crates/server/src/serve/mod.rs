@@ -92,6 +92,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
 
 /// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once.
 pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
+    let args = settings::with_file(args).await?;
     logs(args.log_json.unwrap_or(false));
     let mut signals = Signals::new()?;
     let server = start(&args).await?;

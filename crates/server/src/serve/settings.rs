@@ -41,6 +41,13 @@ pub enum StartError {
     Signals(std::io::Error),
 }
 
+impl StartError {
+    /// What was said is wrong, or a file that was named.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, StartError::Config { .. } | StartError::Usage(_) | StartError::Tls(_))
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub store: String,
@@ -67,10 +74,7 @@ pub(crate) struct TlsFiles {
 
 impl Settings {
     pub async fn resolve(args: &ServeArgs) -> Result<Settings, StartError> {
-        let args = match &args.config {
-            Some(path) => args.clone().over(read_config(path).await?),
-            None => args.clone(),
-        };
+        let args = with_file(args.clone()).await?;
         let lease = args.lease.map_or(DEFAULT_LEASE, Duration::from);
         if lease < SHORTEST_LEASE {
             return Err(StartError::Usage(format!("a lease of {lease:?} is too short: at least {SHORTEST_LEASE:?}")));
@@ -129,6 +133,14 @@ impl Settings {
             )));
         }
         Ok(())
+    }
+}
+
+/// What is said, and beyond that what the file says that is named there.
+pub(super) async fn with_file(mut args: ServeArgs) -> Result<ServeArgs, StartError> {
+    match args.config.take() {
+        Some(path) => Ok(args.over(read_config(&path).await?)),
+        None => Ok(args),
     }
 }
 

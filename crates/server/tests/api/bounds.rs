@@ -196,3 +196,47 @@ async fn pages(client: &Client, path: &str, from: &str) -> Vec<Vec<serde_json::V
         }
     }
 }
+
+#[tokio::test]
+async fn a_connection_stays_open_after_bodies_that_nobody_reads() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let mut stream = tokio::net::TcpStream::connect(rig.addr).await.unwrap();
+    let unread = " ".repeat(100_000);
+    let calls = [
+        ("POST", format!("/v1/runs/{run}/pause"), "200"),
+        ("POST", format!("/v1/runs/{run}/resume"), "200"),
+        ("POST", "/nowhere".to_owned(), "404"),
+        ("PATCH", "/v1/runs".to_owned(), "405"),
+        ("DELETE", format!("/v1/runs/{run}"), "409"),
+        ("POST", "/v1/queues/default/pause".to_owned(), "200"),
+    ];
+    for (method, path, status) in calls.iter().cycle().take(60) {
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-length: {}\r\n\r\n", rig.addr, unread.len());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The answer may be there before the body is.
+        tokio::task::yield_now().await;
+        stream.write_all(unread.as_bytes()).await.unwrap();
+        let answer = one_answer(&mut stream).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method} {path}: {answer}");
+    }
+    rig.server.stop().await;
+}
+
+/// A head with a length, and that many bytes.
+async fn one_answer(stream: &mut tokio::net::TcpStream) -> String {
+    let mut answer = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&answer).to_lowercase();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+            if body.len() >= length.parse().unwrap() {
+                return String::from_utf8(answer).unwrap();
+            }
+        }
+        let byte = stream.read_u8().await.expect("the connection was closed");
+        answer.push(byte);
+    }
+}

@@ -21,6 +21,11 @@ async fn a_paused_queue_gives_nothing_out_until_it_is_resumed() {
     assert_eq!(rig.put("/v1/queues/default", json!({"rate": 0})).await.code(), (422, "invalid"));
     assert_eq!(rig.put("/v1/queues/a%20b", json!({})).await.code(), (422, "invalid"));
     assert_eq!(rig.put("/v1/queues/default", json!({"rate": "fast"})).await.code(), (400, "bad_request"));
+    for path in ["/v1/queues/bursty", "/v1/limits/bursty"] {
+        let set = rig.put(path, json!({"rate": "10/2s", "burst": 20})).await;
+        assert_eq!(set.body["rate"], json!({"count": 10, "per": 2_000, "burst": 20}), "{}", set.body);
+        assert_eq!(rig.put(path, json!({"burst": 20})).await.code(), (422, "invalid"));
+    }
     rig.server.stop().await;
 }
 
@@ -33,7 +38,7 @@ async fn a_rule_that_nobody_knows_is_refused_with_the_one_that_was_meant() {
         ("/v1/queues/q", json!({"rate": {"count": 1, "brust": 2}}), "did you mean `burst`?"),
         ("/v1/limits/l", json!({"rat": 1}), "did you mean `rate`?"),
         ("/v1/limits/l", json!({"flow_concurrency": 1}), "`flow_concurrency`"),
-        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, rate"),
+        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, burst, rate"),
     ] {
         let reply = rig.put(path, body).await;
         assert_eq!(reply.code(), (400, "bad_request"));

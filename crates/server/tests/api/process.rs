@@ -172,3 +172,20 @@ async fn a_flag_that_is_a_duration_takes_milliseconds_too() {
         assert_eq!(client.get("/v1/info").await.body["lease_ms"], ms);
     }
 }
+
+#[test]
+fn the_file_says_how_logs_are_written_and_what_it_says_wrong_is_wrong_usage() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("eddyline.toml");
+    std::fs::write(&file, "store = \"memory:\"\nlisten = \"127.0.0.1:0\"\nlog-json = true\n").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+    command.args(["serve", "--config"]).arg(&file).env("EDDY_LOG", "info");
+    let mut process = Process(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(process.0.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok(), "{line}");
+    drop(process);
+    std::fs::write(&file, "lissten = 1\n").unwrap();
+    let wrong = command.stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+}

@@ -115,6 +115,7 @@ async fn a_start_is_made_once_a_key_and_refused_where_it_is_wrong() {
     assert_eq!((again.status, &again.body["existing"]), (200, &json!(true)));
     assert_eq!(again.body["run_id"], first.body["run_id"]);
     assert_eq!(start(json!({"input": {"x": 2}, "idempotency_key": "k"})).await.code(), (409, "conflict"));
+    assert_eq!(start(json!({"idempotency_key": ""})).await.code(), (400, "bad_request"));
     assert_eq!(start(json!({"input": {}})).await.code(), (422, "invalid"));
     assert_eq!(start(json!({"input": {"x": "y".repeat(3 << 20)}})).await.code(), (413, "too_large"));
     assert_eq!(start(json!({"input": {"x": 1}, "delay": "soon"})).await.code(), (400, "bad_request"));

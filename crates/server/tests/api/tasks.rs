@@ -215,8 +215,15 @@ async fn a_code_run_is_driven_over_plain_calls() {
     assert!(wait["url"].as_str().unwrap().ends_with(&token));
     let bad = rig.report(&task, json!({"op": "wait", "seq": 3, "name": "x", "webhook": true, "manual": true})).await;
     assert_eq!(bad["outcome"], "invalid");
-    let bad = rig.report(&task, json!({"op": "wait", "seq": 3, "name": "x", "event": "no such name"})).await;
-    assert_eq!(bad["outcome"], "invalid", "an event is waited for that nobody could publish: {bad}");
+    for nameless in [
+        json!({"op": "wait", "seq": 3, "name": "x", "event": "no such name"}),
+        json!({"op": "call", "seq": 3, "name": "x", "handler": "h\n"}),
+        json!({"op": "call", "seq": 3, "name": "x", "handler": "h", "queue": "no queue!"}),
+        json!({"op": "child", "seq": 3, "name": "x", "flow": "no flow!"}),
+    ] {
+        let bad = rig.report(&task, nameless.clone()).await;
+        assert_eq!(bad["outcome"], "invalid", "nobody could ever answer {nameless}: {bad}");
+    }
     let memo = rig.get(&format!("/v1/tasks/{}/memo", task["task_id"].as_str().unwrap())).await;
     assert_eq!(memo.body["memo"]["pay"]["output"], 5);
     assert_eq!(rig.report(&task, json!({"op": "suspend", "seq": 3})).await["outcome"], "applied");

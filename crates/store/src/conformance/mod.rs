@@ -57,7 +57,7 @@ pub trait Backend: Send + Sync {
 const BEGINNING: Millis = 1_767_323_045_678;
 
 /// A case that takes longer waits for something that never comes. Only a safety net: no case waits for time.
-const ENDLESS: Duration = Duration::from_secs(60);
+const ENDLESS: Duration = Duration::from_secs(240);
 
 const ONE: &str = "{name: one, steps: {work: {}}}";
 const CHAIN: &str = "{name: chain, steps: {a: {}, b: {after: [a]}, c: {after: [b]}}}";

@@ -74,6 +74,7 @@ impl Group<'_> {
         body: Option<&Body>,
     ) -> Outcome<()> {
         let key = &change.key;
+        self.documents_moved = true;
         if let Some(old) = self.revision_of(ns, key)? {
             self.used_up(UsedUp::Item(Item::Document(ns.clone(), key.clone(), old)));
         }

@@ -35,6 +35,8 @@ pub(super) struct Group<'a> {
     /// Counters of `meta` that changed.
     pub gates_moved: bool,
     pub revision_moved: bool,
+    /// Documents were put or deleted.
+    pub documents_moved: bool,
     used_up: Vec<UsedUp>,
     /// Those that the group has carried out, by where their text is: a group carries out few, many times.
     statements: Vec<(&'static str, CachedStatement<'a>)>,
@@ -67,6 +69,7 @@ impl<'a> Group<'a> {
             changes: Vec::new(),
             gates_moved: false,
             revision_moved: false,
+            documents_moved: false,
             used_up: Vec::new(),
             statements: Vec::new(),
         }

@@ -9,7 +9,7 @@
 //! have been told that its task is gone, which costs at most the attempt.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::options::{DiskFailure, Options};
@@ -31,6 +31,8 @@ pub(super) struct Shared {
     pub served_at: AtomicI64,
     /// The log is long enough for the writer to start it over.
     pub log_is_long: AtomicBool,
+    /// Commits that changed documents.
+    pub documents_changed: AtomicU64,
     tasks: Mutex<Tasks>,
     failed: OnceLock<String>,
 }
@@ -51,6 +53,7 @@ impl Shared {
             counters: Counters::default(),
             served_at: AtomicI64::new(served_at),
             log_is_long: AtomicBool::new(false),
+            documents_changed: AtomicU64::new(0),
             tasks: Mutex::new(Tasks { lines, holds: Holds::default() }),
             failed: OnceLock::new(),
         }

@@ -195,6 +195,9 @@ impl Writer {
             call(&shared.options.after_commit);
             count(&shared.counters.commits, 1);
         }
+        if group.documents_moved {
+            shared.documents_changed.fetch_add(1, Ordering::Release);
+        }
         if note {
             shared.served_at.store(now, Ordering::Relaxed);
         }

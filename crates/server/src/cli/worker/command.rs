@@ -6,6 +6,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use eddyline_protocol::Emit;
+use futures_util::FutureExt;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -24,6 +25,9 @@ const MAX_LOG_BYTES: u64 = 4 << 10;
 const MAX_EMITS_BYTES: u64 = 16 << 20;
 /// `EX_DATAERR` of sysexits.h: the input is wrong, and will be wrong again.
 const NOT_AGAIN: i32 = 65;
+/// A shell adds this to the number of the signal by which its command was ended.
+const SHELL_SIGNAL: i32 = 128;
+const SIGNALS: std::ops::RangeInclusive<i32> = SHELL_SIGNAL + 1..=SHELL_SIGNAL + 64;
 
 /// What a command is told.
 #[derive(Debug)]
@@ -72,18 +76,30 @@ pub async fn carry_out(
     };
     // What the command left running is killed when it ends, and lets go of the pipes. Too much output ends it early:
     // otherwise it would write for ever.
-    let whole = async {
+    let pipes = async {
         let said = async { Ok(forward_lines(stderr, logs).await) };
-        let ended = async { Ok(group.wait().await) };
-        tokio::try_join!(feed, read_bounded(stdout), said, ended)
+        tokio::try_join!(feed, read_bounded(stdout), said)
     };
-    let told = tokio::select! {
-        told = whole => Some(told),
-        () = called_off => None,
+    let mut pipes = Box::pin(pipes.fuse());
+    let told = {
+        let ended = async { Ok(group.wait().await) };
+        let whole = async { tokio::try_join!(&mut pipes, ended) };
+        tokio::select! {
+            told = whole => Some(told),
+            () = called_off => None,
+        }
     };
     match told {
         None => {
-            group.stop(grace).await;
+            // What it says while it cleans up is still taken: whoever writes to a pipe that nobody reads is killed.
+            let listen = async {
+                let _ = pipes.await;
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = group.stop(grace) => {}
+                () = listen => {}
+            }
             None
         }
         Some(Err(TooMuch)) => {
@@ -91,8 +107,8 @@ pub async fn carry_out(
             let message = format!("the output of `{command}` is over the limit of {MAX_OUTPUT_BYTES} bytes");
             Some(hopeless("OutputTooLarge", message))
         }
-        Some(Ok((_, _, _, Err(error)))) => Some(failed("ExecError", format!("`{command}` got lost: {error}"))),
-        Some(Ok(((), output, said, Ok(status)))) => Some(judge(command, status, &output, said, place.path())),
+        Some(Ok((_, Err(error)))) => Some(failed("ExecError", format!("`{command}` got lost: {error}"))),
+        Some(Ok((((), output, said), Ok(status)))) => Some(judge(command, status, &output, said, place.path())),
     }
 }
 
@@ -160,6 +176,10 @@ fn judge(command: &str, status: ExitStatus, output: &[u8], said: Option<String>,
     match status.code() {
         Some(0) => {}
         Some(NOT_AGAIN) => return hopeless("BadInput", format!("`{command}` exited with {NOT_AGAIN}{because}")),
+        // So the shell says it of what it ran.
+        Some(code) if SIGNALS.contains(&code) => {
+            return failed("Killed", format!("`{command}` was ended by signal {}{because}", code - SHELL_SIGNAL));
+        }
         Some(code) => return failed("ExitCode", format!("`{command}` exited with {code}{because}")),
         None => return failed("Killed", format!("`{command}` was ended by a signal ({status}){because}")),
     }
@@ -243,7 +263,32 @@ mod tests {
         let message = "`echo no paper >&2; exit 75` exited with 75: no paper".to_owned();
         assert_eq!(verdict, Verdict::Failed { kind: "ExitCode", message, again: true });
         assert!(matches!(run("exit 65", json!(null)).await.0, Verdict::Failed { again: false, .. }));
-        assert!(matches!(run("kill -9 $$", json!(null)).await.0, Verdict::Failed { kind: "Killed", again: true, .. }));
+        for command in ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"] {
+            let (verdict, _) = run(command, json!(null)).await;
+            assert!(matches!(verdict, Verdict::Failed { kind: "Killed", again: true, .. }), "{verdict:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_shell_has_started_has_its_grace_too() {
+        let place = tempfile::tempdir().unwrap();
+        let (fifo, cleaned) = (place.path().join("ready"), place.path().join("cleaned"));
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let script = place.path().join("script.sh");
+        let text = format!(
+            "#!/bin/sh\ntrap 'sleep 0.3; echo yes > {}; exit 0' TERM\necho > {}\nwhile :; do sleep 0.05; done\n",
+            cleaned.display(),
+            fifo.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        let command = format!("sh {}; true", script.display());
+        let (logs, _kept) = mpsc::channel(10);
+        let ready = async {
+            tokio::task::spawn_blocking(move || std::fs::read(fifo)).await.unwrap().unwrap();
+        };
+        let job = Job { input: json!(null), run_input: json!(null), variables: Vec::new() };
+        assert_eq!(carry_out(&command, &job, Duration::from_secs(20), &logs, ready).await, None);
+        assert_eq!(std::fs::read_to_string(cleaned).unwrap(), "yes\n");
     }
 
     #[tokio::test]
