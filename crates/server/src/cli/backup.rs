@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use eddyline_store::Embedded;
+use eddyline_store::{Embedded, StoreError};
 use serde_json::json;
 
 use super::Context;
@@ -27,8 +27,11 @@ pub async fn run(ctx: &Context, backup: Backup) -> Result<(), Trouble> {
     if !from.join("eddyline.db").is_file() {
         return Err(Trouble::not_found(format!("there is no store in {}", from.display())));
     }
-    tokio::task::block_in_place(|| Embedded::backup_of(&from, &backup.to))
-        .map_err(|error| Trouble::refused(error.to_string()))?;
+    tokio::task::block_in_place(|| Embedded::backup_of(&from, &backup.to)).map_err(|error| match error {
+        // What is in the way lies here, and not with the store.
+        StoreError::Unavailable(why) => Trouble::refused(why),
+        error => Trouble::refused(error.to_string()),
+    })?;
     let bytes = std::fs::metadata(backup.to.join("eddyline.db")).map(|file| file.len()).unwrap_or(0);
     match ctx.screen.json {
         true => ctx.screen.document(&json!({"from": from, "to": backup.to, "bytes": bytes})),

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::connect::segment;
 use super::run::watch::watch;
-use super::trouble::Trouble;
+use super::trouble::{Exit, Trouble};
 use super::{Context, input};
 
 #[derive(Debug, clap::Args)]
@@ -70,12 +70,21 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
     }
     if ctx.screen.json {
         let quiet = Context { screen: super::screen::Screen { live: false, ..ctx.screen.clone() }, at: ctx.at.clone() };
-        return result(&quiet, &started.run_id).await;
+        return result(&quiet, &started.run_id).await.map_err(|trouble| goes_on(trouble, &started.run_id));
     }
-    let moment = watch(ctx, &remote, &started.run_id).await?;
+    let watched = watch(ctx, &remote, &started.run_id).await;
+    let moment = watched.map_err(|trouble| goes_on(trouble, &started.run_id))?;
     match moment.run.status.as_str() {
         "completed" => Ok(()),
         status => Err(Trouble::failed(format!("the run ended {status}"))),
+    }
+}
+
+/// That it cannot be waited for does not stop it.
+fn goes_on(trouble: Trouble, run: &str) -> Trouble {
+    match trouble.exit() {
+        Exit::Failed => trouble,
+        _ => trouble.help(format!("run {run} was started, and goes on")),
     }
 }
 

@@ -71,8 +71,11 @@ impl Trouble {
     }
 
     pub fn unreachable(url: &str, why: &str) -> Trouble {
-        Trouble::new(Exit::Unreachable, format!("no server answers at {url}: {why}"))
-            .help("start one with `eddy dev`, or say where it is with --url or EDDY_URL")
+        let help = match why.contains("certificate") {
+            true => "name the authority that its certificate is from: a PEM file, in SSL_CERT_FILE",
+            false => "start one with `eddy dev`, or say where it is with --url or EDDY_URL",
+        };
+        Trouble::new(Exit::Unreachable, format!("no server answers at {url}: {why}")).help(help)
     }
 
     pub fn from_api(status: u16, error: ApiError) -> Trouble {
