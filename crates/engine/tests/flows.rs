@@ -1,15 +1,16 @@
-//! Flows from start to end through the engine, on the memory store.
+//! Flows from start to end through the engine, most of them on the memory store.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rig;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use eddyline_engine::{EngineError, StartRequest, TaskReport};
+use eddyline_engine::{Config, EngineError, StartRequest, TaskReport};
 use eddyline_machine::{Answer, CodeOp, Data, Due, Op, OpenedBy, Status};
-use eddyline_store::{GateFilter, Namespace, Page, RunFilter};
+use eddyline_store::{Embedded, GateFilter, Namespace, Page, RunFilter, Store};
 use rig::{LONG, Rig, claim, done, failed};
 use serde_json::json;
 
@@ -238,4 +239,24 @@ async fn steps_say_what_they_wait_for_and_a_follower_sees_every_record_once() {
     assert_eq!(seen, (1..=seen.len() as u64).collect::<Vec<_>>());
     assert_eq!(seen.len(), rig.records(run).await.len());
     rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_start_takes_the_newest_version_whoever_registered_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Embedded::open(dir.path(), eddyline_store::Options::default()).unwrap());
+    let (rig, other) = (Rig::on(store.clone(), Config::default()), Rig::on(store.clone(), Config::default()));
+    let version_of = async |run| store.summary(run).await.unwrap().unwrap().header.flow_version;
+    let mut seen = Vec::new();
+    for (at, by) in [&rig, &other, &rig, &other].into_iter().enumerate() {
+        by.register(&format!("name: f\nsteps: {{a{at}: {{}}}}")).await;
+        for _ in 0..2 {
+            seen.push(version_of(rig.start("f", json!(null)).await).await);
+        }
+    }
+    assert!(seen.chunks(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
+    seen.dedup();
+    assert_eq!(seen.len(), 4, "{seen:?}");
+    rig.stop().await;
+    other.stop().await;
 }
