@@ -243,6 +243,59 @@ fn fail_fast_waits_for_a_handler_that_looks_at_the_end() {
 }
 
 #[test]
+fn fail_fast_sees_a_handler_that_completed_in_the_same_decision() {
+    let kid = "{name: kid, steps: {k: {}}}";
+    for handler in [
+        "{after: ['failed:a'], set: 1}",
+        "{after: ['ended:a'], set: 1}",
+        "{after: ['failed:a'], if: \"steps.a.status == 'failed'\", set: 1}",
+        "{after: ['failed:a', z], join: any, set: 1}",
+        "{after: ['failed:a', a, z], join: {at_least: 1}, set: 1}",
+        "{after: ['failed:a', a], join: some, set: 1}",
+        "{after: ['failed:a'], flow: kid, detached: true}",
+        "{after: ['failed:a'], steps: {i: {set: 1}}}",
+        "{after: ['failed:a'], run: x, spread: '[]'}",
+    ] {
+        let steps = format!("{{a: {{}}, h: {handler}, z: {{}}}}");
+        let flow = format!("{{name: f, fail_fast: true, steps: {steps}}}");
+        let mut t = Trial::with(&[&flow, kid], json!(null));
+        t.fail("a", "x");
+        assert_eq!((t.step("h"), t.step("z"), t.status()), ("completed", "queued", "running"), "{handler}");
+        t.complete("z", json!(1));
+        assert_eq!(t.status(), "completed", "{handler}");
+
+        let flow = format!("{{name: f, fail_fast: true, steps: {{g: {{steps: {steps}}}}}}}");
+        let mut t = Trial::with(&[&flow, kid], json!(null));
+        t.fail("g.a", "x");
+        assert_eq!((t.step("g.h"), t.step("g.z"), t.step("g")), ("completed", "queued", "open"), "{handler}");
+        t.complete("g.z", json!(1));
+        assert_eq!(t.status(), "completed", "{handler}");
+    }
+    // What fails, is skipped or was decided before handles nothing.
+    for handler in [
+        "{after: ['failed:a'], fail: no}",
+        "{after: ['failed:a'], if: 'false', set: 1}",
+        "{after: ['failed:a'], set: '${1 / 0}'}",
+        "{after: ['failed:a', y], join: any, set: 1}",
+    ] {
+        let flow = format!("{{name: f, fail_fast: true, steps: {{a: {{}}, h: {handler}, y: {{set: 1}}, z: {{}}}}}}");
+        let mut t = Trial::new(&flow, json!(null));
+        t.fail("a", "x");
+        assert_eq!((t.step("z"), t.status(), t.error().message.as_str()), ("cancelled", "failed", "x"), "{handler}");
+    }
+}
+
+#[test]
+fn fail_fast_tells_only_what_nobody_handled() {
+    let flow = "{name: f, fail_fast: true, steps: {
+        a: {}, b: {after: ['failed:a'], fail: second}, h: {after: ['failed:a'], set: 1}, z: {}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.fail("a", "first");
+    assert_eq!(t.steps(), "a failed, b failed, h completed, z cancelled");
+    assert_eq!((t.error().message.as_str(), t.error().also), ("second", vec![]));
+}
+
+#[test]
 fn two_failing_siblings_with_one_handler_are_both_handled_or_not() {
     let mut t = Trial::new("{name: f, steps: {a: {}, b: {}, h: {after: ['failed:a', 'failed:b']}}}", json!(null));
     t.fail("a", "x");

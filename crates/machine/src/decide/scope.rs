@@ -4,7 +4,7 @@ use super::{Decider, Done, Work};
 use crate::data::Data;
 use crate::failure::Failure;
 use crate::flow::{Source, Waits, When};
-use crate::ids::{ActId, ScopeId};
+use crate::ids::{ActId, ScopeId, StepId};
 use crate::run::{Activations, End, GateState, Inside, Phase, Place, ScopeBody, State, Token, What};
 use crate::transition::{GateChange, TaskChange};
 
@@ -135,7 +135,9 @@ impl Decider<'_> {
         let mut failed = Vec::new();
         for step in self.steps_in(of)? {
             let activation = self.at(self.in_scope(of, *step)?);
-            if let (Some(End::Failed(failure)), false) = (activation.end(), activation.handled) {
+            if let Some(End::Failed(failure)) = activation.end()
+                && self.handling(of, *step)? != Handling::Done
+            {
                 failed.push((activation.ended, activation.id, failure));
             }
         }
@@ -160,25 +162,51 @@ impl Decider<'_> {
 
     /// With `fail_fast`, ends a scope in which a failure can no longer be handled.
     fn fail_fast(&mut self, id: ActId) -> Done {
-        let Some(graph) = self.graph.filter(|graph| graph.fail_fast) else { return Ok(()) };
+        if !self.graph.is_some_and(|graph| graph.fail_fast) {
+            return Ok(());
+        }
         let Some(Inside { closing: None, what: What::Scope, .. }) = self.at(id).inside() else { return Ok(()) };
-        for step_id in self.steps_in(id)? {
-            let failed = self.at(self.in_scope(id, *step_id)?);
-            if failed.handled || !matches!(failed.end(), Some(End::Failed(_))) {
-                continue;
-            }
-            let mut may_be_handled = false;
-            for watcher in &graph.step(*step_id).watchers {
-                let handler = self.at(self.in_scope(id, watcher.step)?);
-                let source = graph.step(watcher.step).arms[watcher.arm].source;
-                may_be_handled |= matches!(source, Source::Step(_, When::Failed | When::Ended))
-                    && matches!(handler.arms[watcher.arm], Token::Open | Token::Live)
-                    && handler.is_open();
-            }
-            if !may_be_handled && let Some(failure) = self.unhandled(id)? {
+        for step in self.steps_in(id)? {
+            let has_failed = matches!(self.at(self.in_scope(id, *step)?).end(), Some(End::Failed(_)));
+            if has_failed
+                && self.handling(id, *step)? == Handling::Impossible
+                && let Some(failure) = self.unhandled(id)?
+            {
                 return self.close_early(id, End::Failed(failure));
             }
         }
         Ok(())
     }
+
+    /// How far the steps are that could handle the failure of one in a scope.
+    fn handling(&self, scope: ActId, step: StepId) -> Done<Handling> {
+        if self.at(self.in_scope(scope, step)?).handled {
+            return Ok(Handling::Done);
+        }
+        let graph = self.graph()?;
+        let mut found = Handling::Impossible;
+        for watcher in &graph.step(step).watchers {
+            let source = graph.step(watcher.step).arms[watcher.arm].source;
+            if !matches!(source, Source::Step(_, When::Failed | When::Ended)) {
+                continue;
+            }
+            let handler = self.at(self.in_scope(scope, watcher.step)?);
+            match (handler.end(), handler.arms[watcher.arm]) {
+                // It ended in this decision, and nobody was told yet.
+                (Some(End::Completed(_)), Token::Live) => return Ok(Handling::Done),
+                (None, Token::Open | Token::Live) => found = Handling::Possible,
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether a failure is handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Handling {
+    Done,
+    /// A step that would handle it may still complete.
+    Possible,
+    Impossible,
 }

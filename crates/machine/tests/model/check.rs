@@ -40,6 +40,7 @@ impl Checks {
         tasks(&now);
         for activation in &transition.activations {
             started_by_its_arms(&now, activation);
+            failed_for_what_nobody_handled(before, &now, activation);
         }
         self.projected.is_the_state(&now);
         if now.run.header.phase == Phase::Ended {
@@ -166,6 +167,27 @@ fn started_by_its_arms(now: &Parts<'_>, activation: &Activation) {
         || activation.input.is_some()
         || !matches!(activation.state, State::Waiting | State::Certain { .. } | State::Ended(_));
     assert!(ready || !began, "{} began before its arms made it ready: {:?}", step.name, activation.arms);
+}
+
+/// A scope that began to fail, or failed, did so for a failure in it that nobody handled. If there were several, one of
+/// them may be handled yet by what is on its way.
+fn failed_for_what_nobody_handled(before: &Run, now: &Parts<'_>, scope: &Activation) {
+    let failure = |activation: &Activation| match &activation.state {
+        State::Ended(End::Failed(failure)) => Some(failure.clone()),
+        State::Open(run::Inside { closing: Some(End::Failed(failure)), .. }) => Some(failure.clone()),
+        _ => None,
+    };
+    let had_failed = before.activations.get(scope.id.0 as usize).is_some_and(|old| failure(old).is_some());
+    let told = failure(scope).filter(|told| told.also.is_empty() && !had_failed);
+    let (Some(told), Some(body)) = (told, scope.body) else { return };
+    let Some(graph) = now.flow.graph() else { return };
+    for slot in 0..graph.scope(body.scope).steps.len() {
+        let part = &now.run.activations[body.first.0 as usize + slot];
+        let Some(End::Failed(own)) = part.end() else { continue };
+        let name = now.run.activation_name(now.flow, part.id);
+        let is_told = told.step == own.step.clone().or(Some(name.clone())) && told.message == own.message;
+        assert!(!is_told || !part.handled, "the failure of {name} was handled, and is told");
+    }
 }
 
 fn nothing_is_left(now: &Parts<'_>) {
