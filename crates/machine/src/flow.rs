@@ -1,6 +1,8 @@
 //! A flow as the machine runs it: names resolved to indexes, arms to their sources, expressions parsed. Made from a
 //! definition's text by [`crate::definition`]; never changed afterwards.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::expr::{Expr, Template};
@@ -103,6 +105,15 @@ pub struct Step {
     pub undo: Option<String>,
     /// Arms of steps in its scope that look at it.
     pub watchers: Vec<Watcher>,
+    /// Steps in its scope that it reads, or something inside it.
+    pub reads: BTreeSet<StepId>,
+}
+
+impl Step {
+    /// Whether it is decided to run only when all its arms are live, so that all they stand for has happened.
+    pub(crate) fn needs_all(&self) -> bool {
+        self.join == Join::All || self.arms.len() == 1
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -999,6 +999,39 @@ fn a_paused_run_still_decides_but_offers_nothing() {
 }
 
 #[test]
+fn what_is_read_later_is_not_overtaken_by_hand() {
+    let complete = || StepAct::Complete { output: json!("by hand").into() };
+    let fail = || StepAct::Fail { error: Failure::new("", "by hand") };
+    let waits = |reader: &str| {
+        Answer::Conflict(format!("b still waits for a, and {reader} reads that after b: a has to end first"))
+    };
+    let flow = "{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b], input: '${steps.a.output}'}}}";
+    let mut t = Trial::new(flow, json!(null));
+    assert_eq!(t.act("b", complete()), waits("c"));
+    assert_eq!(t.step("b"), "waiting");
+    t.complete("a", json!(7));
+    t.act("b", complete());
+    assert_eq!(t.input_of("c"), json!(7));
+
+    // What does not run reads nothing.
+    for act in [StepAct::Skip, fail()] {
+        let mut t = Trial::new(flow, json!(null));
+        assert!(matches!(t.act("b", act), Answer::Applied(_)));
+        assert_eq!((t.step("a"), t.step("c")), ("queued", "skipped"));
+    }
+
+    // Whoever waits for it, too, does not mind.
+    let mut t = Trial::new(
+        "{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b, 'ended:a'], input: '${steps.a.output}'}}}",
+        json!(null),
+    );
+    assert!(matches!(t.act("b", complete()), Answer::Applied(_)));
+    assert_eq!(t.step("c"), "waiting");
+    t.complete("a", json!(7));
+    assert_eq!(t.input_of("c"), json!(7));
+}
+
+#[test]
 fn acts_on_one_activation() {
     let mut t = Trial::new(
         "{name: f, output: '${steps.b.output}', steps: {a: {}, b: {after: [a]}, c: {}, d: {}}}",

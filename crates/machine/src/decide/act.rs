@@ -1,9 +1,12 @@
 //! Acts on one activation: complete, fail, skip by hand; retry now instead of at its back-off.
 
+use std::collections::BTreeSet;
+
 use super::report::applied;
 use super::{Decider, Done};
 use crate::failure::{Failure, kind};
-use crate::ids::ActId;
+use crate::flow::{Source, When};
+use crate::ids::{ActId, StepId};
 use crate::record::{ActName, Entry, Reason, Skipped};
 use crate::run::{Activations, End, Phase, Place, State};
 use crate::transition::{Answer, StepAct, TimerKind};
@@ -40,6 +43,9 @@ impl Decider<'_> {
             let message =
                 format!("{name} is a step of a code run: complete or fail it; its function decides what is skipped");
             return Ok(Answer::Conflict(message));
+        }
+        if let Some(conflict) = self.overtakes(id, act)? {
+            return Ok(Answer::Conflict(conflict));
         }
         self.record(Entry::Act {
             act: act_name(act),
@@ -79,6 +85,65 @@ impl Decider<'_> {
         applied()
     }
 
+    /// Why a step that still waits for others can't be ended: a step that comes after it reads one of them, which is
+    /// then not certain to have ended.
+    fn overtakes(&self, id: ActId, act: &StepAct) -> Done<Option<String>> {
+        let Place::Step { step, scope } = self.at(id).place else { return Ok(None) };
+        if !matches!(self.at(id).state, State::Waiting | State::Certain { ready: false }) {
+            return Ok(None);
+        }
+        let graph = self.graph()?;
+        let open = self.waits_for(scope, step)?;
+        let ends = match act {
+            StepAct::Complete { .. } => Ends { completed: true, failed: false },
+            StepAct::Fail { .. } => Ends { completed: false, failed: true },
+            StepAct::Skip | StepAct::Retry => Ends::SKIPPED,
+        };
+        let mut seen = BTreeSet::new();
+        let mut after = vec![(step, ends)];
+        while let Some((step, ends)) = after.pop() {
+            for watcher in &graph.step(step).watchers {
+                let next = graph.step(watcher.step);
+                let reader = self.in_scope(scope, watcher.step)?;
+                if !matches!(self.at(reader).state, State::Waiting) {
+                    continue;
+                }
+                let is_skipped = !ends.may_bring(next.arms[watcher.arm].source) && next.needs_all();
+                let waits =
+                    |read| next.arms.iter().any(|arm| matches!(arm.source, Source::Step(step, _) if step == read));
+                let read = next.reads.iter().find(|read| open.contains(read) && !waits(**read));
+                if let (Some(read), false) = (read, is_skipped) {
+                    let [name, read, reader] = [id, self.in_scope(scope, *read)?, reader].map(|id| self.name_of(id));
+                    return Ok(Some(format!(
+                        "{name} still waits for {read}, and {reader} reads that after {name}: {read} has to end first"
+                    )));
+                }
+                let ends = if is_skipped { Ends::SKIPPED } else { Ends::ANY };
+                if seen.insert((watcher.step, ends)) {
+                    after.push((watcher.step, ends));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The open steps of a scope that a step waits for, directly or not.
+    fn waits_for(&self, scope: ActId, step: StepId) -> Done<BTreeSet<StepId>> {
+        let mut open = BTreeSet::new();
+        let mut before = vec![step];
+        while let Some(step) = before.pop() {
+            for arm in &self.graph()?.step(step).arms {
+                if let Source::Step(source, _) = arm.source
+                    && self.at(self.in_scope(scope, source)?).is_open()
+                    && open.insert(source)
+                {
+                    before.push(source);
+                }
+            }
+        }
+        Ok(open)
+    }
+
     /// The activation of that public name.
     fn find(&self, name: &str) -> Option<ActId> {
         if self.graph.is_none() {
@@ -107,6 +172,27 @@ impl Decider<'_> {
         match undoes {
             Some(_) => self.undo_of(found?),
             None => found,
+        }
+    }
+}
+
+/// How a step may end, besides being skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Ends {
+    completed: bool,
+    failed: bool,
+}
+
+impl Ends {
+    const SKIPPED: Ends = Ends { completed: false, failed: false };
+    const ANY: Ends = Ends { completed: true, failed: true };
+
+    /// Whether the arm may be live after such an end.
+    fn may_bring(self, arm: Source) -> bool {
+        match arm {
+            Source::Step(_, When::Completed) => self.completed,
+            Source::Step(_, When::Failed) => self.failed,
+            Source::Step(_, When::Ended) | Source::Event(_) => true,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::draft::{Draft, DraftArm, DraftScope, Wants};
 use super::problem::Problem;
 use super::source::shorten;
 use super::{MAX_EDGES, MAX_EVENTS, reads, warnings};
-use crate::flow::{Arm, Event, Finally, Graph, Join, Scope, Source, Step, Watcher, When};
+use crate::flow::{Arm, Event, Finally, Graph, Scope, Source, Step, Watcher, When};
 use crate::ids::{ScopeId, StepId};
 use crate::nearest::did_you_mean;
 
@@ -171,11 +171,6 @@ pub(super) fn steps_of(events: &[Event], source: Source) -> Vec<StepId> {
         Source::Step(step, _) => vec![step],
         Source::Event(event) => events[event].producers.iter().map(|(step, _)| *step).collect(),
     }
-}
-
-/// Whether the step is decided to run only when all its arms are live, so that all they stand for has happened.
-pub(super) fn needs_all(step: &Step) -> bool {
-    step.join == Join::All || step.arms.len() == 1
 }
 
 /// Whether a live arm of it says that the step ran, and so that what it waited for had happened.

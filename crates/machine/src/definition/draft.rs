@@ -1,6 +1,6 @@
 //! A definition while it is being read: the flow as far as it is known, with the places of what was written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::MAX_PROBLEMS;
 use super::problem::{Place, Problem};
@@ -209,6 +209,7 @@ impl<'t> Draft<'t> {
             emits: Vec::new(),
             undo: None,
             watchers: Vec::new(),
+            reads: BTreeSet::new(),
         };
         self.steps.push(DraftStep {
             step,

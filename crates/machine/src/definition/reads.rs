@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::analyse::{needs_all, says_it_ran, steps_of};
+use super::analyse::{says_it_ran, steps_of};
 use super::draft::{Draft, DraftStep, GateKind, View};
 use super::problem::Problem;
 use super::source::shorten;
@@ -22,9 +22,15 @@ pub(super) fn check(draft: &mut Draft<'_>) {
                 return;
             }
             let look = Look { draft, certain: &certain, blind: &blind, view: site.view };
-            if let Err((message, help)) = look.read(read) {
-                let (path, at) = draft.locate(&site.path, &site.node, inner, read.offset);
-                draft.problems.push(Problem { help, ..Problem::new(&path, at, message) });
+            match (look.read(read), look.reader(read)) {
+                (Ok(()), Some((reader, target))) => {
+                    draft.steps[reader.0 as usize].step.reads.insert(target);
+                }
+                (Ok(()), None) => {}
+                (Err((message, help)), _) => {
+                    let (path, at) = draft.locate(&site.path, &site.node, inner, read.offset);
+                    draft.problems.push(Problem { help, ..Problem::new(&path, at, message) });
+                }
             }
         }
     }
@@ -53,7 +59,7 @@ fn certain(draft: &Draft<'_>) -> Vec<BTreeSet<StepId>> {
     let mut certain = vec![BTreeSet::new(); draft.steps.len()];
     for id in by_level(draft) {
         let step = draft.step(id);
-        let all = needs_all(step);
+        let all = step.needs_all();
         if !all && step.join != Join::Some {
             continue;
         }
@@ -222,14 +228,7 @@ impl Look<'_, '_> {
             };
             return Err((message, Some(format!("read `{read}.output`, `{read}.status` or `{read}.error`"))));
         }
-        let scope = self.draft.step(target).scope;
-        if self.view.inside == Some(scope) {
-            return Ok(());
-        }
-        // The one around the expression that is beside the step that is read; in `finally` there may be none, and all
-        // steps of the flow have ended.
-        let beside = self.around().find(|(_, step, _)| step.step.scope == scope);
-        let Some((own, ..)) = beside else { return Ok(()) };
+        let Some(own) = self.beside(target) else { return Ok(()) };
         if own == target {
             let itself = self.view.step == Some(target);
             let message = if itself { "a step cannot read itself" } else { "a step cannot read the group it is in" };
@@ -239,6 +238,21 @@ impl Look<'_, '_> {
             return Ok(());
         }
         Err(self.undecided(own, target))
+    }
+
+    /// The step around the expression that is beside the one that is read. Where there is none all steps of that scope
+    /// have ended: in the `output` of a group or flow, after a round, in `finally`.
+    fn beside(&self, target: StepId) -> Option<StepId> {
+        let scope = self.draft.step(target).scope;
+        let mut around = self.around().filter(|_| self.view.inside != Some(scope));
+        around.find(|(_, step, _)| step.step.scope == scope).map(|(id, ..)| id)
+    }
+
+    /// Of a read of a step: the one that has to come after it, and that step.
+    fn reader(&self, read: &Read) -> Option<(StepId, StepId)> {
+        let name = read.key.as_deref().filter(|_| read.root == "steps")?;
+        let target = self.find(name)?;
+        Some((self.beside(target)?, target))
     }
 
     /// The step of that name, in the innermost scope that has one.

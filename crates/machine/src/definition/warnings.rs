@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::analyse::{needs_all, says_it_ran};
+use super::analyse::says_it_ran;
 use super::draft::Draft;
 use super::problem::Problem;
 use super::reads::by_level;
@@ -53,7 +53,7 @@ impl Facts {
     fn of(draft: &Draft<'_>, facts: &[Facts], id: StepId) -> Facts {
         let step = draft.step(id);
         let mut mine = Facts::default();
-        for arm in step.arms.iter().filter(|_| needs_all(step)) {
+        for arm in step.arms.iter().filter(|_| step.needs_all()) {
             let Some((source, when)) = ran(draft, step, arm) else { continue };
             let before = &facts[source.0 as usize];
             mine.completed.extend(&before.completed);
@@ -102,7 +102,7 @@ fn ran(draft: &Draft<'_>, step: &Step, arm: &Arm) -> Option<(StepId, Option<When
 
 /// Whether the arms of an `all` join are behind different `if`s.
 fn apart(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<(String, String)> {
-    if !needs_all(step) {
+    if !step.needs_all() {
         return None;
     }
     let sources = step.arms.iter().filter_map(|arm| ran(draft, step, arm));

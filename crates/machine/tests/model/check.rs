@@ -67,6 +67,9 @@ impl Checks {
             if let (true, Some(step)) = (ends, entry.step_key()) {
                 assert!(self.ended.insert(step.to_owned()), "{step} ended twice");
             }
+            if let Entry::StepFailed { step_key, error } = entry {
+                assert!(!error.message.contains("is not decided yet"), "{step_key} read too early: {}", error.message);
+            }
         }
         self.checked = now.records.len();
     }
