@@ -999,6 +999,17 @@ fn a_paused_run_still_decides_but_offers_nothing() {
 }
 
 #[test]
+fn what_came_before_a_branch_is_read_after_it() {
+    let flow = "{name: f, steps: {load: {}, l: {after: [load], if: 'steps.load.output > 1'},
+        r: {after: [load], if: 'steps.load.output <= 1'},
+        m: {after: [l, r], join: some, input: '${steps.load.output}'}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.complete("load", json!(5));
+    t.complete("l", json!(null));
+    assert_eq!((t.input_of("m"), t.step("r")), (json!(5), "skipped"));
+}
+
+#[test]
 fn what_is_read_later_is_not_overtaken_by_hand() {
     let complete = || StepAct::Complete { output: json!("by hand").into() };
     let fail = || StepAct::Fail { error: Failure::new("", "by hand") };
@@ -1018,6 +1029,14 @@ fn what_is_read_later_is_not_overtaken_by_hand() {
         let mut t = Trial::new(flow, json!(null));
         assert!(matches!(t.act("b", act), Answer::Applied(_)));
         assert_eq!((t.step("a"), t.step("c")), ("queued", "skipped"));
+    }
+
+    // It may be read further down, or by what is inside a group, and after any end.
+    let deep = "{name: f, steps: {a: {}, b: {after: [a]}, m: {after: ['ended:b']}, n: {after: [m], set: 1},
+        g: {after: [n], steps: {x: {if: 'steps.a.output > 1'}}}}}";
+    for act in [complete(), fail(), StepAct::Skip] {
+        let mut t = Trial::new(deep, json!(null));
+        assert_eq!(t.act("b", act), waits("g"));
     }
 
     // Whoever waits for it, too, does not mind.

@@ -50,31 +50,69 @@ fn blind(draft: &Draft<'_>) -> BTreeSet<StepId> {
     blind
 }
 
-/// Of each step, the steps of its scope that have ended, however, when it is decided to run.
+/// Of a step, the steps of its scope that are certain to have ended before.
+#[derive(Default)]
+struct Certain {
+    /// When it is decided to run.
+    ran: BTreeSet<StepId>,
+    /// When it has ended, be it that it was skipped: never more than when it ran.
+    ended: BTreeSet<StepId>,
+    /// A join that has enough may cancel it, at any time.
+    cancellable: bool,
+}
+
+/// What is certain of each step.
 ///
-/// A live `x` or `failed:x` says that x ran, so all that was certain for x is. `ended:x` says only that x ended: it may
-/// have been skipped as soon as one of its arms was dead, while others were open. A `some` join waits for every arm,
-/// but any of them may be dead. An `any` join promises nothing.
-fn certain(draft: &Draft<'_>) -> Vec<BTreeSet<StepId>> {
-    let mut certain = vec![BTreeSet::new(); draft.steps.len()];
-    for id in by_level(draft) {
-        let step = draft.step(id);
-        let all = step.needs_all();
-        if !all && step.join != Join::Some {
-            continue;
-        }
-        let mut mine = BTreeSet::new();
-        for arm in &step.arms {
-            if let Source::Step(source, when) = arm.source {
-                mine.insert(source);
-                if all && says_it_ran(when) {
-                    mine.extend(&certain[source.0 as usize]);
-                }
+/// A live `x` or `failed:x` says that x ran. `ended:x`, and any arm that may be dead, says only that x ended: it may have
+/// been skipped, by an `all` join as soon as one arm is dead, while others are open. A `some` join waits for every arm,
+/// live or dead, and for a live one. An event, an `any` and an `at_least` join promise nothing.
+fn certain(draft: &Draft<'_>) -> Vec<Certain> {
+    let mut certain: Vec<Certain> = draft.steps.iter().map(|_| Certain::default()).collect();
+    for step in draft.steps.iter().map(|step| &step.step) {
+        for arm in step.arms.iter().filter(|_| matches!(step.join, Join::AtLeast { cancel_rest: true, .. })) {
+            if let Source::Step(source, _) = arm.source {
+                certain[source.0 as usize].cancellable = true;
             }
         }
-        certain[id.0 as usize] = mine;
+    }
+    for id in by_level(draft) {
+        let step = draft.step(id);
+        let arms: Vec<Behind> = step.arms.iter().map(|arm| behind(&certain, arm.source)).collect();
+        let own = &mut certain[id.0 as usize];
+        if step.needs_all() {
+            own.ran = arms.iter().flat_map(|arm| &arm.live).copied().collect();
+            // Whichever arm is the first dead one.
+            let certain_if_skipped = |id: &StepId| arms.iter().all(|arm| !arm.may_be_dead || arm.decided.contains(id));
+            own.ended = own.ran.iter().copied().filter(certain_if_skipped).collect();
+        } else if step.join == Join::Some {
+            own.ended = arms.iter().flat_map(|arm| &arm.decided).copied().collect();
+            // Whichever arm is the live one.
+            let mut live = arms.iter().map(|arm| arm.live.clone());
+            let in_all = live.next().map(|first| live.fold(first, |all, arm| &all & &arm));
+            own.ran = own.ended.iter().copied().chain(in_all.into_iter().flatten()).collect();
+        }
+        if own.cancellable {
+            own.ended.clear();
+        }
     }
     certain
+}
+
+/// The steps that have ended, for certain, when an arm is told.
+#[derive(Default)]
+struct Behind {
+    live: BTreeSet<StepId>,
+    /// Live or dead.
+    decided: BTreeSet<StepId>,
+    may_be_dead: bool,
+}
+
+fn behind(certain: &[Certain], source: Source) -> Behind {
+    let Source::Step(step, when) = source else { return Behind { may_be_dead: true, ..Behind::default() } };
+    let Certain { ran, ended, .. } = &certain[step.0 as usize];
+    let and_it = |before: &BTreeSet<StepId>| before.iter().copied().chain([step]).collect();
+    let live = and_it(if says_it_ran(when) { ran } else { ended });
+    Behind { live, decided: and_it(ended), may_be_dead: when != When::Ended }
 }
 
 /// Every step after those it waits for.
@@ -86,7 +124,7 @@ pub(super) fn by_level(draft: &Draft<'_>) -> Vec<StepId> {
 
 struct Look<'d, 't> {
     draft: &'d Draft<'t>,
-    certain: &'d [BTreeSet<StepId>],
+    certain: &'d [Certain],
     blind: &'d BTreeSet<StepId>,
     view: View,
 }
@@ -234,7 +272,7 @@ impl Look<'_, '_> {
             let message = if itself { "a step cannot read itself" } else { "a step cannot read the group it is in" };
             return Err((format!("{message}: `{shown}` has not ended"), None));
         }
-        if self.certain[own.0 as usize].contains(&target) || self.blind.contains(&own) {
+        if self.certain[own.0 as usize].ran.contains(&target) || self.blind.contains(&own) {
             return Ok(());
         }
         Err(self.undecided(own, target))
@@ -283,31 +321,33 @@ impl Look<'_, '_> {
     /// All that a step waits for, directly or not, each with what makes the way there uncertain, if anything.
     fn upstream(&self, id: StepId) -> BTreeMap<StepId, Option<String>> {
         let mut found = BTreeMap::new();
-        let mut queue = VecDeque::from([(id, None)]);
-        while let Some((id, doubt)) = queue.pop_front() {
+        // With whether it is certain to have run.
+        let mut queue = VecDeque::from([(id, true, None)]);
+        while let Some((id, ran, doubt)) = queue.pop_front() {
             let step = self.draft.step(id);
             let events = &self.draft.scope(step.scope).events;
-            for arm in &step.arms {
+            for (at, arm) in step.arms.iter().enumerate() {
+                let skips =
+                    |other: usize| other != at && !matches!(step.arms[other].source, Source::Step(_, When::Ended));
                 let here = match (step.join, arm.source) {
                     _ if doubt.is_some() => doubt.clone(),
                     (_, Source::Event(_)) => Some(format!("the event `{}`", arm.written)),
                     (Join::Any | Join::AtLeast { .. }, _) if step.arms.len() > 1 => {
                         Some(format!("the join of `{}`, which does not wait for all", step.name))
                     }
-                    _ => None,
-                };
-                let beyond = match (step.join, arm.source) {
-                    _ if here.is_some() => here.clone(),
-                    (_, Source::Step(_, When::Ended)) => {
-                        Some(format!("`{}`, which says nothing about what came before it", arm.written))
+                    _ if !ran && self.certain[id.0 as usize].cancellable => {
+                        Some(format!("`{}`, which may be cancelled before that", step.name))
                     }
-                    (Join::Some, _) if step.arms.len() > 1 => Some(format!("the `some` join of `{}`", step.name)),
+                    (Join::All, _) if !ran && (0..step.arms.len()).any(skips) => {
+                        Some(format!("`{}`, which may be skipped before that", step.name))
+                    }
                     _ => None,
                 };
+                let says_it_ran = matches!(arm.source, Source::Step(_, when) if says_it_ran(when));
                 for source in steps_of(events, arm.source) {
                     if let std::collections::btree_map::Entry::Vacant(entry) = found.entry(source) {
                         entry.insert(here.clone());
-                        queue.push_back((source, beyond.clone()));
+                        queue.push_back((source, ran && step.needs_all() && says_it_ran, here.clone()));
                     }
                 }
             }

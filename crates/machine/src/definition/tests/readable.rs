@@ -11,13 +11,13 @@ fn steps_that_are_certain_to_be_decided() {
         ("after: [b]", "a b", "c d"),
         ("after: ['step:b']", "a b", "c d"),
         ("after: ['failed:b']", "a b", "c d"),
-        ("after: ['ended:b']", "b", "a c d"),
-        ("after: [c]", "b c", "a d"),
+        ("after: ['ended:b']", "a b", "c d"),
+        ("after: [c]", "a b c", "d"),
         ("after: [b, d]", "a b d", "c"),
         ("after: [d]", "d", "a b c"),
         ("subscribes: [e]", "", "a b c d"),
         ("subscribes: [e, 'step:b']", "a b", "c d"),
-        ("after: [b, d], join: some", "b d", "a c"),
+        ("after: [b, d], join: some", "a b d", "c"),
         ("after: [b, d], join: any", "", "a b c d"),
         ("after: [b], join: any", "a b", "c d"),
         ("after: [b, d], join: {at_least: 2}", "", "a b c d"),
@@ -36,14 +36,59 @@ fn steps_that_are_certain_to_be_decided() {
 }
 
 #[test]
+fn what_is_certain_behind_a_step_that_may_be_skipped() {
+    // The steps between, what `z` waits for, which steps it may read, which it may not.
+    let table = [
+        // Both sides of a branch wait for the same.
+        ("l: {after: [a]}\nr: {after: [a]}", "after: [l, r], join: some", "a l r", "b"),
+        ("l: {after: [a]}\nr: {after: ['failed:a']}", "after: ['ended:l', 'ended:r']", "a l r", "b"),
+        ("l: {after: [a]}\nm: {after: [l]}\nn: {after: [m]}", "after: ['ended:n']", "a l m n", "b"),
+        // An `all` join is skipped at its first dead arm, when the others may be open.
+        ("l: {after: [a, b]}", "after: [l]", "a b l", ""),
+        ("l: {after: [a, b]}", "after: ['failed:l']", "a b l", ""),
+        ("l: {after: [a, b]}", "after: ['ended:l']", "l", "a b"),
+        ("l: {after: [a, b]}\nr: {after: [a]}", "after: [l, r], join: some", "a l r", "b"),
+        ("l: {after: [a, b]}\nm: {after: ['ended:l']}", "after: [m]", "l m", "a b"),
+        // An arm that cannot be dead skips nothing.
+        ("l: {after: [a, 'ended:b']}", "after: ['ended:l']", "a l", "b"),
+        ("l: {after: ['ended:a', 'ended:b']}", "after: ['ended:l']", "a b l", ""),
+        // Whichever arm is dead, `a` has ended.
+        ("k: {after: [a]}\nl: {after: [a]}\nm: {after: [k, l]}", "after: ['ended:m']", "a m", "b k l"),
+        // One of the arms is live, whichever: both need `a`.
+        ("l: {after: [a, b]}\nr: {after: [a, c]}", "after: [l, r], join: some", "a l r", "b c"),
+        ("l: {after: [a, b]}\nr: {after: [a, c]}", "after: [l, 'ended:r'], join: some", "l r", "a b c"),
+        ("l: {after: [a, b], join: some}", "after: ['ended:l']", "a b l", ""),
+        // An event says nothing, nor does a join that does not wait.
+        ("l: {after: [a], subscribes: [e]}", "after: ['ended:l']", "l", "a b"),
+        ("l: {subscribes: [e]}", "after: ['ended:l']", "l", "a b"),
+        ("l: {after: [a, b], join: any}", "after: ['ended:l']", "l", "a b"),
+        // What is not needed any more is cancelled, however far it got.
+        ("l: {after: [a]}\nq: {after: [l, b], join: {at_least: 1, rest: cancel}}", "after: ['ended:l']", "l", "a b"),
+        ("l: {after: [a]}\nq: {after: [l, b], join: {at_least: 1, rest: cancel}}", "after: [l]", "a l", "b"),
+        ("l: {after: [a]}\nq: {after: [l, b], join: {at_least: 1}}", "after: ['ended:l']", "a l", "b"),
+    ];
+    for (between, arms, readable, unreadable) in table {
+        let flow = format!("a:\nb:\nc: {{emits: [e]}}\n{between}\n");
+        let read = |step: &str| of_steps(&format!("{flow}z: {{{arms}, if: \"steps.{step}.output == 1\"}}"));
+        for step in readable.split_whitespace() {
+            assert_eq!(read(step), "fine", "{between}: {arms}: {step}");
+        }
+        for step in unreadable.split_whitespace() {
+            assert!(read(step).contains("may not be decided"), "{between}: {arms}: {step}: {}", read(step));
+        }
+    }
+}
+
+#[test]
 fn why_a_step_is_not_readable() {
     let texts = [
         "a:\nb:\nz: {after: [a], if: steps.b.output}",
         "a: {emits: [e]}\nz: {subscribes: [e], if: steps.a.output}",
         "a:\nb:\nc: {after: [a, b], join: any}\nz: {after: [c], if: steps.b.output}",
         "a:\nb:\nz: {after: [a, b], join: any, if: steps.b.output}",
-        "a:\nb: {after: [a]}\nz: {after: ['ended:b'], if: steps.a.output}",
-        "a:\nb: {after: [a]}\nc:\nz: {after: [b, c], join: some, if: steps.a.output}",
+        "a:\nb:\nc: {after: [a, b]}\nz: {after: ['ended:c'], if: steps.a.output}",
+        "a:\nb:\nc: {after: [a, b]}\nd:\nz: {after: [c, d], join: some, if: steps.a.output}",
+        "a:\nb: {after: [a]}\nc:\nd: {after: [b, c], join: {at_least: 1, rest: cancel}}\nz: {after: ['ended:b'], if: steps.a.output}",
         "z: {if: steps.b.output}\nb: {after: [z]}",
         "z: {if: steps.z.output}",
         "g: {steps: {x: {if: steps.g.output}}}",
