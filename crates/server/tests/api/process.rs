@@ -189,3 +189,26 @@ fn the_file_says_how_logs_are_written_and_what_it_says_wrong_is_wrong_usage() {
     let wrong = command.stderr(Stdio::piped()).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
 }
+
+#[tokio::test]
+async fn what_is_counted_is_there_from_the_start_and_children_count_as_started() {
+    let (_process, client) = serve(&["--store", "memory:"]);
+    let counted = async |name: &str| {
+        let metrics = client.get("/metrics").await;
+        let line = metrics.body.as_str().unwrap().lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("{name} is not counted")).parse::<u64>().unwrap()
+    };
+    let (started, duplicates) = ("eddyline_runs_started_total", "eddyline_duplicates_prevented_total");
+    for name in [started, "eddyline_runs_ended_total", "eddyline_conflicts_total", duplicates] {
+        assert_eq!(counted(name).await, 0, "{name}");
+    }
+    client.flow("child", "steps: {c: {set: 1}}").await;
+    client.flow("f", "steps: {a: {flow: child}}").await;
+    let mut run = String::new();
+    for _ in 0..3 {
+        run = client.post("/v1/flows/f/runs", json!({"idempotency_key": "k"})).await.text("run_id");
+    }
+    let ended = client.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!(ended.body["status"], "completed", "{}", ended.body);
+    assert_eq!((counted(started).await, counted(duplicates).await), (2, 2));
+}
