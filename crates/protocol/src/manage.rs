@@ -53,7 +53,7 @@ impl FromStr for Rate {
     }
 }
 
-/// How many at once, where the rate does not say it itself.
+/// What stands beside a rate goes before what it says itself.
 fn with_burst(rate: Option<Rate>, burst: Option<u32>) -> Result<Option<Rate>, String> {
     match (rate, burst) {
         (Some(rate), Some(burst)) => Ok(Some(Rate { burst, ..rate })),
@@ -122,7 +122,7 @@ pub struct LimitInfo {
     pub rate: Option<Rate>,
 }
 
-/// What a key may be used for. `admin` is all of them, and keys, namespaces, queues and workers besides.
+/// What a key may be used for. `admin` is all of them, and keys, namespaces, queues and limits besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
