@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::failure::Failure;
 
 /// What all answers that are not small may have together, in KiB.
-const ROOM_KIB: u32 = 96 << 10;
+const ROOM_KIB: u32 = 64 << 10;
 /// Smaller answers are not counted: the bound on connections is theirs.
 const SMALL_BYTES: u64 = 16 << 10;
 
