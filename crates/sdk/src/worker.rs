@@ -25,6 +25,7 @@ use eddyline_protocol::RegisterWorker;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 use crate::client::Client;
 use crate::error::Error;
@@ -205,10 +206,28 @@ impl Worker {
         let (handlers, me) = self.described()?;
         let rules = self.rules;
         let transport = self.transport()?;
-        let stop = async {
-            stop.await;
+        let (stopping, stopped) = oneshot::channel::<()>();
+        let stopped = async {
+            let _ = stopped.await;
         };
-        Shift::new(handlers, me, rules).work(transport, stop).await
+        // A task of the runtime, wherever this future is polled: what `main` itself waits for is heard by a thread of the
+        // runtime, which then has to wake that of `main`, twice a step. The set aborts it when it is dropped.
+        let mut shift = JoinSet::new();
+        shift.spawn(Shift::new(handlers, me, rules).work(transport, stopped));
+        tokio::pin!(stop);
+        let mut stopping = Some(stopping);
+        loop {
+            tokio::select! {
+                Some(ended) = shift.join_next() => return ended.unwrap_or_else(|error| match error.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => Err(Error::Config("the runtime was shut down under the worker".to_owned())),
+                }),
+                _ = &mut stop, if stopping.is_some() => {
+                    // If nobody listens, it has just ended by itself.
+                    let _ = stopping.take().map(|stopping| stopping.send(()));
+                }
+            }
+        }
     }
 
     fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {
