@@ -22,6 +22,9 @@ use crate::error::{Error, Refusal};
 const PATH: &str = "/v1/workers/connect";
 /// The largest message from the server: a frame of many tasks with the largest inputs.
 const MAX_MESSAGE_BYTES: usize = 128 << 20;
+/// What is read at a time. All of it is set to zero before each read, however little there is to read then: the usual
+/// 128 KiB of a WebSocket cost more than everything else that is done with a message.
+const READ_BUFFER_BYTES: usize = 8 << 10;
 /// How long the end of a connection may take.
 const CLOSE: Duration = Duration::from_secs(1);
 
@@ -64,8 +67,10 @@ async fn shake_hands(client: &Client) -> Result<Socket, NoSocket> {
     let mut request =
         uri.into_client_request().map_err(|error| wrong(Error::Config(format!("{}: {error}", address.url))))?;
     request.headers_mut().extend(client.headers().map_err(wrong)?);
-    let config =
-        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE_BYTES)).max_frame_size(Some(MAX_MESSAGE_BYTES));
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MAX_MESSAGE_BYTES))
+        .max_frame_size(Some(MAX_MESSAGE_BYTES))
+        .read_buffer_size(READ_BUFFER_BYTES);
     let connector = Connector::Rustls(client.tls());
     match client_async_tls_with_config(request, stream, Some(config), Some(connector)).await {
         Ok((socket, _)) => Ok(socket),

@@ -30,6 +30,8 @@ const SLOWEST: Duration = Duration::from_secs(10);
 const HELLO: Duration = Duration::from_secs(10);
 /// How long both sides may take to close.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// What a socket reads at a time. All of it is set to zero before each read, however little there is to read then.
+const READ_BUFFER_BYTES: usize = 8 << 10;
 /// What a socket gathers before it writes, and the most that waits to be written.
 const WRITE_BUFFER_BYTES: usize = 128 << 10;
 const MAX_WRITE_BUFFER_BYTES: usize = 64 << 20;
@@ -46,6 +48,7 @@ pub(crate) async fn connect(call: Call) -> Answer {
     let upgrade = upgrade
         .max_message_size(limit)
         .max_frame_size(limit)
+        .read_buffer_size(READ_BUFFER_BYTES)
         .write_buffer_size(WRITE_BUFFER_BYTES)
         .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES);
     Ok(upgrade.on_upgrade(async move |socket| {
