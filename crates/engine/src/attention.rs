@@ -61,6 +61,7 @@ impl Attention {
 
     /// What has changed since it was asked last, as soon as something has.
     pub async fn changed(&mut self) -> Seen {
+        let _listening = Listening(&self.noted);
         poll_fn(|cx| {
             let mut noted = lock(&self.noted);
             if std::mem::take(&mut noted.missed) {
@@ -74,6 +75,15 @@ impl Attention {
             Poll::Ready(Seen::Changed(std::mem::take(&mut noted.changed)))
         })
         .await
+    }
+}
+
+/// Whoever has turned to something else is not woken: least of all by what it does itself.
+struct Listening<'a>(&'a Mutex<Noted>);
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        lock(self.0).waiting = None;
     }
 }
 

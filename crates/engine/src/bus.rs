@@ -14,6 +14,9 @@ use tokio::sync::futures::Notified;
 
 use crate::attention::Attentive;
 
+/// So many runs are known to be going on.
+const MOST_GOING: usize = 10_000;
+
 /// Who waits for which run.
 #[derive(Debug, Default)]
 pub(crate) struct Bus {
@@ -23,6 +26,8 @@ pub(crate) struct Bus {
     ends: Listeners<Ending>,
     /// Those who have an eye on many.
     pub attentive: Attentive,
+    /// Runs that were started here and have not ended, as far as is known. Not all of them: there is an end to it.
+    going: Mutex<HashMap<RunId, Namespace>>,
     chores: Vec<Interest>,
 }
 
@@ -108,6 +113,26 @@ impl Bus {
         self.ends.listen(run)
     }
 
+    /// A run has begun, and that is durable.
+    pub fn begun(&self, ns: &Namespace, run: RunId) {
+        let mut going = self.going();
+        if going.len() >= MOST_GOING {
+            // Those that are not known to be going on are looked after in the store.
+            going.clear();
+        }
+        going.insert(run, ns.clone());
+    }
+
+    /// Whether a run was going on when it was last heard of. That is a reason to wait for its end without looking first,
+    /// but no answer to give to anybody: another instance may have ended it.
+    pub fn goes_on(&self, ns: &Namespace, run: RunId) -> bool {
+        self.going().get(&run) == Some(ns)
+    }
+
+    fn going(&self) -> MutexGuard<'_, HashMap<RunId, Namespace>> {
+        self.going.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A run has ended by a commit that is durable: those who wait for that need not read it.
     pub fn ended(&self, ns: &Namespace, header: &Header) {
         if let Some(ending) = self.ends.find(header.run) {
@@ -117,6 +142,7 @@ impl Bus {
 
     /// Hints were missed: anything may have changed.
     pub fn wake_all(&self) {
+        self.going().clear();
         self.attentive.missed();
         self.records.all().iter().for_each(|listener| listener.notify_waiters());
         self.ends.all().iter().for_each(|ending| ending.notify.notify_waiters());
@@ -134,6 +160,7 @@ impl Bus {
                 self.records.find(*run).into_iter().for_each(|listener| listener.notify_waiters());
                 self.attentive.changed(*run, *ended);
                 if *ended {
+                    self.going().remove(run);
                     self.ends.find(*run).into_iter().for_each(|ending| ending.notify.notify_waiters());
                 }
             }

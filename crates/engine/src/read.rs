@@ -205,6 +205,7 @@ impl Engine {
         until: Instant,
     ) -> Result<Option<Header>> {
         let ending = self.bus.listen_for_end(run);
+        let mut first = true;
         loop {
             let notified = ending.notified();
             tokio::pin!(notified);
@@ -212,11 +213,17 @@ impl Engine {
             if let Some(header) = ending.header(ns) {
                 return Ok(Some(header.clone()));
             }
-            match self.summary(ns, run).await {
-                Ok(summary) if summary.ended_at.is_some() => return Ok(Some(summary.header)),
-                Ok(_) => {}
-                Err(EngineError::NotFound { .. }) if continues => {}
-                Err(error) => return Err(error),
+            // Of a run that was seen going on just now its end is waited for without a look. Before it is said that the end
+            // has not come, there is one.
+            let goes_on = first && Instant::now() < until && self.bus.goes_on(ns, run);
+            first = false;
+            if !goes_on {
+                match self.summary(ns, run).await {
+                    Ok(summary) if summary.ended_at.is_some() => return Ok(Some(summary.header)),
+                    Ok(_) => {}
+                    Err(EngineError::NotFound { .. }) if continues => {}
+                    Err(error) => return Err(error),
+                }
             }
             let now = Instant::now();
             if now >= until || self.stopping.is_now() {

@@ -158,3 +158,63 @@ async fn attention_is_told_of_its_own_runs_alone() {
     assert!(attention.changed().now_or_never().is_none(), "it is told of a run that it let go of");
     rig.stop().await;
 }
+
+/// A connection that reports commits on its own behalf: it must not be woken by that, and learn of it all the same.
+#[tokio::test]
+async fn whoever_turned_from_its_runs_to_something_else_is_not_woken() {
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let rig = Rig::memory();
+    rig.register(FLOW).await;
+    let run = rig.start("f", json!(null)).await;
+    let mut attention = rig.engine.attention();
+    attention.add(run);
+    let woken = Arc::new(Woken::default());
+    let waker = woken.clone().into();
+    let mut cx = std::task::Context::from_waker(&waker);
+    let mut listening = Box::pin(attention.changed());
+    assert!(listening.poll_unpin(&mut cx).is_pending());
+    drop(listening);
+    rig.engine.pause(&rig.ns, run, "me").await.unwrap();
+    assert!(!woken.0.load(Ordering::SeqCst));
+    let mut listening = Box::pin(attention.changed());
+    assert!(listening.poll_unpin(&mut cx).is_ready(), "what happened meanwhile is not lost");
+    drop(listening);
+    let mut listening = Box::pin(attention.changed());
+    assert!(listening.poll_unpin(&mut cx).is_pending());
+    rig.engine.resume(&rig.ns, run, "me").await.unwrap();
+    assert!(woken.0.load(Ordering::SeqCst));
+    drop(listening);
+    rig.stop().await;
+}
+
+/// Time stands still unless everybody sleeps: whoever waits for something that has happened sleeps.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_run_that_goes_on_is_waited_for_without_a_look_and_never_denied_without_one() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let [here, there] = [0, 1].map(|_| Rig::on(store.clone(), Config::default()));
+    here.register("name: f\nsteps: {a: {}}").await;
+    let looks = || store.summaries.swap(0, Ordering::SeqCst);
+    let (run, since) = (here.start("f", json!(null)).await, Instant::now());
+    looks();
+    let (engine, ns) = (here.engine.clone(), here.ns.clone());
+    let waiting = tokio::spawn(async move { engine.result(&ns, run, LONG).await.unwrap().is_some() });
+    settle().await;
+    assert_eq!(looks(), 0);
+    assert!(here.engine.result(&here.ns, run, Duration::ZERO).await.unwrap().is_none());
+    assert_eq!(looks(), 1, "that it has not ended is said after a look");
+
+    let task = there.claim("w").await.unwrap();
+    there.report(&task, done(json!(1))).await;
+    assert!(waiting.await.unwrap());
+    settle().await;
+    assert!(here.engine.result(&here.ns, run, LONG).await.unwrap().is_some(), "another instance ended it");
+    assert!(since.elapsed() < Duration::from_secs(1), "somebody looked again after {:?}", since.elapsed());
+    here.stop().await;
+    there.stop().await;
+}

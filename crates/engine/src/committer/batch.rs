@@ -116,6 +116,9 @@ impl Committer {
         let Prepared { run, commit, decided } = prepared;
         if commit.transition.base == Version(0) && !committed.before {
             metrics::counter!("eddyline_runs_started_total").increment(1);
+            if !commit.transition.header.status().is_end() {
+                self.bus.begun(&commit.ns, run);
+            }
         }
         if let Some(mut hot) = self.hot.take(run) {
             let was_over = hot.run.header.status().is_end();

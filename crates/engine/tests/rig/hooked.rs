@@ -27,6 +27,8 @@ pub struct Hooked {
     /// What becomes of the n-th commit.
     pub fate: Fate,
     pub commits: AtomicUsize,
+    /// How often a run was looked at without loading it.
+    pub summaries: AtomicUsize,
     /// The most messages that one command had.
     pub most_messages: AtomicUsize,
     /// Events are not told while this is false.
@@ -48,6 +50,7 @@ impl Hooked {
             inner,
             fate: Box::new(|_| None),
             commits: AtomicUsize::new(0),
+            summaries: AtomicUsize::new(0),
             most_messages: AtomicUsize::new(0),
             telling: watch::Sender::new(true),
             committing: watch::Sender::new(true),
@@ -71,6 +74,7 @@ impl Store for Hooked {
     }
 
     async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
+        self.summaries.fetch_add(1, Ordering::SeqCst);
         self.inner.summary(run).await
     }
 

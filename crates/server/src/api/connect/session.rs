@@ -113,28 +113,16 @@ impl Session<'_> {
                 look_at.get_or_insert_with(|| Instant::now() + LOOK_AFTER);
             }
             tokio::select! {
-                heard = wire.hear(), if self.reporting.is_none() => {
-                    self.heard_at = Instant::now();
-                    if let Heard::Said(said) = heard? {
-                        self.take(wire, said).await?;
-                    }
-                }
+                // What is reported is committed right here, if nobody else is at it: before this task listens to anything,
+                // or its own commit would wake it, and with it another thread. The worker is heard last, so that one that
+                // never falls silent keeps nothing else from being looked after.
+                biased;
                 done = ready(&mut self.reporting) => {
                     self.reporting = None;
                     self.reported(wire, done?).await?;
                 }
-                part = ready(&mut self.claim) => {
-                    self.claim = None;
-                    self.push(wire, part?).await?;
-                }
-                () = self.held.notice() => {
-                    if self.reporting.is_none() {
-                        self.tell_ended(wire).await?;
-                    }
-                }
-                () = tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && self.reporting.is_none() => {
-                    self.look(wire).await?;
-                    look_at = None;
+                () = stopped(&mut stopping) => {
+                    return Err(Failure::new(Code::Unavailable, "the server is stopping").into());
                 }
                 changed = drains.changed() => {
                     if changed.is_ok() && !self.draining && self.engine().worker(&self.ns, &self.worker).await?.is_some_and(|worker| worker.draining) {
@@ -153,8 +141,24 @@ impl Session<'_> {
                     }
                     wire.ping().await?;
                 }
-                () = stopped(&mut stopping) => {
-                    return Err(Failure::new(Code::Unavailable, "the server is stopping").into());
+                () = self.held.notice() => {
+                    if self.reporting.is_none() {
+                        self.tell_ended(wire).await?;
+                    }
+                }
+                () = tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && self.reporting.is_none() => {
+                    self.look(wire).await?;
+                    look_at = None;
+                }
+                part = ready(&mut self.claim) => {
+                    self.claim = None;
+                    self.push(wire, part?).await?;
+                }
+                heard = wire.hear(), if self.reporting.is_none() => {
+                    self.heard_at = Instant::now();
+                    if let Heard::Said(said) = heard? {
+                        self.take(wire, said).await?;
+                    }
                 }
             }
         }
