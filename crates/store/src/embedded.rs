@@ -13,6 +13,7 @@ mod due;
 mod encode;
 mod files;
 mod group;
+mod json;
 mod kept;
 mod list;
 mod load;

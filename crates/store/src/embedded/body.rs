@@ -6,6 +6,7 @@ use rusqlite::types::ValueRef;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::json;
 use super::trouble::{Outcome, Trouble};
 use crate::error::StoreError;
 
@@ -21,11 +22,9 @@ pub(super) struct Body {
 
 impl Body {
     pub fn of(value: &(impl Serialize + ?Sized)) -> Result<Body, StoreError> {
-        let unwritable =
-            |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("it can't be written as JSON: {error}"));
-        let mut text = Vec::with_capacity(USUAL_BYTES);
-        serde_json::to_writer(&mut text, value).map_err(|error| unwritable(&error))?;
-        let text = String::from_utf8(text).map_err(|error| unwritable(&error))?;
+        let mut text = String::with_capacity(USUAL_BYTES);
+        json::write(&mut text, value)
+            .map_err(|error| StoreError::Unavailable(format!("it can't be written as JSON: {error}")))?;
         let crc = crc32fast::hash(text.as_bytes());
         Ok(Body { text, crc })
     }
