@@ -1,13 +1,20 @@
 //! `GET /v1/workers/connect`: the same messages over a WebSocket, one JSON text a message. The worker says
 //! [`FromWorker::Hello`] first; the server pushes tasks for as long as there are credits, each task using one up.
 
-use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::tasks::{News, Outcome, Report, Task};
 use crate::workers::{Beat, Heartbeat, RegisterWorker, WorkerRegistered};
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromWorker<R = Report> {
     Hello {
@@ -15,7 +22,6 @@ pub enum FromWorker<R = Report> {
         worker: RegisterWorker,
         /// The ids of the tasks that the worker has, from a connection before this one. Others that were pushed to it
         /// there never arrived, and are offered again without costing an attempt.
-        #[serde(default)]
         tasks: Vec<String>,
     },
     /// Room for so many more tasks.
@@ -25,7 +31,6 @@ pub enum FromWorker<R = Report> {
         id: u64,
         reports: Vec<R>,
         /// Room that became free with them.
-        #[serde(default)]
         credit: u32,
     },
     Heartbeat {
@@ -36,7 +41,7 @@ pub enum FromWorker<R = Report> {
     Drain,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromServer {
     Welcome {
@@ -49,7 +54,6 @@ pub enum FromServer {
     Reported {
         id: u64,
         outcomes: Vec<Outcome>,
-        #[serde(default)]
         news: News,
     },
     /// The answer to a heartbeat; also unasked, when a task is cancelled or lost, or the worker is to drain.
@@ -61,4 +65,218 @@ pub enum FromServer {
     Error {
         error: ApiError,
     },
+}
+
+/// A message whose type says what its other fields are. Where the type comes first, as Eddyline writes it, the fields are
+/// read as what they are, once; in any other order they are gathered before. Every step is several messages, and reading
+/// them is most of what a worker does besides its work.
+trait Typed: Sized {
+    type Kind: for<'de> Deserialize<'de>;
+    fn read<'de, D: Deserializer<'de>>(kind: Self::Kind, fields: D) -> Result<Self, D::Error>;
+}
+
+struct Message<T>(PhantomData<T>);
+
+impl<'de, T: Typed> Visitor<'de> for Message<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a `type`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<T, A::Error> {
+        let (mut kind, mut gathered) = (None, Map::new());
+        while let Some(Name(name)) = fields.next_key()? {
+            if name != "type" {
+                gathered.insert(name.into_owned(), fields.next_value()?);
+                continue;
+            }
+            let said: T::Kind = fields.next_value()?;
+            if gathered.is_empty() && kind.is_none() {
+                return T::read(said, MapAccessDeserializer::new(fields));
+            }
+            if kind.replace(said).is_some() {
+                return Err(A::Error::duplicate_field("type"));
+            }
+        }
+        let kind = kind.ok_or_else(|| A::Error::missing_field("type"))?;
+        T::read(kind, Value::Object(gathered)).map_err(A::Error::custom)
+    }
+}
+
+/// The name of a field, not copied if that can be avoided.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SaidByWorker {
+    Hello,
+    Credit,
+    Report,
+    Heartbeat,
+    Drain,
+}
+
+impl<R: for<'a> Deserialize<'a>> Typed for FromWorker<R> {
+    type Kind = SaidByWorker;
+
+    fn read<'de, D: Deserializer<'de>>(kind: SaidByWorker, fields: D) -> Result<FromWorker<R>, D::Error> {
+        #[derive(Deserialize)]
+        struct Hello {
+            #[serde(flatten)]
+            worker: RegisterWorker,
+            #[serde(default)]
+            tasks: Vec<String>,
+        }
+        #[derive(Deserialize)]
+        struct Credit {
+            n: u32,
+        }
+        #[derive(Deserialize)]
+        struct Reports<R> {
+            id: u64,
+            reports: Vec<R>,
+            #[serde(default)]
+            credit: u32,
+        }
+        Ok(match kind {
+            SaidByWorker::Hello => {
+                let Hello { worker, tasks } = Hello::deserialize(fields)?;
+                FromWorker::Hello { worker, tasks }
+            }
+            SaidByWorker::Credit => FromWorker::Credit { n: Credit::deserialize(fields)?.n },
+            SaidByWorker::Report => {
+                let Reports { id, reports, credit } = Reports::deserialize(fields)?;
+                FromWorker::Report { id, reports, credit }
+            }
+            SaidByWorker::Heartbeat => FromWorker::Heartbeat { beat: Heartbeat::deserialize(fields)? },
+            SaidByWorker::Drain => {
+                IgnoredAny::deserialize(fields)?;
+                FromWorker::Drain
+            }
+        })
+    }
+}
+
+impl<'de, R: for<'a> Deserialize<'a>> Deserialize<'de> for FromWorker<R> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FromWorker<R>, D::Error> {
+        deserializer.deserialize_map(Message(PhantomData))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SaidByServer {
+    Welcome,
+    Tasks,
+    Reported,
+    Beat,
+    Error,
+}
+
+impl Typed for FromServer {
+    type Kind = SaidByServer;
+
+    fn read<'de, D: Deserializer<'de>>(kind: SaidByServer, fields: D) -> Result<FromServer, D::Error> {
+        #[derive(Deserialize)]
+        struct Tasks {
+            tasks: Vec<Task>,
+        }
+        #[derive(Deserialize)]
+        struct Reported {
+            id: u64,
+            outcomes: Vec<Outcome>,
+            #[serde(default)]
+            news: News,
+        }
+        #[derive(Deserialize)]
+        struct Failed {
+            error: ApiError,
+        }
+        Ok(match kind {
+            SaidByServer::Welcome => FromServer::Welcome { worker: WorkerRegistered::deserialize(fields)? },
+            SaidByServer::Tasks => FromServer::Tasks { tasks: Tasks::deserialize(fields)?.tasks },
+            SaidByServer::Reported => {
+                let Reported { id, outcomes, news } = Reported::deserialize(fields)?;
+                FromServer::Reported { id, outcomes, news }
+            }
+            SaidByServer::Beat => FromServer::Beat { beat: Beat::deserialize(fields)? },
+            SaidByServer::Error => FromServer::Error { error: Failed::deserialize(fields)?.error },
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for FromServer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FromServer, D::Error> {
+        deserializer.deserialize_map(Message(PhantomData))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// As it is written, and with the type at the end.
+    fn both_ways<T: Serialize + for<'a> Deserialize<'a> + PartialEq + fmt::Debug>(message: &T) {
+        let text = serde_json::to_string(message).unwrap();
+        assert!(text.starts_with(r#"{"type":""#), "{text}");
+        assert_eq!(&serde_json::from_str::<T>(&text).unwrap(), message, "{text}");
+        let Value::Object(mut fields) = serde_json::from_str(&text).unwrap() else { unreachable!() };
+        let kind = fields.remove("type").unwrap();
+        let rest = serde_json::to_string(&fields).unwrap();
+        let comma = if fields.is_empty() { "" } else { "," };
+        let turned = format!(r#"{}{comma}"type":{kind}}}"#, rest.strip_suffix('}').unwrap());
+        assert_eq!(&serde_json::from_str::<T>(&turned).unwrap(), message, "{turned}");
+        assert_eq!(&serde_json::from_value::<T>(json!(message)).unwrap(), message);
+    }
+
+    #[test]
+    fn messages_are_read_as_they_were_written_in_any_order() {
+        let worker = RegisterWorker { handlers: vec!["pay".to_owned()], ..RegisterWorker::default() };
+        let report = json!({"task_id": "a", "token": "b", "op": "complete", "output": {"x": [1, null]}});
+        for message in [
+            FromWorker::Hello { worker, tasks: vec!["one".to_owned()] },
+            FromWorker::Credit { n: 3 },
+            FromWorker::Report { id: 7, reports: vec![report], credit: 2 },
+            FromWorker::Heartbeat { beat: Heartbeat { tasks: vec!["one".to_owned()], ..Heartbeat::default() } },
+            FromWorker::Drain,
+        ] {
+            both_ways::<FromWorker<Value>>(&message);
+        }
+        let outcome = json!({"task_id": "a", "outcome": "applied"});
+        for message in [
+            FromServer::Tasks { tasks: Vec::new() },
+            FromServer::Reported {
+                id: 7,
+                outcomes: vec![serde_json::from_value(outcome).unwrap()],
+                news: News::default(),
+            },
+            FromServer::Beat { beat: Beat { drain: true, ..Beat::default() } },
+        ] {
+            both_ways(&message);
+        }
+    }
+
+    #[test]
+    fn fields_that_may_be_left_out_may() {
+        let report: FromWorker = serde_json::from_str(r#"{"type":"report","id":1,"reports":[]}"#).unwrap();
+        assert_eq!(report, FromWorker::Report { id: 1, reports: Vec::new(), credit: 0 });
+        let drain: FromWorker = serde_json::from_str(r#"{"type":"drain","more":[{}]}"#).unwrap();
+        assert_eq!(drain, FromWorker::Drain);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_message_is_said() {
+        let wrong = |text: &str| serde_json::from_str::<FromWorker>(text).unwrap_err().to_string();
+        assert!(wrong("{}").starts_with("missing field `type`"));
+        assert!(wrong(r#"{"n":1}"#).starts_with("missing field `type`"));
+        assert!(wrong(r#"{"n":1,"type":"credit","type":"drain"}"#).starts_with("duplicate field `type`"));
+        assert!(wrong(r#"{"type":"shout"}"#).starts_with("unknown variant `shout`, expected one of `hello`, `credit`"));
+        assert!(wrong(r#"{"type":"credit"}"#).starts_with("missing field `n`"));
+        assert!(wrong(r#"{"n":-1,"type":"credit"}"#).starts_with("invalid value: integer `-1`"));
+        assert!(wrong("[]").starts_with("invalid type: sequence, expected an object with a `type`"));
+    }
 }
