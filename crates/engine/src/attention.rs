@@ -1,11 +1,12 @@
 //! Keeping an eye on some runs: for whoever has tasks of theirs and must learn when they change.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use eddyline_machine::RunId;
+use eddyline_store::Map;
 
 use crate::bus::Bus;
 use crate::engine::Engine;
@@ -36,7 +37,7 @@ struct Noted {
 
 /// Who keeps an eye on which run.
 #[derive(Debug, Default)]
-pub(crate) struct Attentive(Mutex<HashMap<RunId, Vec<Arc<Mutex<Noted>>>>>);
+pub(crate) struct Attentive(Mutex<Map<RunId, Vec<Arc<Mutex<Noted>>>>>);
 
 impl Engine {
     /// Keeps an eye on runs, as soon as there are some.

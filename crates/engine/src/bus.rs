@@ -2,13 +2,12 @@
 //! read from the store. The committer alone listens to the store and passes hints on: most of them follow from its own
 //! commits, and a task more to wake with each of those would cost more than the rest of a step.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use eddyline_machine::RunId;
 use eddyline_machine::run::Header;
-use eddyline_store::{Change, Namespace};
+use eddyline_store::{Change, Map, Namespace};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -27,7 +26,7 @@ pub(crate) struct Bus {
     /// Those who have an eye on many.
     pub attentive: Attentive,
     /// Runs that were started here and have not ended, as far as is known. Not all of them: there is an end to it.
-    going: Mutex<HashMap<RunId, Namespace>>,
+    going: Mutex<Map<RunId, Namespace>>,
     chores: Vec<Interest>,
 }
 
@@ -64,7 +63,7 @@ impl fmt::Debug for Interest {
 }
 
 #[derive(Debug)]
-struct Listeners<L>(Mutex<HashMap<RunId, Weak<L>>>);
+struct Listeners<L>(Mutex<Map<RunId, Weak<L>>>);
 
 impl<L> Default for Listeners<L> {
     fn default() -> Listeners<L> {
@@ -94,7 +93,7 @@ impl<L: Default> Listeners<L> {
         self.waiting().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashMap<RunId, Weak<L>>> {
+    fn waiting(&self) -> MutexGuard<'_, Map<RunId, Weak<L>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,7 +128,7 @@ impl Bus {
         self.going().get(&run) == Some(ns)
     }
 
-    fn going(&self) -> MutexGuard<'_, HashMap<RunId, Namespace>> {
+    fn going(&self) -> MutexGuard<'_, Map<RunId, Namespace>> {
         self.going.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,12 +10,12 @@ mod batch;
 mod desk;
 mod prepare;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use eddyline_machine::{Answer, Input, Millis, Run, RunId, ValueId};
-use eddyline_store::{Change, Claimed, Found, Heard, Hints, Namespace, RequestId, StartKey, Store, Taken};
+use eddyline_store::{Change, Claimed, Found, Heard, Hints, Map, Namespace, RequestId, StartKey, Store, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 use futures_util::stream::StreamExt;
@@ -111,11 +111,11 @@ pub(crate) struct Committer {
     hints: Hints,
     bus: Arc<Bus>,
     hot: HotRuns,
-    lanes: HashMap<RunId, Lane>,
+    lanes: Map<RunId, Lane>,
     ready: VecDeque<RunId>,
     dispatcher: Dispatcher,
     /// Claims that are being tried, and whether they were called off meanwhile.
-    trying: HashMap<RequestId, bool>,
+    trying: Map<RequestId, bool>,
     loads: FuturesUnordered<BoxFuture<'static, (RunId, Result<Load>)>>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The store's time as of the last look.
@@ -188,10 +188,10 @@ impl Committer {
             orders,
             hot: HotRuns::new(config.hot_runs, config.hot_activations),
             config,
-            lanes: HashMap::new(),
+            lanes: Map::default(),
             ready: VecDeque::new(),
             dispatcher: Dispatcher::default(),
-            trying: HashMap::new(),
+            trying: Map::default(),
             loads: FuturesUnordered::new(),
             sent: FuturesUnordered::new(),
             now: 0,

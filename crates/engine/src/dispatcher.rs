@@ -1,11 +1,11 @@
 //! Workers that wait for tasks. A claim goes with the next commit; if there is nothing for it, it is parked, and goes
 //! again with the commit that adds a task it suits: the task is handed over by the very commit that made it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use eddyline_machine::{Millis, Task};
-use eddyline_store::{ClaimRequest, Claims, Namespace, Offer, RequestId};
+use eddyline_store::{ClaimRequest, Claims, Map, Namespace, Offer, RequestId};
 use tokio::sync::oneshot;
 
 use crate::assignment::Handed;
@@ -24,9 +24,9 @@ pub(crate) struct Parked {
 
 #[derive(Debug, Default)]
 pub(crate) struct Dispatcher {
-    parked: HashMap<ParkId, Parked>,
-    by_queue: HashMap<(Namespace, String), BTreeSet<ParkId>>,
-    by_request: HashMap<RequestId, ParkId>,
+    parked: Map<ParkId, Parked>,
+    by_queue: Map<(Namespace, String), BTreeSet<ParkId>>,
+    by_request: Map<RequestId, ParkId>,
     /// To be tried with the next commit.
     fresh: BTreeSet<ParkId>,
     /// Queues that may have something: one of those parked there is tried.
@@ -123,7 +123,7 @@ impl Dispatcher {
             }
         }
         // Where to begin among those of a queue: everybody before has all the tasks it asked for.
-        let mut begin: HashMap<(Namespace, String), ParkId> = HashMap::new();
+        let mut begin: Map<(Namespace, String), ParkId> = Map::default();
         for Added { ns, task } in added {
             let queue = ((*ns).clone(), task.queue.clone());
             let Some(ids) = self.by_queue.get(&queue) else { continue };

@@ -1,10 +1,10 @@
 //! Runs in memory, so that a decision needs no reads. Never the truth: a commit checks the version.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use eddyline_machine::{Run, RunId, Transition};
-use eddyline_store::Namespace;
+use eddyline_store::{Map, Namespace};
 
 use crate::flows::Registered;
 
@@ -35,7 +35,7 @@ impl Hot {
 /// Hot runs up to a bound; those that were not used for longest go first.
 #[derive(Debug)]
 pub(crate) struct HotRuns {
-    runs: HashMap<RunId, (u64, usize, Hot)>,
+    runs: Map<RunId, (u64, usize, Hot)>,
     by_use: BTreeMap<u64, RunId>,
     uses: u64,
     weight: usize,
@@ -45,7 +45,7 @@ pub(crate) struct HotRuns {
 
 impl HotRuns {
     pub fn new(max_runs: usize, max_weight: usize) -> HotRuns {
-        HotRuns { runs: HashMap::new(), by_use: BTreeMap::new(), uses: 0, weight: 0, max_runs, max_weight }
+        HotRuns { runs: Map::default(), by_use: BTreeMap::new(), uses: 0, weight: 0, max_runs, max_weight }
     }
 
     pub fn get(&self, run: RunId) -> Option<&Hot> {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Of what the writer looks up with every commit: its hash takes a fraction of the time of the standard one. Seeded at
-/// random, since names come from outside.
-pub(crate) type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+/// Of what is looked up with every commit: its hash takes a fraction of the time of the standard one. Seeded at random,
+/// since names come from outside.
+pub type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A tenant. Every row and key belongs to one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -31,7 +31,7 @@ pub use embedded::{DiskFailure, Embedded, Hook, Options, Stats};
 pub use error::*;
 pub use hints::{Heard, Hints};
 pub use holds::HOLD_MS;
-pub use ids::Namespace;
+pub use ids::{Map, Namespace};
 pub use lines::{AGE_MS, UNWATCHED_MS};
 pub use memory::Memory;
 pub use query::*;
