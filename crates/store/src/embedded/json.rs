@@ -1,4 +1,4 @@
-//! JSON as serde_json writes it, byte for byte, in a third of the instructions: rows are made of many short texts with
+//! JSON as serde_json writes it, byte for byte, in two thirds of the instructions: rows are made of many short texts under
 //! plain names, and those are copied here in one piece. What is rare goes the usual way.
 
 use serde::ser::{self, Serialize, Serializer};
