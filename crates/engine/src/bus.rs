@@ -128,6 +128,11 @@ impl Bus {
         self.going().get(&run) == Some(ns)
     }
 
+    /// A look showed that a run does not go on: the hint that it ended came too early, or not at all.
+    pub fn does_not_go_on(&self, run: RunId) {
+        self.going().remove(&run);
+    }
+
     fn going(&self) -> MutexGuard<'_, Map<RunId, Namespace>> {
         self.going.lock().unwrap_or_else(PoisonError::into_inner)
     }

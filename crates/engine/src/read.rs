@@ -215,21 +215,24 @@ impl Engine {
             }
             // Of a run that was seen going on just now its end is waited for without a look. Before it is said that the end
             // has not come, there is one.
-            let goes_on = first && Instant::now() < until && self.bus.goes_on(ns, run);
-            first = false;
-            if !goes_on {
+            let over = Instant::now() >= until || self.stopping.is_now();
+            if over || !first || !self.bus.goes_on(ns, run) {
                 match self.summary(ns, run).await {
-                    Ok(summary) if summary.ended_at.is_some() => return Ok(Some(summary.header)),
+                    Ok(summary) if summary.ended_at.is_some() => {
+                        self.bus.does_not_go_on(run);
+                        return Ok(Some(summary.header));
+                    }
                     Ok(_) => {}
                     Err(EngineError::NotFound { .. }) if continues => {}
                     Err(error) => return Err(error),
                 }
+                if over || Instant::now() >= until || self.stopping.is_now() {
+                    return Ok(None);
+                }
             }
+            first = false;
             let now = Instant::now();
-            if now >= until || self.stopping.is_now() {
-                return Ok(None);
-            }
-            let _ = tokio::time::timeout(LOOK_AGAIN.min(until - now), notified).await;
+            let _ = tokio::time::timeout(LOOK_AGAIN.min(until.saturating_duration_since(now)), notified).await;
         }
     }
 

@@ -109,7 +109,7 @@ impl<'de, T: Typed> Visitor<'de> for Message<T> {
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(variant_identifier, rename_all = "snake_case")]
 enum SaidByWorker {
     Hello,
     Credit,
@@ -166,7 +166,7 @@ impl<'de, R: for<'a> Deserialize<'a>> Deserialize<'de> for FromWorker<R> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(variant_identifier, rename_all = "snake_case")]
 enum SaidByServer {
     Welcome,
     Tasks,
@@ -277,6 +277,10 @@ mod tests {
         assert!(wrong(r#"{"type":"shout"}"#).starts_with("unknown variant `shout`, expected one of `hello`, `credit`"));
         assert!(wrong(r#"{"type":"credit"}"#).starts_with("missing field `n`"));
         assert!(wrong(r#"{"n":-1,"type":"credit"}"#).starts_with("invalid value: integer `-1`"));
+        assert!(wrong(r#"{"type":null}"#).starts_with("invalid type: null, expected variant identifier"));
+        assert!(
+            wrong(r#"{"type":{"credit":null},"n":1}"#).starts_with("invalid type: map, expected variant identifier")
+        );
         assert!(wrong("[]").starts_with("invalid type: sequence, expected an object with a `type`"));
     }
 }

@@ -201,14 +201,17 @@ impl Worker {
     }
 
     /// Works until `stop` comes back (whatever it gives), or until the server tells it to drain; then finishes what it
-    /// has. Dropping the future instead lets go of everything at once.
+    /// has. Dropping the future instead lets go of everything, as soon as the runtime gets to it.
     pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
         let (handlers, me) = self.described()?;
         let rules = self.rules;
         let transport = self.transport()?;
         let (stopping, stopped) = oneshot::channel::<()>();
         let stopped = async {
-            let _ = stopped.await;
+            // Whoever drops this future does not ask for a drain: the loop is about to be aborted.
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
         };
         // A task of the runtime, wherever this future is polled: what `main` itself waits for is heard by a thread of the
         // runtime, which then has to wake that of `main`, twice a step. The set aborts it when it is dropped.

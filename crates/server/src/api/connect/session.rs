@@ -131,7 +131,7 @@ impl Session<'_> {
                     }
                 }
                 _ = pings.tick() => {
-                    if self.heard_at.elapsed() > 2 * lease {
+                    if self.heard_at.elapsed() > 2 * lease && !self.has_spoken(wire).await? {
                         return Err(Failure::new(Code::Timeout, "nothing was heard for two leases").into());
                     }
                     if self.heard_at.elapsed() <= lease
@@ -162,6 +162,19 @@ impl Session<'_> {
                 }
             }
         }
+    }
+
+    /// Whether something came while nobody listened, since this took long itself. It is taken.
+    async fn has_spoken(&mut self, wire: &mut Wire) -> Result<bool, Cut> {
+        if self.reporting.is_some() {
+            return Ok(false);
+        }
+        let Some(heard) = wire.hear().now_or_never() else { return Ok(false) };
+        self.heard_at = Instant::now();
+        if let Heard::Said(said) = heard? {
+            self.take(wire, said).await?;
+        }
+        Ok(true)
     }
 
     /// A claim for the room there is, unless one is on its way or rides on reports.
