@@ -53,7 +53,7 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     for at in 0..if in_flight == 1 { WARM } else { 1 } {
         one(&client, at).await?;
     }
-    let (measure, cpu, commits) = (Measure::start(), server.process().cpu(), commits(&client).await?);
+    let (measure, cpu, before) = (Measure::start(), server.process().cpu(), batches(&client).await?);
     let lane = |share: usize| {
         let client = client.clone();
         async move {
@@ -76,7 +76,7 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     let mut row = measure.row(format!("W1 chain of 10, {in_flight} in flight"), transport.name(), steps, latencies);
     row.cpu_us_per_step = served.as_secs_f64() * 1e6 / steps as f64;
     row.peak_mb = server.process().peak_mb();
-    row.commits = self::commits(&client).await?.saturating_sub(commits);
+    row.commits = batches(&client).await?.saturating_sub(before);
     worker.stop()?;
     server.role.stop()?;
     Ok(row)
@@ -184,8 +184,8 @@ async fn one(client: &Client, at: usize) -> Result<(), eddyline::Error> {
     Ok(())
 }
 
-/// Durable commits of the server, as it counts them itself.
-async fn commits(client: &Client) -> Result<u64, Failed> {
+/// Batches that the server's engine handed to its store, as it counts them itself.
+async fn batches(client: &Client) -> Result<u64, Failed> {
     let url = client.url().trim_start_matches("http://").to_owned();
     let text = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
         let mut stream = std::net::TcpStream::connect(&url)?;
