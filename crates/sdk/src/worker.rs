@@ -25,7 +25,6 @@ use eddyline_protocol::RegisterWorker;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 
 use crate::client::Client;
 use crate::error::Error;
@@ -201,36 +200,18 @@ impl Worker {
     }
 
     /// Works until `stop` comes back (whatever it gives), or until the server tells it to drain; then finishes what it
-    /// has. Dropping the future instead lets go of everything, as soon as the runtime gets to it.
+    /// has. Dropping the future instead lets go of everything at once.
     pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
         let (handlers, me) = self.described()?;
         let rules = self.rules;
         let transport = self.transport()?;
-        let (stopping, stopped) = oneshot::channel::<()>();
-        let stopped = async {
-            // Whoever drops this future does not ask for a drain: the loop is about to be aborted.
-            if stopped.await.is_err() {
-                std::future::pending::<()>().await;
-            }
+        let stop = async {
+            stop.await;
         };
-        // A task of the runtime, wherever this future is polled: what `main` itself waits for is heard by a thread of the
-        // runtime, which then has to wake that of `main`, twice a step. The set aborts it when it is dropped.
-        let mut shift = JoinSet::new();
-        shift.spawn(Shift::new(handlers, me, rules).work(transport, stopped));
-        tokio::pin!(stop);
-        let mut stopping = Some(stopping);
-        loop {
-            tokio::select! {
-                Some(ended) = shift.join_next() => return ended.unwrap_or_else(|error| match error.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(_) => Err(Error::Config("the runtime was shut down under the worker".to_owned())),
-                }),
-                _ = &mut stop, if stopping.is_some() => {
-                    // If nobody listens, it has just ended by itself.
-                    let _ = stopping.take().map(|stopping| stopping.send(()));
-                }
-            }
-        }
+        // Polled here and not spawned, though three wake-ups a step could be saved: on a thread of the runtime it would take
+        // turns with the handlers it spawns, and while one of them blocks that thread, nobody may be left who listens to the
+        // network and the clock, so that no heartbeat goes.
+        Shift::new(handlers, me, rules).work(transport, stop).await
     }
 
     fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {

@@ -410,3 +410,46 @@ async fn a_server_that_comes_up_later_is_found() {
     AtWork { stop, worker }.stop(&fake).await;
     passing_on.abort();
 }
+
+/// As in a program: a runtime of its own, and `main` waits for the worker.
+fn put_to_work_from_main(way: Way, fake: &Fake, staff: impl FnOnce(Worker) -> Worker) -> std::thread::JoinHandle<()> {
+    let worker = Worker::connect(&fake.url);
+    let worker = staff(if way == Way::Http { worker.http_only() } else { worker });
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(worker.run_until(std::future::pending::<()>())).unwrap();
+    })
+}
+
+#[tokio::test]
+async fn a_handler_that_blocks_one_thread_of_several_keeps_no_heartbeat_back() {
+    for way in WAYS {
+        let fake = Fake::new().await;
+        fake.set(|state| state.lease_ms = 300);
+        let (go_on, blocked) = std::sync::mpsc::channel::<()>();
+        let blocked = Arc::new(std::sync::Mutex::new(blocked));
+        let worker = put_to_work_from_main(way, &fake, |worker| {
+            worker.max_concurrent(1).handler("block", move |_: StepCtx, (): ()| {
+                let blocked = blocked.clone();
+                async move {
+                    blocked.lock().unwrap().recv().unwrap();
+                    Ok::<_, StepError>(())
+                }
+            })
+        });
+        for round in 1..=5 {
+            fake.offer("block", [json!(null)]);
+            let before = fake.set(|state| state.beats.len());
+            let beating = |state: &State| {
+                let with_task = state.beats[before..].iter().filter(|beat| !beat.tasks.is_empty());
+                (with_task.count() >= 3).then_some(())
+            };
+            fake.until(&format!("heartbeats over {way:?} in round {round}"), beating).await;
+            go_on.send(()).unwrap();
+            fake.until("the task to be done", completed(round)).await;
+        }
+        fake.set(|state| state.drain = true);
+        fake.until("the worker to go", |state| state.left.then_some(())).await;
+        worker.join().unwrap();
+    }
+}

@@ -21,14 +21,12 @@ fn is_plain(text: &[u8]) -> bool {
         let control = bytes.wrapping_sub(ONES * 0x20) & !bytes & HIGHS;
         control | zero(bytes ^ (ONES * u64::from(b'"'))) | zero(bytes ^ (ONES * u64::from(b'\\')))
     };
-    let (eights, rest) = text.as_chunks::<8>();
-    let found = eights.iter().fold(0, |found, eight| found | special(u64::from_ne_bytes(*eight)));
-    let odd = |byte: &u8| *byte < 0x20 || *byte == b'"' || *byte == b'\\';
-    // Those before the last few may be looked at twice, which is quicker than one by one.
-    match (text.last_chunk::<8>(), rest) {
-        (Some(last), _) => found | special(u64::from_ne_bytes(*last)) == 0,
-        (None, rest) => !rest.iter().fold(false, |found, byte| found | odd(byte)),
-    }
+    let Some(last) = text.last_chunk::<8>() else {
+        return !text.iter().fold(false, |found, byte| found | (*byte < 0x20 || *byte == b'"' || *byte == b'\\'));
+    };
+    // What comes before the last eight and after the last whole eight is looked at with both, not byte by byte.
+    let eights = text.as_chunks::<8>().0.iter().chain([last]);
+    eights.fold(0, |found, eight| found | special(u64::from_ne_bytes(*eight))) == 0
 }
 
 /// The name of a field or of a variant, which is plain because it was written in a program.
