@@ -15,6 +15,9 @@ pub struct Row {
     pub per_second: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
+    /// From one step of a run to the next, on average: without what starting and awaiting the run adds. Nothing where that
+    /// was not measured.
+    pub step_ms: f64,
     /// Durable commits, as the store counts them.
     pub commits: u64,
     pub bytes_per_step: f64,
@@ -60,6 +63,7 @@ impl Measure {
             per_second: steps as f64 / seconds,
             p50_ms: at(0.5),
             p99_ms: at(0.99),
+            step_ms: 0.0,
             commits: 0,
             bytes_per_step: 0.0,
             cpu_us_per_step: self.cpu().as_secs_f64() * 1e6 / steps.max(1) as f64,
@@ -68,6 +72,10 @@ impl Measure {
             note: String::new(),
         }
     }
+}
+
+pub fn mean_ms(latencies: &[Duration]) -> f64 {
+    latencies.iter().sum::<Duration>().as_secs_f64() * 1e3 / latencies.len().max(1) as f64
 }
 
 /// Several turns of the same as one: times and counts are added up, of the rest the middle one stands for all.
@@ -85,6 +93,7 @@ pub fn merge(turns: Vec<Row>) -> Option<Row> {
     all.seconds = sum(|row| row.seconds);
     all.per_second = steps / all.seconds;
     (all.p50_ms, all.p99_ms) = (middle(|row| row.p50_ms), middle(|row| row.p99_ms));
+    all.step_ms = sum(|row| row.step_ms * row.steps as f64) / steps;
     all.bytes_per_step = sum(|row| row.bytes_per_step * row.steps as f64) / steps;
     all.cpu_us_per_step = sum(|row| row.cpu_us_per_step * row.steps as f64) / steps;
     all.peak_mb = turns.iter().map(|row| row.peak_mb).fold(0.0, f64::max);

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use eddyline::protocol::{ClaimTasks, ClaimedTasks};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::measure::{Measure, Process, Row};
+use crate::measure::{Measure, Process, Row, mean_ms};
 use crate::workloads::{STEPS, chain_text};
 
 type Failed = Box<dyn std::error::Error>;
@@ -48,9 +49,10 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     let server = Server::start(dir.path())?;
     let client = Client::new(&server.url)?;
     client.register_flow("chain", &chain_text()).await?;
-    let worker = Role::start(&format!("work {} {} {in_flight}", server.url, transport.name()))?;
     // As long as one run at a time has the log grow, which takes longer than to write where it was written before.
-    for at in 0..if in_flight == 1 { WARM } else { 1 } {
+    let warm = if in_flight == 1 { WARM } else { 1 };
+    let worker = Role::start(&format!("work {} {} {in_flight} {warm}", server.url, transport.name()))?;
+    for at in 0..warm {
         one(&client, at).await?;
     }
     let (measure, cpu, before) = (Measure::start(), server.process().cpu(), batches(&client).await?);
@@ -77,7 +79,7 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     row.cpu_us_per_step = served.as_secs_f64() * 1e6 / steps as f64;
     row.peak_mb = server.process().peak_mb();
     row.commits = batches(&client).await?.saturating_sub(before);
-    worker.stop()?;
+    row.step_ms = if in_flight == 1 { worker.stop()?.trim().parse()? } else { 0.0 };
     server.role.stop()?;
     Ok(row)
 }
@@ -122,7 +124,7 @@ pub async fn first_run() -> Result<Row, Failed> {
     let (measure, since) = (Measure::start(), Instant::now());
     let server = Server::start(dir.path())?;
     let client = Client::new(&server.url)?;
-    let worker = Role::start(&format!("work {} socket 1", server.url))?;
+    let worker = Role::start(&format!("work {} socket 1 0", server.url))?;
     client.register_flow("chain", &chain_text()).await?;
     one(&client, 0).await?;
     let took = since.elapsed();
@@ -213,19 +215,43 @@ pub async fn play(role: &str) -> Result<(), Failed> {
             until_alone().await;
             server.stop().await;
         }
-        ["work", url, transport, slots] => {
+        ["work", url, transport, slots, warm] => {
+            let pace = Arc::new(Pace::default());
             let worker = Worker::connect(url).max_concurrent(slots.parse()?);
             let worker = if transport == "http" { worker.http_only() } else { worker };
-            let worker = (0..STEPS).fold(worker, |worker, at| worker.handler(format!("s{at}"), handle));
+            let worker = (0..STEPS).fold(worker, |worker, at| {
+                let pace = pace.clone();
+                worker.handler(format!("s{at}"), move |ctx: StepCtx, _: Value| {
+                    pace.step(at == 0);
+                    async move { Ok::<_, StepError>(json!({"ok": true, "step": ctx.activation()})) }
+                })
+            });
             worker.run_until(until_alone()).await?;
+            println!("{}", pace.mean_ms(warm.parse()?));
         }
         _ => return Err(format!("there is no role {role}").into()),
     }
     Ok(())
 }
 
-async fn handle(ctx: StepCtx, _: Value) -> Result<Value, StepError> {
-    Ok(json!({"ok": true, "step": ctx.activation()}))
+/// When handlers began, one run at a time.
+#[derive(Default)]
+struct Pace(Mutex<(Option<Instant>, Vec<Duration>)>);
+
+impl Pace {
+    fn step(&self, first: bool) {
+        let (last, steps) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if let Some(last) = last.replace(now).filter(|_| !first) {
+            steps.push(now - last);
+        }
+    }
+
+    /// From one step of a run to the next, after so many runs.
+    fn mean_ms(&self, warm: usize) -> f64 {
+        let (_, steps) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        mean_ms(steps.get(warm * (STEPS - 1)..).unwrap_or_default())
+    }
 }
 
 /// Until whoever started this process wants no more of it, or is gone.
@@ -247,10 +273,12 @@ impl Role {
         Ok(Role { child, stdin })
     }
 
-    fn stop(mut self) -> Result<(), Failed> {
+    /// What it says at its end.
+    fn stop(mut self) -> Result<String, Failed> {
         self.stdin = None;
+        let said = self.child.stdout.take().map(std::io::read_to_string).transpose()?;
         self.child.wait()?;
-        Ok(())
+        Ok(said.unwrap_or_default())
     }
 }
 

@@ -7,7 +7,7 @@ use eddyline_store::Namespace;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::measure::{Measure, Row, reset_peak};
+use crate::measure::{Measure, Row, mean_ms, reset_peak};
 use crate::stores::Opened;
 use crate::work;
 
@@ -115,6 +115,7 @@ async fn finish(
     row.commits = commits - before.0;
     row.bytes_per_step = (bytes - before.1) as f64 / steps as f64;
     let mut latencies = work::latencies(slots).await;
+    row.step_ms = mean_ms(&latencies);
     latencies.sort_unstable();
     let at =
         |part: f64| latencies.get((latencies.len() as f64 * part) as usize).map_or(0.0, |at| at.as_secs_f64() * 1e3);

@@ -88,6 +88,12 @@ impl Client {
         self
     }
 
+    /// The same client, but for its connections: it shares none.
+    pub(crate) fn with_own_connections(mut self) -> Client {
+        self.http = Arc::new(self.http.anew());
+        self
+    }
+
     /// The address of the server.
     pub fn url(&self) -> &str {
         &self.http.address.url

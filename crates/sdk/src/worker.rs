@@ -1,5 +1,6 @@
 //! Workers: processes that carry out the steps of flows.
 
+mod apart;
 mod ctx;
 mod failure;
 mod handler;
@@ -74,6 +75,14 @@ enum Target {
     Client(Client),
     #[cfg(feature = "engine")]
     Engine(eddyline_engine::Engine),
+}
+
+/// How the server is reached, and so where the worker's loop runs.
+enum Way {
+    Apart(Box<dyn Transport>),
+    /// Where the engine is, whose threads do its work.
+    #[cfg(feature = "engine")]
+    Here(Box<dyn Transport>),
 }
 
 impl fmt::Debug for Worker {
@@ -203,15 +212,15 @@ impl Worker {
     /// has. Dropping the future instead lets go of everything at once.
     pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
         let (handlers, me) = self.described()?;
-        let rules = self.rules;
-        let transport = self.transport()?;
+        let shift = Shift::new(handlers, me, self.rules);
         let stop = async {
             stop.await;
         };
-        // Polled here and not spawned, though three wake-ups a step could be saved: on a thread of the runtime it would take
-        // turns with the handlers it spawns, and while one of them blocks that thread, nobody may be left who listens to the
-        // network and the clock, so that no heartbeat goes.
-        Shift::new(handlers, me, rules).work(transport, stop).await
+        match self.way()? {
+            Way::Apart(transport) => apart::work(shift, transport, stop).await,
+            #[cfg(feature = "engine")]
+            Way::Here(transport) => shift.work(transport, stop).await,
+        }
     }
 
     fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {
@@ -236,13 +245,15 @@ impl Worker {
         Ok((handlers, me))
     }
 
-    fn transport(self) -> Result<Box<dyn Transport>, Error> {
+    fn way(self) -> Result<Way, Error> {
         let mut client = match self.target {
             Target::Url(url) => Client::new(&url)?,
-            Target::Client(client) => client,
+            // What its connections get is heard by the runtime that made them.
+            Target::Client(client) => client.with_own_connections(),
             #[cfg(feature = "engine")]
             Target::Engine(engine) => {
-                return Ok(Box::new(in_process::InProcess::new(engine, self.namespace.as_deref())));
+                let in_process = in_process::InProcess::new(engine, self.namespace.as_deref());
+                return Ok(Way::Here(Box::new(in_process)));
             }
         };
         if let Some(key) = self.key {
@@ -251,7 +262,7 @@ impl Worker {
         if let Some(namespace) = self.namespace {
             client = client.with_namespace(namespace);
         }
-        Ok(Box::new(Online::new(client, self.http_only)))
+        Ok(Way::Apart(Box::new(Online::new(client, self.http_only))))
     }
 }
 

@@ -411,42 +411,57 @@ async fn a_server_that_comes_up_later_is_found() {
     passing_on.abort();
 }
 
-/// As in a program: a runtime of its own, and `main` waits for the worker.
-fn put_to_work_from_main(way: Way, fake: &Fake, staff: impl FnOnce(Worker) -> Worker) -> std::thread::JoinHandle<()> {
+/// As in a program: a runtime of its own.
+fn put_to_work_elsewhere(
+    way: Way,
+    fake: &Fake,
+    threads: Option<usize>,
+    staff: impl FnOnce(Worker) -> Worker,
+) -> std::thread::JoinHandle<()> {
     let worker = Worker::connect(&fake.url);
     let worker = staff(if way == Way::Http { worker.http_only() } else { worker });
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        runtime.block_on(worker.run_until(std::future::pending::<()>())).unwrap();
+    std::thread::spawn(move || match threads {
+        Some(threads) => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+            let runtime = runtime.unwrap();
+            let worker = runtime.spawn(worker.run_until(std::future::pending::<()>()));
+            runtime.block_on(worker).unwrap().unwrap();
+        }
+        None => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(worker.run_until(std::future::pending::<()>())).unwrap();
+        }
     })
 }
 
 #[tokio::test]
-async fn a_handler_that_blocks_one_thread_of_several_keeps_no_heartbeat_back() {
-    for way in WAYS {
+async fn handlers_that_block_every_thread_keep_no_heartbeat_back() {
+    for (way, threads) in WAYS.into_iter().flat_map(|way| [(way, None), (way, Some(1)), (way, Some(2))]) {
         let fake = Fake::new().await;
         fake.set(|state| state.lease_ms = 300);
-        let (go_on, blocked) = std::sync::mpsc::channel::<()>();
-        let blocked = Arc::new(std::sync::Mutex::new(blocked));
-        let worker = put_to_work_from_main(way, &fake, |worker| {
-            worker.max_concurrent(1).handler("block", move |_: StepCtx, (): ()| {
+        let blocking = threads.unwrap_or(1);
+        // Each waits for a word of its own, since the one that hears the first keeps the others from hearing.
+        let (go_on, blocked): (Vec<_>, Vec<_>) = (0..blocking).map(|_| std::sync::mpsc::channel::<()>()).unzip();
+        let blocked: Arc<Vec<_>> = Arc::new(blocked.into_iter().map(std::sync::Mutex::new).collect());
+        let worker = put_to_work_elsewhere(way, &fake, threads, |worker| {
+            worker.max_concurrent(blocking as u32).handler("block", move |_: StepCtx, me: usize| {
                 let blocked = blocked.clone();
                 async move {
-                    blocked.lock().unwrap().recv().unwrap();
+                    blocked[me].lock().unwrap().recv().unwrap();
                     Ok::<_, StepError>(())
                 }
             })
         });
-        for round in 1..=5 {
-            fake.offer("block", [json!(null)]);
+        for round in 1..=3 {
+            fake.offer("block", (0..blocking).map(|me| json!(me)));
             let before = fake.set(|state| state.beats.len());
             let beating = |state: &State| {
-                let with_task = state.beats[before..].iter().filter(|beat| !beat.tasks.is_empty());
-                (with_task.count() >= 3).then_some(())
+                let with_all = state.beats[before..].iter().filter(|beat| beat.tasks.len() == blocking);
+                (with_all.count() >= 3).then_some(())
             };
-            fake.until(&format!("heartbeats over {way:?} in round {round}"), beating).await;
-            go_on.send(()).unwrap();
-            fake.until("the task to be done", completed(round)).await;
+            fake.until(&format!("heartbeats over {way:?} from {threads:?} threads in round {round}"), beating).await;
+            go_on.iter().for_each(|go_on| go_on.send(()).unwrap());
+            fake.until("the tasks to be done", completed(round * blocking)).await;
         }
         fake.set(|state| state.drain = true);
         fake.until("the worker to go", |state| state.left.then_some(())).await;

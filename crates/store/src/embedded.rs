@@ -28,6 +28,7 @@ mod timers;
 mod transition;
 mod trim;
 mod trouble;
+mod watch;
 mod writer;
 
 use std::path::Path;
@@ -53,6 +54,7 @@ use lock::Lock;
 use readers::Readers;
 use shared::Shared;
 use trouble::{Gravity, Outcome, Trouble};
+use watch::Watch;
 use writer::{Desk, Request, Writer};
 
 pub use options::{DiskFailure, Hook, Options};
@@ -70,6 +72,8 @@ pub struct Embedded {
     writer: Option<JoinHandle<()>>,
     answerer: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<()>>,
+    watch: Arc<Watch>,
+    watcher: Option<JoinHandle<()>>,
     /// Let go of last, when nothing of the store is open any more.
     _lock: Lock,
 }
@@ -86,18 +90,21 @@ impl Embedded {
         let shared = Shared::new(dir.to_owned(), options, found.time, found.lines, found.served_at);
         let shared = Arc::new(shared);
         let (requests, queue) = mpsc::channel(writer::WAITING);
-        let readers = Readers::start(dir, shared.options.readers)?;
+        let watch = Arc::new(Watch::default());
+        let readers = Readers::start(dir, shared.options.readers, watch.clone())?;
         let keeper = files::open_checkpointer(dir)
             .and_then(|conn| Keeper::new(conn, shared.clone(), requests.downgrade()))
             .map_err(|trouble| opening(dir, trouble))?;
         let stop = Arc::new(Stop::default());
         let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
-        let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers)));
+        let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers), watch.clone()));
         let answerer = spawn("eddyline-answer", move || writer::answer(durable))?;
         let served = desk.clone();
         let writer = spawn("eddyline-write", move || served.run(queue))?;
         let asked = stop.clone();
         let keeper = spawn("eddyline-keep", move || keeper.run(&asked))?;
+        let watching = watch.clone();
+        let watcher = spawn("eddyline-watch", move || watching.run())?;
         Ok(Embedded {
             shared,
             requests: Some(requests),
@@ -107,6 +114,8 @@ impl Embedded {
             writer: Some(writer),
             answerer: Some(answerer),
             keeper: Some(keeper),
+            watch,
+            watcher: Some(watcher),
             _lock: lock,
         })
     }
@@ -183,6 +192,8 @@ impl Drop for Embedded {
         join(&mut self.writer);
         self.desk = None;
         join(&mut self.answerer);
+        self.watch.end();
+        join(&mut self.watcher);
     }
 }
 
@@ -336,13 +347,6 @@ fn opening(dir: &Path, trouble: Trouble) -> StoreError {
         StoreError::Full(what) => StoreError::Full(format!("{}: {what}", path.display())),
         other => other,
     }
-}
-
-/// Whether the runtime gets on while a thread of it waits for a disk.
-fn may_block() -> bool {
-    tokio::runtime::Handle::try_current().is_ok_and(|runtime| {
-        runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
-    })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

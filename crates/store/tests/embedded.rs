@@ -200,6 +200,61 @@ async fn a_runtime_of_one_thread_is_not_kept_waiting_for_the_disk() {
     assert_eq!(writes_then_panics().await, "eddyline-write");
 }
 
+#[test]
+fn a_disk_that_hangs_deafens_no_runtime() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hang, hung) = std::sync::mpsc::channel();
+    let (go_on, opened) = std::sync::mpsc::channel::<()>();
+    let opened = Mutex::new(opened);
+    let before_commit: Hook = Arc::new(move || {
+        hang.send(std::thread::current().name().unwrap().to_owned()).unwrap();
+        // Not for ever: a runtime waits for its threads when a test has failed.
+        let _ = opened.lock().unwrap().recv_timeout(std::time::Duration::from_secs(30));
+    });
+    let options = Options { before_commit: Some(before_commit), ..Options::default() };
+    let store = Arc::new(Embedded::open(dir.path(), options).unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut decider = Decider::new();
+    let commits: Vec<RunCommit> = runtime.block_on(async {
+        vec![decider.start(&*store, 1, "line", big()).await, decider.start(&*store, 2, "line", big()).await]
+    });
+    let listen = async || tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let (writer, listener) = runtime.block_on(async { (listen().await, listen().await) });
+    let (to_writer, to_listener) = (writer.local_addr().unwrap(), listener.local_addr().unwrap());
+    let writing = runtime.spawn(async move {
+        for commit in commits {
+            writer.recv(&mut [0]).await.unwrap();
+            store.commit(vec![Command::Run(commit)], vec![]).await.unwrap();
+        }
+    });
+    runtime.spawn(async move {
+        loop {
+            let (_, whom) = listener.recv_from(&mut [0]).await.unwrap();
+            listener.send_to(&[1], whom).await.unwrap();
+        }
+    });
+    let me = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    me.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    // One of them listens, the other only until it is told.
+    let asleep = || (0..2).all(|worker| runtime.metrics().worker_park_unpark_count(worker) % 2 == 1);
+    for _ in 0..2 {
+        let since = std::time::Instant::now();
+        while !asleep() {
+            assert!(since.elapsed().as_secs() < 20, "there is always something to do");
+            std::thread::yield_now();
+        }
+        me.send_to(&[1], to_writer).unwrap();
+        let where_made = hung.recv().unwrap();
+        assert!(!where_made.starts_with("eddyline"), "{where_made}: a thread of the runtime waits for the disk");
+        for _ in 0..3 {
+            me.send_to(&[1], to_listener).unwrap();
+            me.recv(&mut [0]).expect("somebody listens");
+        }
+        go_on.send(()).unwrap();
+    }
+    runtime.block_on(writing).unwrap();
+}
+
 /// Which thread wrote. It panics at its second commit, after which the store says that it is closed, to everybody.
 async fn writes_then_panics() -> String {
     let dir = tempfile::tempdir().unwrap();

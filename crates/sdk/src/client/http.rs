@@ -54,32 +54,25 @@ pub(crate) struct Outgoing<'a> {
     pub wait: Duration,
 }
 
+type Connections = Pool<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
 /// The connections to a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
     pub address: Address,
-    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    pool: Connections,
     pub tls: Arc<ClientConfig>,
 }
 
 impl Http {
     pub fn new(address: Address) -> Result<Http, Error> {
-        let tls = tls(&address)?;
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(CONNECT));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls.clone())
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(tcp);
-        let pool = Pool::builder(TokioExecutor::new())
-            .pool_max_idle_per_host(IDLE_CONNECTIONS)
-            .pool_idle_timeout(IDLE)
-            .pool_timer(TokioTimer::new())
-            .build(connector);
-        Ok(Http { address, pool, tls: Arc::new(tls) })
+        let tls = Arc::new(tls(&address)?);
+        Ok(Http { pool: pool(&tls), address, tls })
+    }
+
+    /// The way to the same server, without a connection yet.
+    pub fn anew(&self) -> Http {
+        Http { address: self.address.clone(), pool: pool(&self.tls), tls: self.tls.clone() }
     }
 
     /// The body of the answer, after as many tries as are allowed.
@@ -138,6 +131,20 @@ impl Http {
         let url = self.address.url.clone();
         if before_sending { Error::Connect { url, source } } else { Error::Interrupted { url, source } }
     }
+}
+
+fn pool(tls: &ClientConfig) -> Connections {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT));
+    let connector =
+        HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_or_http().enable_http1().wrap_connector(tcp);
+    Pool::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(IDLE_CONNECTIONS)
+        .pool_idle_timeout(IDLE)
+        .pool_timer(TokioTimer::new())
+        .build(connector)
 }
 
 /// The headers that go with every request.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use eddyline_protocol::{
     Beat, Failure, FromServer, Heartbeat, Op, Outcome, RegisterWorker, Report, Task, TaskKind, Verdict,
 };
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
@@ -44,6 +45,8 @@ pub(crate) struct Shift {
     inbox: mpsc::Receiver<Said>,
     /// Dropped with the shift, and the handlers with it.
     crew: JoinSet<()>,
+    /// Where the handlers run.
+    runtime: Handle,
     desk: Desk,
     /// Handlers at work.
     running: u32,
@@ -95,6 +98,7 @@ struct Drain {
 }
 
 impl Shift {
+    /// Handlers will run where this is called.
     pub fn new(handlers: HashMap<String, Handler>, me: RegisterWorker, rules: Rules) -> Shift {
         let (voice, inbox) = mpsc::channel(VOICES);
         Shift {
@@ -104,6 +108,7 @@ impl Shift {
             voice,
             inbox,
             crew: JoinSet::new(),
+            runtime: Handle::current(),
             desk: Desk::default(),
             running: 0,
             granted: 0,
@@ -122,14 +127,17 @@ impl Shift {
             self.send(&mut line);
             let wakes = self.wakes(&mut line);
             tokio::select! {
+                // What handlers have said goes with the next batch, so it is heard before a batch may go; and a busy line
+                // keeps no heartbeat back.
+                biased;
+                _ = self.inbox.recv_many(&mut said, VOICES) => said.drain(..).for_each(|said| self.on_said(said)),
+                () = tokio::time::sleep_until(wakes) => self.on_time(&mut line),
+                () = &mut stop, if self.drain.is_none() => self.begin_drain("asked to stop"),
                 event = line.next() => {
                     if let Some(end) = self.on_line(&mut line, event) {
                         return end;
                     }
                 }
-                _ = self.inbox.recv_many(&mut said, VOICES) => said.drain(..).for_each(|said| self.on_said(said)),
-                () = &mut stop, if self.drain.is_none() => self.begin_drain("asked to stop"),
-                () = tokio::time::sleep_until(wakes) => self.on_time(&mut line),
             }
             while self.crew.try_join_next().is_some() {}
         }
@@ -216,7 +224,8 @@ impl Shift {
         let state = match handler {
             Some(handler) => {
                 self.running += 1;
-                Doing::Running { stop: self.crew.spawn(carry_out(handler, shared.clone())), why: None }
+                let stop = self.crew.spawn_on(carry_out(handler, shared.clone()), &self.runtime);
+                Doing::Running { stop, why: None }
             }
             None => Doing::Ended,
         };

@@ -294,12 +294,21 @@ async fn claim(body: Value, inner: &Inner) -> Answer {
     let tasks = match known {
         Some(tasks) => tasks,
         None => {
-            inner.set(|state| state.promise(claim.max.unwrap()));
+            let drained = inner.set(|state| {
+                state.promise(claim.max.unwrap());
+                state.drained
+            });
             let mut changes = inner.changed.subscribe();
             let waiting = async {
                 loop {
-                    let tasks = inner.state.lock().unwrap().take(claim.max.unwrap());
-                    if !tasks.is_empty() {
+                    // A drain ends the claims that wait, whether or not their connection has ended yet; a claim that is
+                    // made after it would be the worker's mistake.
+                    let take = |state: &mut State| match state.drained == drained {
+                        true => (state.take(claim.max.unwrap()), false),
+                        false => (Vec::new(), true),
+                    };
+                    let (tasks, over) = take(&mut inner.state.lock().unwrap());
+                    if over || !tasks.is_empty() {
                         return tasks;
                     }
                     changes.changed().await.unwrap();

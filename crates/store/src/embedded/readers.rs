@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::files;
 use super::trouble::{Outcome, Trouble};
+use super::watch::{For, Watch};
 use crate::error::{Result, StoreError};
 
 /// Reads that may wait for a thread; further callers wait for room.
@@ -23,14 +24,15 @@ pub(super) struct Readers {
     threads: Vec<JoinHandle<()>>,
     /// For what is read in less time than it takes to wake a thread.
     quick: Mutex<Option<Connection>>,
+    watch: Arc<Watch>,
 }
 
 impl Readers {
-    pub fn start(dir: &Path, count: usize) -> Result<Readers> {
+    pub fn start(dir: &Path, count: usize, watch: Arc<Watch>) -> Result<Readers> {
         let (jobs, queue) = mpsc::channel(WAITING);
         let queue: Jobs = Arc::new(Mutex::new(queue));
         let quick = files::open_reader(dir).map_err(Trouble::into_error)?;
-        let mut readers = Readers { jobs: Some(jobs), threads: Vec::new(), quick: Mutex::new(Some(quick)) };
+        let mut readers = Readers { jobs: Some(jobs), threads: Vec::new(), quick: Mutex::new(Some(quick)), watch };
         for n in 0..count.max(1) {
             let conn = files::open_reader(dir).map_err(Trouble::into_error)?;
             let queue = queue.clone();
@@ -61,9 +63,9 @@ impl Readers {
         &self,
         read: impl FnOnce(&Connection) -> Outcome<T> + Send + 'static,
     ) -> Result<T> {
-        if super::may_block()
-            && let Ok(quick) = self.quick.try_lock()
+        if let Ok(quick) = self.quick.try_lock()
             && let Some(conn) = &*quick
+            && let Some(_waiting) = self.watch.wait(For::Read)
         {
             return at_one_moment(conn, read).map_err(Trouble::into_error);
         }

@@ -20,6 +20,7 @@ use super::restore::{self, SERVED_MS};
 use super::shared::Shared;
 use super::stats::count;
 use super::trouble::{Gravity, Outcome, Trouble};
+use super::watch::{For, Watch};
 use crate::Written;
 use crate::claim::{ClaimRequest, Held};
 use crate::error::{Result, StoreError};
@@ -90,22 +91,24 @@ pub(super) struct Desk {
     writer: Mutex<Writer>,
     /// Requests that were sent to the thread and are not carried out.
     waiting: AtomicUsize,
+    watch: Arc<Watch>,
 }
 
 impl Desk {
-    pub fn new(writer: Writer) -> Desk {
-        Desk { writer: Mutex::new(writer), waiting: AtomicUsize::new(0) }
+    pub fn new(writer: Writer, watch: Arc<Watch>) -> Desk {
+        Desk { writer: Mutex::new(writer), waiting: AtomicUsize::new(0), watch }
     }
 
     /// Carries a small request out on this thread, if nobody else writes or waits to. Otherwise it comes back.
     pub fn at_once(&self, request: Request) -> Option<Request> {
-        if self.waiting.load(Ordering::Relaxed) > 0 || !request.is_small() || !super::may_block() {
+        if self.waiting.load(Ordering::Relaxed) > 0 || !request.is_small() {
             return Some(request);
         }
         let Ok(mut writer) = self.writer.try_lock() else { return Some(request) };
         if writer.shared.log_is_long.load(Ordering::Relaxed) {
             return Some(request);
         }
+        let Some(_waiting) = self.watch.wait(For::Write) else { return Some(request) };
         // Whoever asks is told by the store, which has closed by then, as on the writer's own thread.
         let _ = catch_unwind(AssertUnwindSafe(|| writer.serve(vec![request])));
         None
