@@ -126,7 +126,8 @@ impl Committer {
             if !commit.transition.header.status().is_end() {
                 self.hot.put(hot);
             } else if !was_over {
-                metrics::counter!("eddyline_runs_ended_total").increment(1);
+                let status = commit.transition.header.status().as_str();
+                metrics::counter!("eddyline_runs_ended_total", "status" => status).increment(1);
                 self.bus.ended(&hot.ns, &commit.transition.header);
             }
         }

@@ -7,8 +7,8 @@ use futures_util::future::BoxFuture;
 
 use super::call::{Answer, Call};
 use super::{
-    acts, connect, events, flows, gates, health, hooks, info, keys, limits, namespaces, queues, runs, starts, steps,
-    streams, tasks, workers,
+    acts, connect, counts, events, flows, gates, health, hooks, info, keys, limits, namespaces, queues, runs, starts,
+    steps, streams, tasks, workers,
 };
 
 /// One call.
@@ -59,7 +59,7 @@ pub fn routes() -> &'static [Route] {
 static ROUTES: &[Route] = routes! {
     GET    "/healthz"                                        Access::Open, health::alive;
     GET    "/readyz"                                         Access::Open, health::ready;
-    GET    "/metrics"                                        READ, health::metrics;
+    GET    "/metrics"                                        READ, counts::show;
     GET    "/openapi.json"                                   Access::Open, info::openapi;
     GET    "/v1/info"                                        Access::Key, info::info;
 

@@ -24,7 +24,7 @@ pub use logs::logs;
 pub(crate) use settings::Settings;
 pub use settings::StartError;
 
-use crate::api::{About, Api, health};
+use crate::api::{About, Api, counts};
 
 /// How long requests under way have to finish once the server stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -66,7 +66,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         backlog: settings.backlog.unwrap_or(usual.backlog),
         ..usual
     };
-    health::count();
+    counts::begin();
     let engine = Engine::start(store, config);
     let (stop, stopping) = watch::channel(false);
     let keys = settings.keys_on(addr);
@@ -84,7 +84,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         api.engine().shutdown().await;
         return Err(error);
     }
-    tokio::spawn(health::keep_counting(stopping.clone()));
+    tokio::spawn(counts::keep(stopping.clone()));
     let accepting = tokio::spawn(accept::run(listener, tls, api.clone(), stopping, connection));
     tracing::info!(instance = api.about().settings.instance, url, store = kind, keys, "listening");
     Ok(Server { addr, url, api, stop, accepting, connections })

@@ -199,7 +199,9 @@ async fn what_is_counted_is_there_from_the_start_and_children_count_as_started()
         line.unwrap_or_else(|| panic!("{name} is not counted")).parse::<u64>().unwrap()
     };
     let (started, duplicates) = ("eddyline_runs_started_total", "eddyline_duplicates_prevented_total");
-    for name in [started, "eddyline_runs_ended_total", "eddyline_conflicts_total", duplicates] {
+    let (failed, completed) =
+        (r#"eddyline_runs_ended_total{status="failed"}"#, r#"eddyline_runs_ended_total{status="completed"}"#);
+    for name in [started, failed, completed, "eddyline_conflicts_total", duplicates] {
         assert_eq!(counted(name).await, 0, "{name}");
     }
     client.flow("child", "steps: {c: {set: 1}}").await;
@@ -211,4 +213,12 @@ async fn what_is_counted_is_there_from_the_start_and_children_count_as_started()
     let ended = client.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
     assert_eq!(ended.body["status"], "completed", "{}", ended.body);
     assert_eq!((counted(started).await, counted(duplicates).await), (2, 2));
+    assert_eq!((counted(completed).await, counted(failed).await), (2, 0));
+    assert!(counted(r#"eddyline_commit_seconds_bucket{le="10"}"#).await > 0);
+    let metrics = client.get("/metrics").await.body;
+    let lines = || metrics.as_str().unwrap().lines();
+    for shown in lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        let help = format!("# HELP {shown} ");
+        assert!(lines().any(|line| line.starts_with(&help)), "nobody says what {shown} means");
+    }
 }

@@ -1,0 +1,147 @@
+//! What is counted, for Prometheus. It is counted for the process, so there is one of it for all its servers.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
+use eddyline_protocol::Code;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::sync::watch;
+
+use super::call::{Answer, Call};
+use super::failure::Failure;
+use super::stopped;
+
+/// How often what was observed is folded into histograms.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Times by which most of them are over, in seconds: those of a commit begin at a tenth of a millisecond, those of a
+/// request that waits end at half a minute.
+const SECONDS: [f64; 17] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const SIZES: [f64; 10] = [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// Everything that is counted, and what it means.
+const ALL: [(Kind, &str, &str); 22] = [
+    (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them."),
+    (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by status."),
+    (Kind::Counter, "eddyline_tasks_claimed_total", "Tasks that were handed to workers."),
+    (Kind::Counter, "eddyline_reports_total", "Reports of workers, by outcome."),
+    (Kind::Counter, "eddyline_attempts_expired_total", "Attempts whose lease or time ended before their last report."),
+    (Kind::Counter, "eddyline_duplicates_prevented_total", "Starts and reports that came again and counted once."),
+    (
+        Kind::Counter,
+        "eddyline_conflicts_total",
+        "Commits refused since somebody else's came first; they are decided anew.",
+    ),
+    (Kind::Counter, "eddyline_starts_refused_total", "Starts refused since too many tasks wait."),
+    (Kind::Counter, "eddyline_runs_trimmed_total", "Runs, or their timelines, deleted by retention."),
+    (Kind::Counter, "eddyline_timers_late_total", "Timers found to be late by the reconciler. Should stay 0."),
+    (Kind::Counter, "eddyline_reconciled_total", "Things that should have moved and were moved. Should stay 0."),
+    (Kind::Counter, "eddyline_loop_errors_total", "Background work that failed and is tried again, by loop."),
+    (Kind::Counter, "eddyline_bugs_total", "Decisions refused as impossible. Should stay 0; please report it."),
+    (Kind::Histogram, "eddyline_batch_size", "Runs in a commit; 0 where it only claims."),
+    (Kind::Histogram, "eddyline_commit_seconds", "From handing a commit to the store until it is durable."),
+    (
+        Kind::Histogram,
+        "eddyline_http_seconds",
+        "Requests, by method and route, with the time that they were asked to wait.",
+    ),
+    (Kind::Counter, "eddyline_http_requests_total", "Requests, by method, route and status."),
+    (Kind::Counter, "eddyline_connections_refused_total", "Connections closed at once, since too many are open."),
+    (Kind::Counter, "eddyline_answers_refused_total", "Large answers not given, since too many wait to be read."),
+    (Kind::Gauge, "eddyline_connections", "Connections that are open."),
+    (Kind::Gauge, "eddyline_long_polls", "Requests that wait for something."),
+    (Kind::Gauge, "eddyline_sockets", "Workers that are connected by WebSocket."),
+];
+
+/// Whoever watches these wants to see that nothing has happened yet.
+const FROM_THE_START: [&str; 5] = [
+    "eddyline_runs_started_total",
+    "eddyline_conflicts_total",
+    "eddyline_duplicates_prevented_total",
+    "eddyline_reconciled_total",
+    "eddyline_bugs_total",
+];
+const ENDS: [&str; 3] = ["completed", "failed", "cancelled"];
+
+static METRICS: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
+
+/// `GET /metrics`
+pub(crate) async fn show(_call: Call) -> Answer {
+    let Some(handle) = begin() else {
+        return Err(Failure::new(Code::Unavailable, "this process counts elsewhere"));
+    };
+    let mut response = Response::new(Body::from(handle.render()));
+    let written = HeaderValue::from_static("text/plain; version=0.0.4");
+    response.headers_mut().insert(CONTENT_TYPE, written);
+    Ok(response)
+}
+
+/// Keeps what was counted from growing, for as long as the server is there.
+pub(crate) async fn keep(mut stopping: watch::Receiver<bool>) {
+    let mut upkeep = tokio::time::interval(UPKEEP);
+    loop {
+        tokio::select! {
+            _ = upkeep.tick() => {
+                if let Some(handle) = begin() {
+                    handle.run_upkeep();
+                }
+            }
+            () = stopped(&mut stopping) => return,
+        }
+    }
+}
+
+/// Begins to count, if nobody in this process did.
+pub(crate) fn begin() -> Option<&'static PrometheusHandle> {
+    let begin = || {
+        let builder = PrometheusBuilder::new();
+        let builder = builder.set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS).ok()?;
+        let builder = builder.set_buckets_for_metric(Matcher::Suffix("_size".to_owned()), &SIZES).ok()?;
+        let handle = builder.install_recorder().ok()?;
+        for (kind, name, meaning) in ALL {
+            match kind {
+                Kind::Counter => metrics::describe_counter!(name, meaning),
+                Kind::Gauge => metrics::describe_gauge!(name, meaning),
+                Kind::Histogram => metrics::describe_histogram!(name, meaning),
+            }
+        }
+        for name in FROM_THE_START {
+            metrics::counter!(name).increment(0);
+        }
+        for status in ENDS {
+            metrics::counter!("eddyline_runs_ended_total", "status" => status).increment(0);
+        }
+        Some(handle)
+    };
+    METRICS.get_or_init(begin).as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_counted_is_in_the_docs() {
+        let docs = include_str!("../../../../docs/http.md");
+        for (kind, name, meaning) in ALL {
+            let kind = match kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Histogram => "histogram",
+            };
+            let line = format!("| `{name}` | {kind} | {meaning} |");
+            assert!(docs.contains(&line), "docs/http.md has no line: {line}");
+        }
+    }
+}
