@@ -79,7 +79,10 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     row.cpu_us_per_step = served.as_secs_f64() * 1e6 / steps as f64;
     row.peak_mb = server.process().peak_mb();
     row.commits = batches(&client).await?.saturating_sub(before);
-    row.step_ms = if in_flight == 1 { worker.stop()?.trim().parse()? } else { 0.0 };
+    let pace = worker.stop()?;
+    if in_flight == 1 {
+        row.step_ms = pace.trim().parse()?;
+    }
     server.role.stop()?;
     Ok(row)
 }

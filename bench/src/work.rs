@@ -10,21 +10,32 @@ use tokio::task::JoinHandle;
 
 const WAIT: Duration = Duration::from_secs(3_600);
 
-/// Slots of a worker, each with one task at a time; how long each report took to be durable.
-pub fn spawn(engine: &Engine, slots: usize, batch: usize) -> Vec<JoinHandle<Vec<Duration>>> {
+/// What a slot, or all of them, saw.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// How long each report took to be durable.
+    pub reports: Vec<Duration>,
+    /// From one step of a run to the next, where there is one run at a time.
+    pub steps: Vec<Duration>,
+}
+
+/// Slots of a worker, each with one task at a time.
+pub fn spawn(engine: &Engine, slots: usize, batch: usize) -> Vec<JoinHandle<Seen>> {
     let offer = Arc::new(Offer::default());
     (0..slots).map(|slot| tokio::spawn(work(engine.clone(), format!("w{slot}"), offer.clone(), batch))).collect()
 }
 
-pub async fn latencies(slots: Vec<JoinHandle<Vec<Duration>>>) -> Vec<Duration> {
-    let mut all = Vec::new();
+pub async fn seen(slots: Vec<JoinHandle<Seen>>) -> Seen {
+    let mut all = Seen::default();
     for slot in slots {
-        all.extend(slot.await.unwrap_or_default());
+        let seen = slot.await.unwrap_or_default();
+        all.reports.extend(seen.reports);
+        all.steps.extend(seen.steps);
     }
     all
 }
 
-async fn work(engine: Engine, worker: String, offer: Arc<Offer>, batch: usize) -> Vec<Duration> {
+async fn work(engine: Engine, worker: String, offer: Arc<Offer>, batch: usize) -> Seen {
     let ns = Namespace::default();
     let claim = || ClaimTasks {
         worker: worker.clone(),
@@ -34,11 +45,15 @@ async fn work(engine: Engine, worker: String, offer: Arc<Offer>, batch: usize) -
         request: None,
         lease_ms: None,
     };
-    let mut latencies = Vec::new();
-    let Ok(mut waiting) = engine.ask(&ns, claim(), false).await else { return latencies };
+    let (mut seen, mut last) = (Seen::default(), None);
+    let Ok(mut waiting) = engine.ask(&ns, claim(), false).await else { return seen };
     while let Ok(tasks) = waiting.tasks(WAIT).await {
-        if tasks.is_empty() {
-            break;
+        let Some(first) = tasks.first() else { break };
+        let now = Instant::now();
+        if let Some((run, before)) = last.replace((first.token.run, now))
+            && run == first.token.run
+        {
+            seen.steps.push(now - before);
         }
         let reports: Vec<TaskReport> =
             tasks.into_iter().map(|task| TaskReport { token: task.token, seq: Some(1), op: handle(task) }).collect();
@@ -47,9 +62,9 @@ async fn work(engine: Engine, worker: String, offer: Arc<Offer>, batch: usize) -
             Ok((_, Some(next))) => waiting = next,
             _ => break,
         }
-        latencies.extend(std::iter::repeat_n(since.elapsed(), count));
+        seen.reports.extend(std::iter::repeat_n(since.elapsed(), count));
     }
-    latencies
+    seen
 }
 
 /// A handler that gives back what it got.

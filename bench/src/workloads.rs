@@ -107,15 +107,15 @@ async fn finish(
     what: String,
     steps: u64,
     engine: Engine,
-    slots: Vec<tokio::task::JoinHandle<Vec<Duration>>>,
+    slots: Vec<tokio::task::JoinHandle<work::Seen>>,
 ) -> Row {
     let mut row = measure.row(what, opened.name, steps, Vec::new());
     engine.shutdown().await;
     let (commits, bytes) = opened.counts();
     row.commits = commits - before.0;
     row.bytes_per_step = (bytes - before.1) as f64 / steps as f64;
-    let mut latencies = work::latencies(slots).await;
-    row.step_ms = mean_ms(&latencies);
+    let work::Seen { reports: mut latencies, steps } = work::seen(slots).await;
+    row.step_ms = mean_ms(&steps);
     latencies.sort_unstable();
     let at =
         |part: f64| latencies.get((latencies.len() as f64 * part) as usize).map_or(0.0, |at| at.as_secs_f64() * 1e3);

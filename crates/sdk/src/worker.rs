@@ -190,37 +190,47 @@ impl Worker {
     /// Connections that end are made anew for as long as it takes. An error means that the worker could not begin: the
     /// address, the key or the handlers are not right.
     pub async fn run(self) -> Result<(), Error> {
-        let mut signals =
-            Signals::new().map_err(|error| Error::Config(format!("signals cannot be listened for: {error}")))?;
-        let (stop, stopped) = oneshot::channel();
-        let twice = async {
-            signals.next().await;
-            // Nobody listens if the worker has just ended by itself.
-            let _ = stop.send(());
-            signals.next().await;
-        };
-        tokio::select! {
-            result = self.run_until(stopped) => result,
-            () = twice => {
-                tracing::warn!("asked to stop a second time: what is at work is let go");
-                Ok(())
-            }
+        let (shift, way) = self.ready()?;
+        match way {
+            Way::Apart(transport) => apart::work(move || until_signalled(shift, transport)).await,
+            #[cfg(feature = "engine")]
+            Way::Here(transport) => until_signalled(shift, transport).await,
         }
     }
 
     /// Works until `stop` comes back (whatever it gives), or until the server tells it to drain; then finishes what it
-    /// has. Dropping the future instead lets go of everything at once.
+    /// has. Dropping the future instead lets go of everything.
     pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
-        let (handlers, me) = self.described()?;
-        let shift = Shift::new(handlers, me, self.rules);
+        let (shift, way) = self.ready()?;
         let stop = async {
             stop.await;
         };
-        match self.way()? {
-            Way::Apart(transport) => apart::work(shift, transport, stop).await,
+        let transport = match way {
+            Way::Apart(transport) => transport,
             #[cfg(feature = "engine")]
-            Way::Here(transport) => shift.work(transport, stop).await,
+            Way::Here(transport) => return shift.work(transport, stop).await,
+        };
+        let (tell, told) = oneshot::channel();
+        let told = async {
+            if told.await.is_err() {
+                // Nobody is left who could say so.
+                std::future::pending().await
+            }
+        };
+        let working = apart::work(move || shift.work(transport, told));
+        tokio::pin!(working, stop);
+        tokio::select! {
+            result = &mut working => return result,
+            () = &mut stop => {}
         }
+        // If it has just ended by itself, nobody listens.
+        let _ = tell.send(());
+        working.await
+    }
+
+    fn ready(self) -> Result<(Shift, Way), Error> {
+        let (handlers, me) = self.described()?;
+        Ok((Shift::new(handlers, me, self.rules), self.way()?))
     }
 
     fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {
@@ -263,6 +273,28 @@ impl Worker {
             client = client.with_namespace(namespace);
         }
         Ok(Way::Apart(Box::new(Online::new(client, self.http_only))))
+    }
+}
+
+async fn until_signalled(shift: Shift, transport: Box<dyn Transport>) -> Result<(), Error> {
+    let signals = Signals::new();
+    let mut signals = signals.map_err(|error| Error::Config(format!("signals cannot be listened for: {error}")))?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stopped = async {
+        let _ = stopped.await;
+    };
+    let twice = async {
+        signals.next().await;
+        // Nobody listens if the worker has just ended by itself.
+        let _ = stop.send(());
+        signals.next().await;
+    };
+    tokio::select! {
+        result = shift.work(transport, stopped) => result,
+        () = twice => {
+            tracing::warn!("asked to stop a second time: what is at work is let go");
+            Ok(())
+        }
     }
 }
 

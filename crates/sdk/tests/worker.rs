@@ -468,3 +468,62 @@ async fn handlers_that_block_every_thread_keep_no_heartbeat_back() {
         worker.join().unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_handler_that_blocks_is_not_waited_for_beyond_the_drain() {
+    for way in WAYS {
+        let fake = Fake::new().await;
+        fake.offer("block", [json!(null)]);
+        let (go_on, blocked) = std::sync::mpsc::channel::<()>();
+        let (blocked, begun) = (Arc::new(std::sync::Mutex::new(blocked)), Arc::new(Notify::new()));
+        let begin = begun.clone();
+        let worker = Worker::connect(&fake.url).drain_timeout(Duration::from_millis(100));
+        let worker = if way == Way::Http { worker.http_only() } else { worker };
+        let worker = worker.handler("block", move |_: StepCtx, (): ()| {
+            let (blocked, begin) = (blocked.clone(), begin.clone());
+            async move {
+                begin.notify_one();
+                let _ = blocked.lock().unwrap().recv();
+                Ok::<_, StepError>(())
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let worker = runtime.spawn(worker.run_until(stopped));
+        tokio::time::timeout(LONG, begun.notified()).await.unwrap();
+        stop.send(()).unwrap();
+        tokio::time::timeout(LONG, worker).await.expect("it ends").unwrap().unwrap();
+        go_on.send(()).expect("the handler still waits");
+        runtime.shutdown_background();
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_is_dropped_lets_go_of_everything() {
+    for way in WAYS {
+        let fake = Fake::new().await;
+        fake.offer("stuck", [json!(null)]);
+        let (begun, dropped) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let (begin, drops) = (begun.clone(), dropped.clone());
+        let AtWork { worker, stop: _stop } = put_to_work(way, &fake, |worker| {
+            worker.max_concurrent(2).handler("stuck", move |_: StepCtx, (): ()| {
+                let (begin, drops) = (begin.clone(), drops.clone());
+                async move {
+                    let _dropped = OnDrop(drops);
+                    begin.notify_one();
+                    std::future::pending::<()>().await;
+                    Ok::<_, StepError>(())
+                }
+            })
+        });
+        begun.notified().await;
+        worker.abort();
+        fake.until("the connections to end", |state| (state.open == 0).then_some(())).await;
+        // Handlers are stopped by their runtime, which is this one.
+        while dropped.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        fake.offer("stuck", [json!(null)]);
+        assert_eq!(fake.set(|state| (state.queue.len(), state.effects.len())), (1, 0), "{way:?}");
+    }
+}

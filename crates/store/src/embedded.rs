@@ -54,7 +54,7 @@ use lock::Lock;
 use readers::Readers;
 use shared::Shared;
 use trouble::{Gravity, Outcome, Trouble};
-use watch::Watch;
+use watch::Watcher;
 use writer::{Desk, Request, Writer};
 
 pub use options::{DiskFailure, Hook, Options};
@@ -72,8 +72,7 @@ pub struct Embedded {
     writer: Option<JoinHandle<()>>,
     answerer: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<()>>,
-    watch: Arc<Watch>,
-    watcher: Option<JoinHandle<()>>,
+    _watcher: Watcher,
     /// Let go of last, when nothing of the store is open any more.
     _lock: Lock,
 }
@@ -90,21 +89,19 @@ impl Embedded {
         let shared = Shared::new(dir.to_owned(), options, found.time, found.lines, found.served_at);
         let shared = Arc::new(shared);
         let (requests, queue) = mpsc::channel(writer::WAITING);
-        let watch = Arc::new(Watch::default());
-        let readers = Readers::start(dir, shared.options.readers, watch.clone())?;
+        let watcher = Watcher::start()?;
+        let readers = Readers::start(dir, shared.options.readers, watcher.watch())?;
         let keeper = files::open_checkpointer(dir)
             .and_then(|conn| Keeper::new(conn, shared.clone(), requests.downgrade()))
             .map_err(|trouble| opening(dir, trouble))?;
         let stop = Arc::new(Stop::default());
         let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
-        let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers), watch.clone()));
+        let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers), watcher.watch()));
         let answerer = spawn("eddyline-answer", move || writer::answer(durable))?;
         let served = desk.clone();
         let writer = spawn("eddyline-write", move || served.run(queue))?;
         let asked = stop.clone();
         let keeper = spawn("eddyline-keep", move || keeper.run(&asked))?;
-        let watching = watch.clone();
-        let watcher = spawn("eddyline-watch", move || watching.run())?;
         Ok(Embedded {
             shared,
             requests: Some(requests),
@@ -114,8 +111,7 @@ impl Embedded {
             writer: Some(writer),
             answerer: Some(answerer),
             keeper: Some(keeper),
-            watch,
-            watcher: Some(watcher),
+            _watcher: watcher,
             _lock: lock,
         })
     }
@@ -192,8 +188,6 @@ impl Drop for Embedded {
         join(&mut self.writer);
         self.desk = None;
         join(&mut self.answerer);
-        self.watch.end();
-        join(&mut self.watcher);
     }
 }
 

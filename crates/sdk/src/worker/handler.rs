@@ -18,7 +18,7 @@ use super::outbox::{MAX_REPORT_BYTES, weigh_op};
 use super::task::{Said, Shared};
 
 /// The kind of failure of a handler that panicked.
-const PANIC: &str = "Panic";
+pub(crate) const PANIC: &str = "Panic";
 
 pub(crate) type Handler = Arc<dyn Fn(StepCtx) -> BoxFuture<'static, Result<Value, StepError>> + Send + Sync>;
 

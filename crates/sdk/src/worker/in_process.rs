@@ -1,13 +1,11 @@
 //! A link to an engine in the same process: the same words, without a wire.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use eddyline_engine::{
-    Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, TaskId, TaskReport, TaskToken, Waiting,
-};
+use eddyline_engine::{Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, TaskId, TaskReport, Waiting};
 use eddyline_machine::{Answer, Data, Failure, Log, time};
 use eddyline_protocol as wire;
 use eddyline_protocol::{Beat, FromServer, Heartbeat, News, Op, Outcome, Report, Task, Verdict, WorkerRegistered};
@@ -59,7 +57,6 @@ impl Transport for InProcess {
             claiming: None,
             asking: false,
             others: FuturesUnordered::new(),
-            tokens: HashMap::new(),
             heard: VecDeque::new(),
             draining: false,
         };
@@ -85,8 +82,6 @@ struct EngineLink {
     /// A claim goes with a report that is on its way.
     asking: bool,
     others: FuturesUnordered<BoxFuture<'static, Done>>,
-    /// Of the tasks that the worker has, by their ids.
-    tokens: HashMap<String, TaskToken>,
     heard: VecDeque<FromServer>,
     draining: bool,
 }
@@ -122,7 +117,6 @@ impl Link for EngineLink {
     async fn hear(&mut self) -> Result<FromServer, Cut> {
         loop {
             if let Some(message) = self.heard.pop_front() {
-                self.note(&message);
                 return Ok(message);
             }
             self.claim();
@@ -173,14 +167,6 @@ impl EngineLink {
         Ok(())
     }
 
-    /// The worker has these tasks from now on, and lists them with its heartbeats.
-    fn note(&mut self, message: &FromServer) {
-        if let FromServer::Tasks { tasks } = message {
-            let tokens = tasks.iter().filter_map(|task| Some((task.task_id.clone(), task.token.parse().ok()?)));
-            self.tokens.extend(tokens);
-        }
-    }
-
     fn report(&mut self, id: u64, reports: Vec<Arc<Report>>) {
         let free = self.claiming.is_none() && !self.asking && !self.draining;
         let max = if free { std::mem::take(&mut self.credit) } else { 0 };
@@ -194,15 +180,14 @@ impl EngineLink {
     }
 
     fn beat(&mut self, beat: Heartbeat) {
-        self.tokens.retain(|id, _| beat.tasks.contains(id));
-        let held: Vec<(String, TaskToken)> = self.tokens.iter().map(|(id, token)| (id.clone(), *token)).collect();
+        let ids = beat.tasks.into_iter();
+        let held: Vec<(TaskId, String)> = ids.filter_map(|id| Some((TaskId::parse(&id)?, id))).collect();
         let (engine, ns, worker) = (self.engine.clone(), self.ns.clone(), self.worker.clone());
         self.others.push(Box::pin(async move {
-            let tasks: Vec<TaskId> =
-                held.iter().map(|(_, token)| TaskId { run: token.run, fence: token.fence }).collect();
+            let tasks: Vec<TaskId> = held.iter().map(|(task, _)| *task).collect();
             Done::Beat(engine.beat(&ns, &worker, &tasks).await.map(|standing| {
                 let mut beat = Beat::default();
-                for ((id, _), holding) in held.into_iter().zip(standing) {
+                for ((_, id), holding) in held.into_iter().zip(standing) {
                     match holding {
                         Holding::Held { .. } => {}
                         Holding::Cancelled => beat.cancel.push(id),

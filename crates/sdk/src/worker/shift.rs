@@ -8,13 +8,14 @@ use std::time::Duration;
 use eddyline_protocol::{
     Beat, Failure, FromServer, Heartbeat, Op, Outcome, RegisterWorker, Report, Task, TaskKind, Verdict,
 };
+use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 
 use super::ctx::BAD_REPORT;
-use super::handler::{Handler, carry_out};
+use super::handler::{Handler, PANIC, carry_out};
 use super::line::{Event, Line};
 use super::link::{Cut, Hello, ToServer, Transport};
 use super::outbox::{Outbox, Pending};
@@ -25,6 +26,8 @@ use crate::error::Error;
 const LINGER: Duration = Duration::from_millis(50);
 /// While this many reports a slot are not acknowledged, no more tasks are asked for.
 const MAX_UNACKNOWLEDGED: usize = 4;
+/// How long handlers may take to be stopped at the end.
+const LET_GO: Duration = Duration::from_secs(1);
 /// The kinds of failure that the worker itself brings about.
 const NO_HANDLER: &str = "NoHandler";
 const CANCELLED: &str = "Cancelled";
@@ -121,32 +124,60 @@ impl Shift {
     /// Works until `stop`, or until the server says so; then finishes what it has.
     pub async fn work(mut self, transport: Box<dyn Transport>, stop: impl Future<Output = ()>) -> Result<(), Error> {
         let mut line = Line::new(transport);
-        let mut said = Vec::with_capacity(VOICES);
         tokio::pin!(stop);
         while !self.is_done(&mut line) {
+            // What handlers have said goes with the next batch, so all of it is heard before one goes.
+            while let Ok(said) = self.inbox.try_recv() {
+                self.on_said(said);
+            }
             self.send(&mut line);
             let wakes = self.wakes(&mut line);
-            tokio::select! {
-                // What handlers have said goes with the next batch, so it is heard before a batch may go; and a busy line
-                // keeps no heartbeat back.
+            let event = tokio::select! {
+                // A line that never falls silent keeps no heartbeat back.
                 biased;
-                _ = self.inbox.recv_many(&mut said, VOICES) => said.drain(..).for_each(|said| self.on_said(said)),
-                () = tokio::time::sleep_until(wakes) => self.on_time(&mut line),
-                () = &mut stop, if self.drain.is_none() => self.begin_drain("asked to stop"),
-                event = line.next() => {
-                    if let Some(end) = self.on_line(&mut line, event) {
-                        return end;
-                    }
+                Some(said) = self.inbox.recv() => {
+                    self.on_said(said);
+                    None
                 }
+                () = tokio::time::sleep_until(wakes) => self.on_time(&mut line),
+                () = &mut stop, if self.drain.is_none() => {
+                    self.begin_drain("asked to stop");
+                    None
+                }
+                event = line.next() => Some(event),
+            };
+            if let Some(end) = event.and_then(|event| self.on_line(&mut line, event)) {
+                return end;
             }
-            while self.crew.try_join_next().is_some() {}
+            if !self.crew_is_there() {
+                return Err(Error::Config("the runtime of the handlers has ended".to_owned()));
+            }
         }
         if self.running > 0 {
             tracing::warn!(tasks = self.running, "not finished in time and let go; their leases will end");
         }
-        self.crew.shutdown().await;
+        // One that blocks its thread is not waited for either.
+        let _ = tokio::time::timeout(LET_GO, self.crew.shutdown()).await;
         line.close().await;
         Ok(())
+    }
+
+    /// Takes note of handlers that have ended. False if one was stopped that nobody here stopped: its runtime is gone, and
+    /// no other handler will ever run.
+    fn crew_is_there(&mut self) -> bool {
+        while let Some(ended) = self.crew.try_join_next() {
+            if let Err(error) = ended
+                && let Some(task) = self.desk.running_as(error.id())
+            {
+                if error.is_cancelled() {
+                    return false;
+                }
+                // Not while it ran, which is caught, but with what it left behind.
+                let op = fail(PANIC, "the handler panicked when it was done".to_owned(), false);
+                self.on_said(Said::Ended { task, before: Vec::new(), op });
+            }
+        }
+        true
     }
 
     fn on_line(&mut self, line: &mut Line, event: Event) -> Option<Result<(), Error>> {
@@ -255,7 +286,8 @@ impl Shift {
         }
     }
 
-    fn on_time(&mut self, line: &mut Line) {
+    /// What is due. May come upon something that was on the line.
+    fn on_time(&mut self, line: &mut Line) -> Option<Event> {
         let now = Instant::now();
         while let Some((_, task)) = self.notes.pop_front_if(|(at, _)| *at <= now) {
             self.desk.say_notes(&task);
@@ -265,12 +297,19 @@ impl Shift {
                 self.running -= 1;
             }
         }
-        let Some(up) = line.up() else { return };
+        let up = line.up()?;
         if up.is_silent(now) {
-            self.cut(line, "the server has been silent for a whole lease", None);
-        } else if up.is_beat_due(now) {
+            // Or this process was, and there is something to hear.
+            let heard = line.next().now_or_never();
+            if heard.is_none() {
+                self.cut(line, "the server has been silent for a whole lease", None);
+            }
+            return heard;
+        }
+        if up.is_beat_due(now) {
             up.say(ToServer::Heartbeat { beat: self.desk.heartbeat() });
         }
+        None
     }
 
     /// Says what there is to say: reports with the room that they made, or the room alone.
@@ -353,6 +392,12 @@ impl Desk {
     fn end(&mut self, task: &TaskId) -> bool {
         let Some(held) = self.held.get_mut(task) else { return false };
         matches!(std::mem::replace(&mut held.state, Doing::Ended), Doing::Running { .. })
+    }
+
+    /// The task that is at work as this task of the runtime.
+    fn running_as(&self, id: Id) -> Option<TaskId> {
+        let runs = |held: &&Held| matches!(&held.state, Doing::Running { stop, .. } if stop.id() == id);
+        self.held.values().find(runs).map(|held| held.shared.id.clone())
     }
 
     /// Tells the handler to stop, once.

@@ -85,6 +85,8 @@ pub struct State {
     pub most_promised: u32,
     pub scripted: VecDeque<Scripted>,
     pub seen: Vec<Seen>,
+    /// Connections.
+    pub open: usize,
     out: u32,
     outcomes: HashMap<(String, u32), Outcome>,
     given: HashMap<String, Vec<Task>>,
@@ -225,7 +227,12 @@ async fn accept(listener: TcpListener, inner: Arc<Inner>) {
     let mut connections = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        connections.spawn(serve(stream, inner.clone()));
+        let inner = inner.clone();
+        connections.spawn(async move {
+            inner.set(|state| state.open += 1);
+            serve(stream, inner.clone()).await;
+            inner.set(|state| state.open -= 1);
+        });
     }
 }
 

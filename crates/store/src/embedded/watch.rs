@@ -2,10 +2,13 @@
 //! finds something to do, and while it writes or reads right there, the others may be asleep, so that nobody listens. That
 //! does no harm for the moment that a sync takes. If it takes longer, it is noticed here, and another thread is woken.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::error::Result;
 
 /// How often it is looked, while the disk is in use; and so, how long a runtime may listen to nobody.
 const LOOK: Duration = Duration::from_millis(20);
@@ -41,14 +44,43 @@ struct Wait {
 /// The wait is over when this is dropped.
 pub(super) struct Waiting<'a>(&'a Watch, For);
 
+/// Watches for as long as it is there.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    pub fn start() -> Result<Watcher> {
+        let watch = Arc::new(Watch::default());
+        let watching = watch.clone();
+        let thread = super::spawn("eddyline-watch", move || watching.run())?;
+        Ok(Watcher { watch, thread: Some(thread) })
+    }
+
+    pub fn watch(&self) -> Arc<Watch> {
+        self.watch.clone()
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.watch.state().ended = true;
+        self.watch.change.notify_one();
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
 impl Watch {
-    /// This thread may wait for the disk, and is watched while it does; unless its runtime has no other.
+    /// This thread may wait for the disk, and is watched while it does; unless its runtime has none left then.
     pub fn wait(&self, what: For) -> Option<Waiting<'_>> {
         let runtime = Handle::try_current().ok()?;
-        if runtime.runtime_flavor() != RuntimeFlavor::MultiThread || runtime.metrics().num_workers() < 2 {
+        let mut state = self.state();
+        let left = runtime.metrics().num_workers() > 1 + state.waits.iter().flatten().count();
+        if runtime.runtime_flavor() != RuntimeFlavor::MultiThread || !left {
             return None;
         }
-        let mut state = self.state();
         state.waits[what as usize] = Some(Wait { runtime, since: Instant::now() });
         if !std::mem::replace(&mut state.awake, true) {
             self.change.notify_one();
@@ -56,8 +88,7 @@ impl Watch {
         Some(Waiting(self, what))
     }
 
-    /// Watches until the end.
-    pub fn run(&self) {
+    fn run(&self) {
         let mut looks = 0;
         let mut state = self.state();
         while !state.ended {
@@ -74,11 +105,6 @@ impl Watch {
             looks = if state.waits.iter().any(Option::is_some) { 0 } else { looks + 1 };
             state.awake = looks < LOOKS;
         }
-    }
-
-    pub fn end(&self) {
-        self.state().ended = true;
-        self.change.notify_one();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
