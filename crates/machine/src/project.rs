@@ -203,7 +203,7 @@ impl Projector {
 
     fn log(&self, numbered: &Numbered) -> Option<LogRef> {
         match &numbered.record.entry {
-            Entry::Log { step_key, level, .. } if step_key != DRIVER => Some(LogRef {
+            Entry::Log { step_key, level, .. } => Some(LogRef {
                 r#ref: Pointer { stream: timeline_stream(self.run), id: numbered.n.to_string() },
                 step_key: step_key.clone(),
                 attempt: numbered.record.attempt.as_ref().map(|attempt| attempt.number),

@@ -232,6 +232,23 @@ fn fail_fast_waits_for_a_handler_that_may_still_run_and_for_nothing_else() {
 }
 
 #[test]
+fn fail_fast_skips_what_can_never_run_and_cancels_the_rest() {
+    let steps = "{a: {}, b: {after: [a]}, c: {after: [b]}, d: {after: [c]}, z: {}, y: {after: [d, z], join: any}}";
+    for flow in [
+        format!("{{name: f, fail_fast: true, steps: {steps}}}"),
+        format!("{{name: f, fail_fast: true, steps: {{g: {{steps: {steps}}}}}}}"),
+    ] {
+        let mut t = Trial::new(&flow, json!(null));
+        let group = if flow.contains("g:") { "g." } else { "" };
+        t.fail(&format!("{group}a"), "x");
+        let of = |name: &str| t.step(&format!("{group}{name}"));
+        let found = ["a", "b", "c", "d", "z", "y"].map(of);
+        assert_eq!(found, ["failed", "skipped", "skipped", "skipped", "cancelled", "cancelled"], "{flow}");
+        assert_eq!(t.status(), "failed");
+    }
+}
+
+#[test]
 fn fail_fast_waits_for_a_handler_that_looks_at_the_end() {
     let mut t =
         Trial::new("{name: f, fail_fast: true, steps: {a: {}, b: {}, h: {after: ['ended:a', b]}}}", json!(null));

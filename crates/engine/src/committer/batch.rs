@@ -114,6 +114,8 @@ impl Committer {
 
     fn committed(&mut self, prepared: Prepared, committed: Committed) {
         let Prepared { run, commit, decided } = prepared;
+        let (version, records) = (commit.transition.header.version, commit.transition.records.len());
+        tracing::debug!(instance = self.config.instance, %run, version = version.0, records, "decided");
         if commit.transition.base == Version(0) && !committed.before {
             metrics::counter!("eddyline_runs_started_total").increment(1);
             if !commit.transition.header.status().is_end() {

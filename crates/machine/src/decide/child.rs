@@ -44,14 +44,13 @@ impl Decider<'_> {
         if !self.exists(id) || self.at(id).state != State::Child(child) {
             return Ok(Answer::Nothing);
         }
-        let name = self.name_of(id);
         // It has ended: there is nothing to cancel.
         self.edit(id).state = State::Ready;
         let end = match end {
             ChildEnd::Completed(output) => End::Completed(output.clone()),
             ChildEnd::Failed(failure) => {
                 let message = format!("the child run {child} failed: {}", failure.message);
-                let mut own = Failure::new(kind::CHILD_FAILED, message).within(&name);
+                let mut own = Failure::new(kind::CHILD_FAILED, message);
                 own.add(failure.clone());
                 End::Failed(own)
             }

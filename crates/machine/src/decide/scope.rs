@@ -172,10 +172,24 @@ impl Decider<'_> {
                 && self.handling(id, *step)? == Handling::Impossible
                 && let Some(failure) = self.unhandled(id)?
             {
+                if self.is_skipping() {
+                    // What can never run because of the failure is skipped, not cancelled, however far it is away.
+                    self.agenda.push_back(Work::Close(id));
+                    return Ok(());
+                }
                 return self.close_early(id, End::Failed(failure));
             }
         }
         Ok(())
+    }
+
+    /// Whether it is still being worked out what will never run.
+    fn is_skipping(&self) -> bool {
+        self.agenda.iter().any(|work| match work {
+            Work::Decide(id) => matches!(self.at(*id).state, State::Certain { ready: false }),
+            Work::Settle(id) => matches!(self.at(*id).end(), Some(End::Skipped(_))),
+            _ => false,
+        })
     }
 
     /// How far the steps are that could handle the failure of one in a scope.

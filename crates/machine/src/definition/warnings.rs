@@ -1,12 +1,12 @@
 //! What is legal but hardly meant: joins that are never live, or only when branches happen to be taken together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::analyse::says_it_ran;
 use super::draft::Draft;
 use super::problem::Problem;
 use super::reads::by_level;
-use crate::flow::{Action, Arm, Source, Step, When};
+use crate::flow::{Action, Arm, Join, Source, Step, When};
 use crate::ids::StepId;
 
 pub(super) fn check(draft: &mut Draft<'_>) {
@@ -19,8 +19,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         let mine = Facts::of(draft, &facts, id);
         let step = &draft.steps[id.0 as usize];
         let message = match &mine.never {
-            Some(Never::Here(why, help)) => Some((format!("`{}` never runs: {why}", step.step.name), help.clone())),
-            Some(Never::Before) => None,
+            Some(Never { why, help }) => Some((format!("`{}` never runs: {why}", step.step.name), help.clone())),
             None => apart(draft, &facts, &step.step),
         };
         if let Some((message, help)) = message {
@@ -41,12 +40,21 @@ struct Facts {
     never: Option<Never>,
 }
 
-/// Why a step never runs.
-enum Never {
-    /// Its own arms rule each other out.
-    Here(String, String),
-    /// It waits for one that never runs.
-    Before,
+/// Why a step never runs, and what to do about it.
+struct Never {
+    why: String,
+    help: String,
+}
+
+impl Never {
+    fn new(why: String, help: impl Into<String>) -> Option<Never> {
+        Some(Never { why, help: help.into() })
+    }
+
+    fn before(draft: &Draft<'_>, step: StepId) -> Option<Never> {
+        let name = &draft.step(step).name;
+        Never::new(format!("it waits for `{name}`, which never runs"), format!("see to `{name}` first"))
+    }
 }
 
 impl Facts {
@@ -60,7 +68,7 @@ impl Facts {
             mine.failed.extend(&before.failed);
             mine.taken.extend(&before.taken);
             if before.never.is_some() {
-                mine.never = Some(Never::Before);
+                mine.never = Never::before(draft, source);
             }
             match when {
                 Some(When::Completed) => mine.completed.insert(source),
@@ -68,11 +76,12 @@ impl Facts {
                 _ => false,
             };
         }
-        if mine.never.is_none() {
-            mine.never = mine.contradiction(draft);
-        }
-        if step.condition.is_some() {
+        mine.never = mine.never.take().or_else(|| mine.contradiction(draft)).or_else(|| too_few(draft, facts, step));
+        if let Some(condition) = &step.condition {
             mine.taken.insert(id);
+            if mine.never.is_none() && condition.source().trim() == "false" {
+                mine.never = Never::new("its `if` is never true".into(), "leave the step out, or say when it runs");
+            }
         }
         mine
     }
@@ -80,13 +89,58 @@ impl Facts {
     fn contradiction(&self, draft: &Draft<'_>) -> Option<Never> {
         if let Some(both) = self.completed.intersection(&self.failed).next() {
             let why = format!("it needs `{}` both completed and failed", draft.step(*both).name);
-            return Some(Never::Here(why, "use `join: any` if one of the two is enough".into()));
+            return Never::new(why, "use `join: any` if one of the two is enough");
         }
-        let fails = |id: &&StepId| matches!(draft.step(**id).action, Action::Fail(_));
-        let failing = self.completed.iter().find(fails)?;
-        let name = &draft.step(*failing).name;
-        Some(Never::Here(format!("it needs `{name}` completed, which always fails"), format!("write `failed:{name}`")))
+        self.completed.iter().find_map(|id| {
+            let step = draft.step(*id);
+            let name = &step.name;
+            match step.action {
+                Action::Fail(_) => Never::new(
+                    format!("it needs `{name}` completed, which always fails"),
+                    format!("write `failed:{name}`"),
+                ),
+                Action::Return(_) => Never::new(
+                    format!("it needs `{name}` completed, with which everything beside it ends"),
+                    format!("let it come before `{name}`"),
+                ),
+                _ => None,
+            }
+        })
     }
+}
+
+/// Whether fewer arms can be live together than the join needs.
+fn too_few(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<Never> {
+    let needed = match step.join {
+        Join::All => step.arms.len(),
+        Join::Any | Join::Some => 1,
+        Join::AtLeast { n, .. } => n as usize,
+    };
+    let never = |id: StepId| facts[id.0 as usize].never.is_some();
+    let events = &draft.scope(step.scope).events;
+    let (mut together, mut of_steps) = (0, BTreeMap::<StepId, [usize; 2]>::new());
+    for arm in &step.arms {
+        match arm.source {
+            Source::Event(event) => {
+                let producers = &events[event].producers;
+                together += usize::from(producers.is_empty() || producers.iter().any(|(id, _)| !never(*id)));
+            }
+            Source::Step(source, when) => {
+                let [completed, failed] = of_steps.entry(source).or_default();
+                let runs = usize::from(!never(source) || when == When::Ended);
+                *completed += if when == When::Failed { 0 } else { runs };
+                *failed += if when == When::Completed { 0 } else { runs };
+            }
+        }
+    }
+    together += of_steps.into_values().map(|ends| ends.into_iter().max().unwrap_or(0)).sum::<usize>();
+    if together >= needed {
+        return None;
+    }
+    Never::new(
+        format!("it needs {needed} of what it waits for, and at most {together} can come true"),
+        "wait for fewer of them, or for others",
+    )
 }
 
 /// The step that ran if the arm is live, and how it ended if that is known.

@@ -62,7 +62,11 @@ pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> R
 pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken: Taken) -> Result<T, Failure> {
     check_type(headers, taken)?;
     check_depth(bytes)?;
-    serde_json::from_slice(bytes).map_err(|error| {
+    // All of it, since what is in a field that nobody reads is only looked over.
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        Failure::bad(format!("the body is not JSON: it is not UTF-8 after {} bytes", error.valid_up_to()))
+    })?;
+    serde_json::from_str(text).map_err(|error| {
         if bytes.is_empty() {
             return Failure::bad("the body is empty: expected JSON");
         }
@@ -181,6 +185,16 @@ mod tests {
         assert!(check_depth(format!("\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
         assert!(check_depth(format!("\"\\\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
         assert!(check_depth(format!("\"\\\\\"{}", "[".repeat(1_000)).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn what_is_not_utf8_is_not_json_wherever_it_is() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Nothing {}
+        let read = |bytes: &[u8]| json::<Nothing>(bytes, &HeaderMap::new(), Taken::Json);
+        assert!(read(b"{\"unread\": \"\xc3\xa9\"}").is_ok());
+        let failure = read(b"{\"unread\": \"\xff\"}").unwrap_err();
+        assert_eq!((failure.0.code, failure.0.message.contains("12 bytes")), (Code::BadRequest, true), "{failure:?}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use super::call::{Answer, Call};
 use super::failure::Failure;
 use super::stopped;
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// How often what was observed is folded into histograms.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -31,7 +33,8 @@ enum Kind {
 }
 
 /// Everything that is counted, and what it means.
-const ALL: [(Kind, &str, &str); 22] = [
+const ALL: [(Kind, &str, &str); 23] = [
+    (Kind::Gauge, "eddyline_info", "1, with the instance, the version and the kind of store as labels."),
     (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them."),
     (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by status."),
     (Kind::Counter, "eddyline_tasks_claimed_total", "Tasks that were handed to workers."),
@@ -100,6 +103,12 @@ pub(crate) async fn keep(mut stopping: watch::Receiver<bool>) {
             () = stopped(&mut stopping) => return,
         }
     }
+}
+
+/// Who it is that counts.
+pub(crate) fn introduce(instance: &str, store: &'static str) {
+    let labels = [("instance", instance.to_owned()), ("version", VERSION.to_owned()), ("store", store.to_owned())];
+    metrics::gauge!("eddyline_info", &labels).set(1.0);
 }
 
 /// Begins to count, if nobody in this process did.

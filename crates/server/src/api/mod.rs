@@ -196,6 +196,7 @@ async fn answer(api: Api, route: &'static Route, params: Option<RawPathParams>, 
     metrics::histogram!("eddyline_http_seconds", &labels).record(took.as_secs_f64());
     let [method, path] = labels;
     metrics::counter!("eddyline_http_requests_total", &[method, path, ("status", status.to_string())]).increment(1);
-    tracing::debug!(method = %route.method, route = route.path, status, ms = took.as_millis() as u64, "request");
+    let instance = &api.about().settings.instance;
+    tracing::debug!(instance, method = %route.method, route = route.path, status, ms = took.as_millis() as u64, "request");
     response
 }

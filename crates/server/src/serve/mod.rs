@@ -67,6 +67,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         ..usual
     };
     counts::begin();
+    counts::introduce(&settings.instance, kind);
     let engine = Engine::start(store, config);
     let (stop, stopping) = watch::channel(false);
     let keys = settings.keys_on(addr);

@@ -183,6 +183,11 @@ fn warnings() {
         "a:\nb: {after: [a], if: 'input.x'}\nc: {after: [a]}\nd: {after: [c, 'ended:b']}",
         "a:\nb: {after: [a], if: 'input.x'}\nc: {after: [b]}\nd: {after: [b]}\ne: {after: [c, d]}",
         "a: {if: 'input.x', emits: [e]}\nb: {emits: [f]}\nc: {subscribes: [e, f]}",
+        "a:\nb: {after: [a, 'failed:a'], emits: [e]}\nc: {subscribes: [e]}\nd: {after: [c, a], join: any}",
+        "a:\nb: {after: [a, 'failed:a', 'ended:a'], join: {at_least: 2}}",
+        "a:\nb: {after: [a, 'failed:a'], join: {at_least: 2}}\nc: {after: [b, 'failed:b'], join: some}\nd: {after: ['ended:b', c], join: any}",
+        "a: {if: false}\nb: {after: [a]}",
+        "a: {return: 1}\nb: {after: [a]}\nc: {after: ['failed:a']}",
     ];
     insta::assert_snapshot!(cases(texts, of_steps));
     let entry = "name: f\nentry: a\nsteps: {a: , b: }";
