@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use eddyline_machine::RunId;
 use eddyline_machine::run::Header;
@@ -27,7 +28,30 @@ pub(crate) struct Bus {
     pub attentive: Attentive,
     /// Runs that were started here and have not ended, as far as is known. Not all of them: there is an end to it.
     going: Mutex<Map<RunId, Namespace>>,
+    /// Since when the store owes an answer to a commit.
+    owed: Mutex<Option<Instant>>,
     chores: Vec<Interest>,
+}
+
+impl Bus {
+    /// A commit is on its way to the store.
+    pub fn sent(&self) {
+        self.owed().get_or_insert_with(Instant::now);
+    }
+
+    /// One has come back; whether others are on their way.
+    pub fn came_back(&self, others: bool) {
+        *self.owed() = others.then(Instant::now);
+    }
+
+    /// How long the store has been silent, though something is on its way to it.
+    pub fn silence(&self) -> Duration {
+        self.owed().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    fn owed(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The end of a run, to those who wait for it.

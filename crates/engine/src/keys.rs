@@ -1,6 +1,7 @@
 //! Keys and namespaces, as they are kept. What a key may be used for is the server's to say.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use eddyline_machine::Millis;
 use eddyline_store::{DocumentFilter, Expect, MAX_PAGE, Namespace};
@@ -32,6 +33,11 @@ impl Engine {
     /// The store's clock.
     pub async fn now(&self) -> Result<Millis> {
         Ok(self.instance.store.now().await?)
+    }
+
+    /// How long the store has not answered, though a commit waits for it.
+    pub fn silence_of_store(&self) -> Duration {
+        self.bus.silence()
     }
 
     /// A key by its id, whatever its namespace.

@@ -12,9 +12,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use eddyline_engine::{Config, EngineError, StartRequest};
-use eddyline_store::{Embedded, Namespace, Options, Page, RunFilter, Store, StoreError};
+use eddyline_store::{Embedded, Hook, Namespace, Options, Page, RunFilter, Store, StoreError};
 use rig::{Rig, done};
 use serde_json::json;
 
@@ -77,6 +79,39 @@ fn a_sync_that_fails_stops_the_process() {
     for run in &acknowledged {
         assert!(runs.contains(run), "{run} was acknowledged and is lost");
     }
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_known_to_be_silent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hang, mut hung) = tokio::sync::mpsc::unbounded_channel();
+    let (go_on, opened) = std::sync::mpsc::channel::<()>();
+    let (hangs, opened) = (Arc::new(AtomicBool::new(false)), std::sync::Mutex::new(opened));
+    let hanging = hangs.clone();
+    let before_commit: Hook = Arc::new(move || {
+        if hanging.load(Ordering::SeqCst) {
+            hang.send(()).unwrap();
+            let _ = opened.lock().unwrap().recv_timeout(Duration::from_secs(30));
+        }
+    });
+    let options = Options { before_commit: Some(before_commit), ..Options::default() };
+    let rig = Rig::on(Arc::new(Embedded::open(dir.path(), options).unwrap()), Config::default());
+    rig.register(FLOW).await;
+    hangs.store(true, Ordering::SeqCst);
+    let request = StartRequest { flow: "f".to_owned(), ..StartRequest::default() };
+    let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
+    let starting = tokio::spawn(async move { engine.start_run(&ns, request).await });
+    hung.recv().await.unwrap();
+    let before = rig.engine.silence_of_store();
+    assert!(before > Duration::ZERO);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let silence = rig.engine.silence_of_store();
+    assert!(silence >= before + Duration::from_millis(20));
+    hangs.store(false, Ordering::SeqCst);
+    go_on.send(()).unwrap();
+    starting.await.unwrap().unwrap();
+    assert!(rig.engine.silence_of_store() < silence);
+    rig.engine.shutdown().await;
 }
 
 #[test]

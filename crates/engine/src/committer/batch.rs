@@ -41,6 +41,7 @@ impl Committer {
                 continue;
             }
             metrics::histogram!("eddyline_batch_size").record(prepared.len() as f64);
+            self.bus.sent();
             let (store, since) = (self.store.clone(), Instant::now());
             self.sent.push(Box::pin(async move {
                 let mut result = Err(StoreError::Unknown);
@@ -82,6 +83,7 @@ impl Committer {
     }
 
     pub(super) fn finished(&mut self, sent: Sent) {
+        self.bus.came_back(!self.sent.is_empty());
         metrics::histogram!("eddyline_commit_seconds").record(sent.since.elapsed().as_secs_f64());
         let written = match sent.result {
             Ok(written) => written,

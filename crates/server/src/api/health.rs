@@ -8,7 +8,7 @@ use serde_json::json;
 use super::call::{Answer, Call, ok};
 use super::failure::Failure;
 
-/// A store that takes longer than this to say its time is not ready.
+/// A store that takes longer than this to commit, or to say its time, is not ready.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// `GET /healthz`
@@ -20,6 +20,10 @@ pub(crate) async fn alive(_call: Call) -> Answer {
 pub(crate) async fn ready(call: Call) -> Answer {
     if *call.api.stopping().borrow() {
         return Err(Failure::new(Code::Unavailable, "the server is stopping"));
+    }
+    let silence = call.engine().silence_of_store();
+    if silence > PATIENCE {
+        return Err(Failure::new(Code::Unavailable, format!("the store has been silent for {} s", silence.as_secs())));
     }
     match tokio::time::timeout(PATIENCE, call.engine().now()).await {
         Ok(answered) => answered?,
