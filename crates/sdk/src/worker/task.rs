@@ -7,7 +7,7 @@ use eddyline_protocol::{Emit, Log, Op, Outcome, Task};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 /// Log lines of one task that wait to be sent; more are left out, and it is said how many.
-const MAX_LOGS: usize = 1_000;
+const MAX_LOGS: usize = 1_024;
 /// Events that one attempt emits with its completion.
 pub(crate) const MAX_EMITS: usize = 1_000;
 /// What handlers have said and the loop has not heard yet.

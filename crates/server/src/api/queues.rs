@@ -23,6 +23,9 @@ pub(crate) async fn set(mut call: Call) -> Answer {
     let known = [("concurrency", &[][..]), ("flow_concurrency", &[]), ("burst", &[]), RATE];
     let asked: wire::QueueRules = call.json_of(&known).await?;
     let rate = asked.whole_rate().map_err(Failure::invalid)?.map(inner_rate).transpose()?;
+    if [asked.concurrency, asked.flow_concurrency].contains(&Some(0)) {
+        return Err(Failure::invalid("a concurrency is at least 1; to stop a queue, pause it"));
+    }
     change(call, |rules| {
         rules.concurrency = asked.concurrency;
         rules.flow_concurrency = asked.flow_concurrency;

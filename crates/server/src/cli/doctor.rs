@@ -159,7 +159,7 @@ fn stuck(queue: &QueueInfo, online: &[&WorkerInfo]) -> Option<Finding> {
     let (name, ready) = (&queue.name, queue.ready);
     if queue.paused {
         let found = format!("{name} is paused, with {} waiting", tasks(ready));
-        return Some(Finding::new(Verdict::Worth, "queue", found).help(format!("`eddy queue resume {name}`")));
+        return Some(Finding::new(Verdict::Bad, "queue", found).help(format!("`eddy queue resume {name}`")));
     }
     let served = online.iter().any(|worker| worker.queues.contains(name));
     (!served && !online.is_empty()).then(|| {

@@ -1,6 +1,7 @@
 //! Processes that a command starts, and ends with everything that they started in turn.
 
 use std::process::ExitStatus;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
@@ -11,8 +12,24 @@ use super::trouble::Trouble;
 
 /// A killed process is dead at once, unless the system is stuck in a call for it.
 const DEATH: Duration = Duration::from_secs(2);
+/// How long a worker has when it is asked for the second time.
+const AGAIN: Duration = Duration::from_secs(2);
 /// How often it is looked whether a group has ended.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// The groups that are there.
+static ALL: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+fn all() -> MutexGuard<'static, Vec<Pid>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills whatever this process has started and not ended: before it ends without dropping everything.
+pub fn kill_all() {
+    for leader in std::mem::take(&mut *all()) {
+        let _ = kill_process_group(leader, Signal::KILL);
+    }
+}
 
 /// A process in a group of its own. Dropping it kills what is left of the group.
 #[derive(Debug)]
@@ -25,6 +42,7 @@ impl Group {
     pub fn spawn(command: &mut Command) -> std::io::Result<Group> {
         let child = command.process_group(0).kill_on_drop(true).spawn()?;
         let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        all().extend(leader);
         Ok(Group { child, leader })
     }
 
@@ -57,6 +75,16 @@ impl Group {
         self.kill();
     }
 
+    /// The same for a worker, which finishes what it has when it is asked once, and ends what it has started when it is asked
+    /// again.
+    pub async fn stop_worker(&mut self, grace: Duration) {
+        self.signal(Signal::TERM);
+        if tokio::time::timeout(grace, self.child.wait()).await.is_err() {
+            self.stop(AGAIN).await;
+        }
+        self.kill();
+    }
+
     /// At once, and without a chance to clean up.
     pub async fn kill_now(&mut self) {
         self.signal(Signal::KILL);
@@ -74,7 +102,9 @@ impl Group {
     fn kill(&mut self) {
         self.signal(Signal::KILL);
         // Its number may be given to others from now on.
-        self.leader = None;
+        if let Some(leader) = self.leader.take() {
+            all().retain(|other| *other != leader);
+        }
     }
 }
 

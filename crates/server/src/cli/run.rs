@@ -123,7 +123,7 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
             act_on(ctx, &run, &step, "complete", StepAct { output, error: None }).await
         }
         RunCommand::Fail { run, step, message } => {
-            let error = Some(eddyline_protocol::Failure::new("Manual", message));
+            let error = Some(eddyline_protocol::Failure::new("FailedByHand", message));
             act_on(ctx, &run, &step, "fail", StepAct { error, ..StepAct::default() }).await
         }
         RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", StepAct::default()).await,
@@ -148,7 +148,12 @@ fn since_text(since: &str) -> Result<String, Trouble> {
 }
 
 async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(), Trouble> {
-    let runs = ctx.remote()?.list("/v1/runs", query, Some(limit)).await?;
+    // One more than is shown, to know whether there are more.
+    let mut runs = ctx.remote()?.list("/v1/runs", query, Some(limit.saturating_add(1))).await?;
+    if runs.len() > limit {
+        runs.truncate(limit);
+        ctx.screen.aside(format!("there are more than these {limit}: see --limit"));
+    }
     if ctx.screen.json {
         return ctx.screen.document(&runs);
     }
@@ -172,7 +177,7 @@ async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(
     if rows.is_empty() {
         return ctx.screen.say("no runs");
     }
-    let width = ctx.screen.width().max(120);
+    let width = ctx.screen.edge().max(120);
     let lines = table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", ""], &rows);
     ctx.screen.lines(&lines.into_iter().map(|line| line.cut(width)).collect::<Vec<_>>())
 }
@@ -182,7 +187,7 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
     if ctx.screen.json {
         return ctx.screen.document(&json!({"run": moment.run, "steps": moment.steps}));
     }
-    ctx.screen.lines(&moment.lines(ctx.screen.width()))?;
+    ctx.screen.lines(&moment.lines(ctx.screen.edge()))?;
     let header = &moment.run;
     let mut facts = vec![("input", header.input.to_string()), ("version", header.version.clone())];
     facts.extend(header.external_id.clone().map(|id| ("external id", id)));
@@ -196,7 +201,7 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
     ctx.screen.say("")?;
     for (name, value) in facts {
         let line = Line::default().with(Ink::Faint, format!("{name:<12}")).with(Ink::Plain, value);
-        ctx.screen.line(&line.cut(ctx.screen.width()))?;
+        ctx.screen.line(&line.cut(ctx.screen.edge()))?;
     }
     let sentences = words::explain(header, &moment.steps);
     if !sentences.is_empty() {

@@ -152,6 +152,11 @@ impl Screen {
         self.size().0
     }
 
+    /// Where a line of text is cut: at the edge of a terminal, or not at all, since what is piped may be searched.
+    pub fn edge(&self) -> usize {
+        if self.live { self.width() } else { usize::MAX }
+    }
+
     pub fn say(&self, text: impl Display) -> Result<(), Trouble> {
         let mut out = io::stdout().lock();
         writeln!(out, "{text}")?;

@@ -31,7 +31,7 @@ pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
         for record in &records {
             match ctx.screen.json {
                 true => ctx.screen.ndjson(record)?,
-                false => ctx.screen.line(&line(record).cut(ctx.screen.width().max(LINE)))?,
+                false => ctx.screen.line(&line(record).cut(ctx.screen.edge().max(LINE)))?,
             }
         }
         if timeline.ended || (records.is_empty() && !tail.follow) {

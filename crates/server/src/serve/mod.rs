@@ -81,6 +81,9 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let about = About { store: kind, addr, public_url, started_at, keys, settings };
     let (connection, connections) = mpsc::channel(1);
     let api = Api::new(engine, about, stopping.clone(), connection.clone());
+    if !keys && api.about().settings.admin_key.is_some() {
+        tracing::warn!("an admin key was given, and keys are off: whoever reaches this address needs none (--keys on)");
+    }
     if keys && let Err(error) = first_key::ensure(&api).await {
         api.engine().shutdown().await;
         return Err(error);

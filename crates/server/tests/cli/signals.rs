@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use super::rig::{Process, command, eddy};
+use super::rig::{Process, Server, command, eddy};
 
 fn pid(process: &Process) -> Pid {
     Pid::from_raw(i32::try_from(process.0.id()).unwrap()).unwrap()
@@ -73,4 +73,58 @@ fn dev_ends_if_its_worker_cannot_be_started() {
     let args = ["dev", "--listen", "127.0.0.1:0", "--store", "memory:", "--", "./no-such-program"];
     let ran = eddy(dir.path(), &args).bad(2);
     assert!(ran.err.contains("`./no-such-program` cannot be started"), "{ran:?}");
+}
+
+/// Reads what a command writes into a pipe as soon as it runs.
+fn pipe(dir: &std::path::Path) -> std::path::PathBuf {
+    let fifo = dir.join("runs");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    fifo
+}
+
+fn until_gone(pid: i32) {
+    let dead = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        test_kill_process(Pid::from_raw(pid).unwrap()).is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
+    };
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !dead() {
+        assert!(std::time::Instant::now() < until, "process {pid} is still there");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_worker_that_is_interrupted_twice_takes_its_commands_with_it() {
+    let server = Server::start();
+    server.apply("name: f\nsteps: {a: {}}");
+    let fifo = pipe(server.dir.path());
+    let (mut worker, mut lines) = server.worker(&["a=echo $$ > runs; exec sleep 1000"]);
+    server.eddy(&["start", "f"]).good();
+    let command: i32 = std::fs::read_to_string(fifo).unwrap().trim().parse().unwrap();
+    kill_process(pid(&worker), Signal::INT).unwrap();
+    lines.find(|line| line.contains("Once more")).expect("it says what it waits for");
+    kill_process(pid(&worker), Signal::INT).unwrap();
+    assert_eq!(worker.0.wait().unwrap().code(), Some(130));
+    until_gone(command);
+}
+
+#[test]
+fn dev_goes_on_while_its_worker_cannot_be_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    eddy(dir.path(), &["init", "."]).good();
+    let mut dev = command();
+    dev.current_dir(dir.path()).args(["dev", "--listen", "127.0.0.1:0", "--", "./worker.sh"]);
+    let mut dev = Process(dev.stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(dev.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut wait_for =
+        |sign: &str| lines.find(|line| line.contains(sign)).unwrap_or_else(|| panic!("{sign} never came"));
+    wait_for("greet: ./steps/greet.sh");
+    std::fs::rename(dir.path().join("worker.sh"), dir.path().join("away")).unwrap();
+    std::fs::write(dir.path().join("steps/new.sh"), "").unwrap();
+    wait_for("cannot be started");
+    std::fs::rename(dir.path().join("away"), dir.path().join("worker.sh")).unwrap();
+    wait_for("greet: ./steps/greet.sh");
+    kill_process(pid(&dev), Signal::INT).unwrap();
+    assert_eq!(dev.0.wait().unwrap().code(), Some(0));
 }

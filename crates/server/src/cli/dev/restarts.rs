@@ -38,30 +38,36 @@ pub async fn keep_running(
     let (dir, wanted) = watched(dir);
     let mut changes = Changes::of(&dir, wanted);
     changes.look();
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut started) = (FIRST_PAUSE, false);
     loop {
         let mut worker = Command::new(program);
         worker.args(arguments).env("EDDY_URL", url).stdin(Stdio::null());
         if let Some(path) = path_with_eddy() {
             worker.env("PATH", path);
         }
-        let mut group = Group::spawn(&mut worker)
-            .map_err(|error| Trouble::usage(format!("`{}` cannot be started: {error}", command.join(" "))))?;
-        say(ctx, Ink::Faint, &format!("worker: {}", command.join(" ")));
         let began = Instant::now();
-        let happened = tokio::select! {
-            ended = group.wait() => Happened::Died(ended.map_or_else(|error| error.to_string(), |how| how.to_string())),
-            () = changed(&mut changes) => Happened::Changed,
-            () = told(&mut stopping) => Happened::Told,
+        let happened = match Group::spawn(&mut worker) {
+            Ok(mut group) => {
+                started = true;
+                say(ctx, Ink::Faint, &format!("worker: {}", command.join(" ")));
+                let happened = tokio::select! {
+                    ended = group.wait() => Happened::Died(ended.map_or_else(|error| error.to_string(), |how| how.to_string())),
+                    () = changed(&mut changes) => Happened::Changed,
+                    () = told(&mut stopping) => Happened::Told,
+                };
+                if !matches!(happened, Happened::Died(_)) {
+                    group.stop_worker(GRACE).await;
+                }
+                happened
+            }
+            // It could be before: its file is being written, perhaps.
+            Err(error) if started => Happened::Died(format!("it cannot be started: {error}")),
+            Err(error) => return Err(Trouble::usage(format!("`{}` cannot be started: {error}", command.join(" ")))),
         };
         match happened {
-            Happened::Told => {
-                group.stop(GRACE).await;
-                return Ok(());
-            }
+            Happened::Told => return Ok(()),
             Happened::Changed => {
                 say(ctx, Ink::Faint, &format!("{} changed: the worker is restarted", dir.display()));
-                group.stop(GRACE).await;
                 pause = FIRST_PAUSE;
             }
             Happened::Died(how) => {

@@ -149,7 +149,7 @@ impl Drawing<'_> {
     fn record(&self, record: &serde_json::Value) -> Result<(), Trouble> {
         match (self.screen.live, self.screen.json) {
             (_, true) => self.screen.ndjson(record),
-            (false, false) => self.screen.line(&timeline::line(record).cut(self.screen.width().max(LINE))),
+            (false, false) => self.screen.line(&timeline::line(record).cut(self.screen.edge().max(LINE))),
             (true, false) => Ok(()),
         }
     }
@@ -216,6 +216,6 @@ impl Drawing<'_> {
         }
         self.new_notes()?;
         self.screen.say("")?;
-        self.screen.lines(&moment.lines(self.screen.width()))
+        self.screen.lines(&moment.lines(self.screen.edge()))
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use eddyline::{StepCtx, StepError, Worker};
 use eddyline_protocol::Span;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::command::{Job, Verdict, carry_out};
 use crate::cli::Context;
+use crate::cli::processes::{asked_to_end, kill_all};
 use crate::cli::screen::{Ink, Line, Screen};
 use crate::cli::trouble::Trouble;
 
@@ -79,7 +80,20 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
         let carry = move |task: StepCtx, input: Value| one(task, input, command.clone(), grace, screen.clone());
         worker = worker.handler(&handler, carry);
     }
-    remote.told(worker.max_concurrent(exec.max).run().await)
+    let (stop, stopped) = oneshot::channel();
+    let twice = async {
+        asked_to_end().await?;
+        ctx.screen.aside("no more tasks are taken; commands may finish. Once more ends them at once");
+        // Nobody listens if the worker has just ended by itself.
+        let _ = stop.send(());
+        asked_to_end().await
+    };
+    let ended = tokio::select! {
+        result = worker.max_concurrent(exec.max).run_until(stopped) => remote.told(result),
+        asked = twice => asked.and(Err(Trouble::interrupted())),
+    };
+    kill_all();
+    ended
 }
 
 async fn one(
