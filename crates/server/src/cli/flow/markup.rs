@@ -35,6 +35,12 @@ fn title(node: &Node) -> String {
     if node.marks.is_empty() { node.name.clone() } else { format!("{} {}", node.name, node.marks) }
 }
 
+/// What stands in its box.
+fn lines(node: &Node) -> Vec<String> {
+    let join = node.join.as_ref().map(|join| format!("join: {join}"));
+    std::iter::once(title(node)).chain(join).chain(node.says.iter().cloned()).collect()
+}
+
 fn labels(node: &Node) -> impl Iterator<Item = (&str, Option<&str>)> {
     node.edges.iter().flat_map(|edge| edge.from.iter().map(|from| (from.as_str(), edge.label.as_deref())))
 }
@@ -56,13 +62,11 @@ impl Mermaid<'_> {
         for (at, node) in nodes.iter().enumerate() {
             let id = format!("s{}", first + at);
             if node.inner.is_empty() {
-                let lines: Vec<String> =
-                    std::iter::once(title(node)).chain(node.says.iter().cloned()).map(|line| entities(&line)).collect();
+                let lines: Vec<String> = lines(node).iter().map(|line| entities(line)).collect();
                 self.line(depth, &format!("{id}[\"{}\"]", lines.join("<br/>")));
                 continue;
             }
-            let heading: Vec<String> =
-                std::iter::once(title(node)).chain(node.says.iter().cloned()).map(|line| entities(&line)).collect();
+            let heading: Vec<String> = lines(node).iter().map(|line| entities(line)).collect();
             self.line(depth, &format!("subgraph {id}[\"{}\"]", heading.join(": ")));
             self.scope(&node.inner, depth + 1);
             self.line(depth, "end");
@@ -98,14 +102,16 @@ impl Dot<'_> {
         let first = self.next;
         self.next += nodes.len();
         for (at, node) in nodes.iter().enumerate() {
-            let lines: Vec<String> = std::iter::once(title(node)).chain(node.says.iter().cloned()).collect();
-            let label = quoted(&lines.join("\n"));
+            let label = quoted(&lines(node).join("\n"));
             self.line(depth, &format!("s{} [label={label}];", first + at));
             if !node.inner.is_empty() {
                 self.line(depth, &format!("subgraph cluster_s{} {{", first + at));
                 self.line(depth + 1, &format!("label={};", quoted(&format!("inside {}", node.name))));
+                let inside = self.next;
                 self.scope(&node.inner, depth + 1);
                 self.line(depth, "}");
+                let edge = format!("s{at} -> s{inside} [style=dotted, lhead=cluster_s{at}];", at = first + at);
+                self.line(depth, &edge);
             }
         }
         for (at, node) in nodes.iter().enumerate() {
