@@ -346,24 +346,28 @@ async fn a_worker_that_is_to_stop_finishes_what_it_has_and_takes_nothing_new() {
     }
 }
 
+/// With a handler that says when it begins and when it is dropped, and never ends.
+fn stuck(worker: Worker, begun: &Arc<Notify>, dropped: &Arc<AtomicUsize>) -> Worker {
+    let (begun, dropped) = (begun.clone(), dropped.clone());
+    worker.handler("stuck", move |_: StepCtx, (): ()| {
+        let (begun, dropped) = (begun.clone(), OnDrop(dropped.clone()));
+        async move {
+            let _dropped = dropped;
+            begun.notify_one();
+            std::future::pending::<()>().await;
+            Ok::<_, StepError>(())
+        }
+    })
+}
+
 #[tokio::test]
 async fn what_does_not_finish_in_time_is_let_go() {
     for way in WAYS {
         let fake = Fake::new().await;
         fake.offer("stuck", [json!(null)]);
         let (begun, dropped) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
-        let (begin, drops) = (begun.clone(), dropped.clone());
-        let worker = put_to_work(way, &fake, |worker| {
-            worker.drain_timeout(Duration::from_millis(100)).handler("stuck", move |_: StepCtx, (): ()| {
-                let (begin, drops) = (begin.clone(), drops.clone());
-                async move {
-                    let _dropped = OnDrop(drops);
-                    begin.notify_one();
-                    std::future::pending::<()>().await;
-                    Ok::<_, StepError>(())
-                }
-            })
-        });
+        let worker =
+            put_to_work(way, &fake, |worker| stuck(worker.drain_timeout(Duration::from_millis(100)), &begun, &dropped));
         begun.notified().await;
         worker.stop(&fake).await;
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
@@ -504,25 +508,18 @@ async fn a_worker_that_is_dropped_lets_go_of_everything() {
         let fake = Fake::new().await;
         fake.offer("stuck", [json!(null)]);
         let (begun, dropped) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
-        let (begin, drops) = (begun.clone(), dropped.clone());
-        let AtWork { worker, stop: _stop } = put_to_work(way, &fake, |worker| {
-            worker.max_concurrent(2).handler("stuck", move |_: StepCtx, (): ()| {
-                let (begin, drops) = (begin.clone(), drops.clone());
-                async move {
-                    let _dropped = OnDrop(drops);
-                    begin.notify_one();
-                    std::future::pending::<()>().await;
-                    Ok::<_, StepError>(())
-                }
-            })
-        });
+        let AtWork { worker, stop: _stop } =
+            put_to_work(way, &fake, |worker| stuck(worker.max_concurrent(2), &begun, &dropped));
         begun.notified().await;
         worker.abort();
         fake.until("the connections to end", |state| (state.open == 0).then_some(())).await;
         // Handlers are stopped by their runtime, which is this one.
-        while dropped.load(Ordering::SeqCst) == 0 {
-            tokio::task::yield_now().await;
-        }
+        let stopped = async {
+            while dropped.load(Ordering::SeqCst) == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(LONG, stopped).await.expect("the handler is dropped");
         fake.offer("stuck", [json!(null)]);
         assert_eq!(fake.set(|state| (state.queue.len(), state.effects.len())), (1, 0), "{way:?}");
     }

@@ -27,16 +27,22 @@ fn a_demo_that_is_interrupted_leaves_nothing() {
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "its folder is gone");
 }
 
+/// `eddy dev` in a new project, and what it says: the next line with a sign.
+fn dev(dir: &std::path::Path) -> (Process, impl FnMut(&str) -> String + use<>) {
+    eddy(dir, &["init", "."]).good();
+    let mut dev = command();
+    dev.current_dir(dir).args(["dev", "--listen", "127.0.0.1:0", "--", "./worker.sh"]);
+    let mut dev = Process(dev.stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(dev.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let wait_for =
+        move |sign: &str| lines.find(|line| line.contains(sign)).unwrap_or_else(|| panic!("{sign} never came"));
+    (dev, wait_for)
+}
+
 #[test]
 fn dev_registers_what_is_written_restarts_its_worker_and_ends_it() {
     let dir = tempfile::tempdir().unwrap();
-    eddy(dir.path(), &["init", "."]).good();
-    let mut dev = command();
-    dev.current_dir(dir.path()).args(["dev", "--listen", "127.0.0.1:0", "--", "./worker.sh"]);
-    let mut dev = Process(dev.stderr(Stdio::piped()).spawn().unwrap());
-    let mut lines = BufReader::new(dev.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let mut wait_for =
-        |sign: &str| lines.find(|line| line.contains(sign)).unwrap_or_else(|| panic!("{sign} never came"));
+    let (mut dev, mut wait_for) = dev(dir.path());
     let first = wait_for("listens on");
     let url = first.split("listens on ").nth(1).unwrap().split(',').next().unwrap().to_owned();
     wait_for("greet: ./steps/greet.sh");
@@ -112,13 +118,7 @@ fn a_worker_that_is_interrupted_twice_takes_its_commands_with_it() {
 #[test]
 fn dev_goes_on_while_its_worker_cannot_be_started_again() {
     let dir = tempfile::tempdir().unwrap();
-    eddy(dir.path(), &["init", "."]).good();
-    let mut dev = command();
-    dev.current_dir(dir.path()).args(["dev", "--listen", "127.0.0.1:0", "--", "./worker.sh"]);
-    let mut dev = Process(dev.stderr(Stdio::piped()).spawn().unwrap());
-    let mut lines = BufReader::new(dev.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let mut wait_for =
-        |sign: &str| lines.find(|line| line.contains(sign)).unwrap_or_else(|| panic!("{sign} never came"));
+    let (mut dev, mut wait_for) = dev(dir.path());
     wait_for("greet: ./steps/greet.sh");
     std::fs::rename(dir.path().join("worker.sh"), dir.path().join("away")).unwrap();
     std::fs::write(dir.path().join("steps/new.sh"), "").unwrap();
