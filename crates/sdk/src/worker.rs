@@ -30,7 +30,6 @@ use tokio::sync::oneshot;
 use crate::client::Client;
 use crate::error::Error;
 use handler::{Handler, erase};
-use link::Transport;
 use online::Online;
 use shift::{Rules, Shift};
 use signals::Signals;
@@ -77,12 +76,12 @@ enum Target {
     Engine(eddyline_engine::Engine),
 }
 
-/// How the server is reached, and so where the worker's loop runs.
-enum Way {
-    Apart(Box<dyn Transport>),
+/// A shift by how its server is reached, and so where its loop runs.
+enum Ready {
+    Online(Shift),
     /// Where the engine is, whose threads do its work.
     #[cfg(feature = "engine")]
-    Here(Box<dyn Transport>),
+    InProcess(Shift),
 }
 
 impl fmt::Debug for Worker {
@@ -190,47 +189,56 @@ impl Worker {
     /// Connections that end are made anew for as long as it takes. An error means that the worker could not begin: the
     /// address, the key or the handlers are not right.
     pub async fn run(self) -> Result<(), Error> {
-        let (shift, way) = self.ready()?;
-        match way {
-            Way::Apart(transport) => apart::work(move || until_signalled(shift, transport)).await,
+        let (stop, stopped) = oneshot::channel();
+        match self.ready(stopped)? {
+            Ready::Online(shift) => apart::work(shift, Some(stop)).await,
             #[cfg(feature = "engine")]
-            Way::Here(transport) => until_signalled(shift, transport).await,
+            Ready::InProcess(mut shift) => until_signalled(Signals::new()?, shift.work(), stop).await,
         }
     }
 
     /// Works until `stop` comes back (whatever it gives), or until the server tells it to drain; then finishes what it
     /// has. Dropping the future instead lets go of everything.
     pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
-        let (shift, way) = self.ready()?;
-        let stop = async {
-            stop.await;
-        };
-        let transport = match way {
-            Way::Apart(transport) => transport,
-            #[cfg(feature = "engine")]
-            Way::Here(transport) => return shift.work(transport, stop).await,
-        };
         let (tell, told) = oneshot::channel();
-        let told = async {
-            if told.await.is_err() {
-                // Nobody is left who could say so.
-                std::future::pending().await
+        let ready = self.ready(told)?;
+        let working = async {
+            match ready {
+                Ready::Online(shift) => apart::work(shift, None).await,
+                #[cfg(feature = "engine")]
+                Ready::InProcess(mut shift) => shift.work().await,
             }
         };
-        let working = apart::work(move || shift.work(transport, told));
         tokio::pin!(working, stop);
         tokio::select! {
             result = &mut working => return result,
-            () = &mut stop => {}
+            _ = &mut stop => {}
         }
         // If it has just ended by itself, nobody listens.
         let _ = tell.send(());
         working.await
     }
 
-    fn ready(self) -> Result<(Shift, Way), Error> {
-        let (handlers, me) = self.described()?;
-        Ok((Shift::new(handlers, me, self.rules), self.way()?))
+    fn ready(self, stop: oneshot::Receiver<()>) -> Result<Ready, Error> {
+        let ((handlers, me), rules) = (self.described()?, self.rules);
+        let shift = |transport| Shift::new(handlers, me, rules, transport, stop);
+        let mut client = match self.target {
+            Target::Url(url) => Client::new(&url)?,
+            // What its connections get is heard by the runtime that made them.
+            Target::Client(client) => client.with_own_connections(),
+            #[cfg(feature = "engine")]
+            Target::Engine(engine) => {
+                let in_process = in_process::InProcess::new(engine, self.namespace.as_deref());
+                return Ok(Ready::InProcess(shift(Box::new(in_process))));
+            }
+        };
+        if let Some(key) = self.key {
+            client = client.with_key(key);
+        }
+        if let Some(namespace) = self.namespace {
+            client = client.with_namespace(namespace);
+        }
+        Ok(Ready::Online(shift(Box::new(Online::new(client, self.http_only)))))
     }
 
     fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {
@@ -254,35 +262,14 @@ impl Worker {
         me.pid = Some(std::process::id());
         Ok((handlers, me))
     }
-
-    fn way(self) -> Result<Way, Error> {
-        let mut client = match self.target {
-            Target::Url(url) => Client::new(&url)?,
-            // What its connections get is heard by the runtime that made them.
-            Target::Client(client) => client.with_own_connections(),
-            #[cfg(feature = "engine")]
-            Target::Engine(engine) => {
-                let in_process = in_process::InProcess::new(engine, self.namespace.as_deref());
-                return Ok(Way::Here(Box::new(in_process)));
-            }
-        };
-        if let Some(key) = self.key {
-            client = client.with_key(key);
-        }
-        if let Some(namespace) = self.namespace {
-            client = client.with_namespace(namespace);
-        }
-        Ok(Way::Apart(Box::new(Online::new(client, self.http_only))))
-    }
 }
 
-async fn until_signalled(shift: Shift, transport: Box<dyn Transport>) -> Result<(), Error> {
-    let signals = Signals::new();
-    let mut signals = signals.map_err(|error| Error::Config(format!("signals cannot be listened for: {error}")))?;
-    let (stop, stopped) = oneshot::channel::<()>();
-    let stopped = async {
-        let _ = stopped.await;
-    };
+/// Has the work told to stop by the first signal, and lets go of it at the second.
+async fn until_signalled(
+    mut signals: Signals,
+    work: impl Future<Output = Result<(), Error>>,
+    stop: oneshot::Sender<()>,
+) -> Result<(), Error> {
     let twice = async {
         signals.next().await;
         // Nobody listens if the worker has just ended by itself.
@@ -290,7 +277,7 @@ async fn until_signalled(shift: Shift, transport: Box<dyn Transport>) -> Result<
         signals.next().await;
     };
     tokio::select! {
-        result = shift.work(transport, stopped) => result,
+        result = work => result,
         () = twice => {
             tracing::warn!("asked to stop a second time: what is at work is let go");
             Ok(())

@@ -1,9 +1,11 @@
 //! The line to the server: down, being opened, or up; and back up again, for ever.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_protocol::{FromServer, WorkerRegistered};
 use futures_util::future::BoxFuture;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::link::{Cut, Hello, Link, Opened, ToServer, Transport};
@@ -18,15 +20,15 @@ const CLOSE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Line {
     state: State,
-    /// Away while it opens a link.
-    transport: Option<Box<dyn Transport>>,
+    /// Held while it opens a link.
+    transport: Arc<Mutex<Box<dyn Transport>>>,
     backoff: Backoff,
     worker_id: Option<String>,
 }
 
 enum State {
     Down { until: Instant },
-    Opening(BoxFuture<'static, (Box<dyn Transport>, Result<Opened, Cut>)>),
+    Opening(BoxFuture<'static, Result<Opened, Cut>>),
     Up(Up),
 }
 
@@ -52,7 +54,8 @@ pub(crate) enum Event {
 impl Line {
     pub fn new(transport: Box<dyn Transport>) -> Line {
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        Line { state: State::Down { until: Instant::now() }, transport: Some(transport), backoff, worker_id: None }
+        let transport = Arc::new(Mutex::new(transport));
+        Line { state: State::Down { until: Instant::now() }, transport, backoff, worker_id: None }
     }
 
     /// What happens next. May be called off at any await without losing anything.
@@ -62,14 +65,10 @@ impl Line {
                 tokio::time::sleep_until(*until).await;
                 Event::Due
             }
-            State::Opening(opening) => {
-                let (transport, opened) = opening.await;
-                self.transport = Some(transport);
-                match opened {
-                    Ok((link, worker)) => self.opened(link, worker),
-                    Err(cut) => Event::Cut(cut),
-                }
-            }
+            State::Opening(opening) => match opening.await {
+                Ok((link, worker)) => self.opened(link, worker),
+                Err(cut) => Event::Cut(cut),
+            },
             State::Up(up) => match up.link.hear().await {
                 Ok(message) => {
                     up.heard_at = Instant::now();
@@ -82,12 +81,14 @@ impl Line {
     }
 
     pub fn open(&mut self, hello: Hello) {
-        if let Some(mut transport) = self.transport.take() {
-            self.state = State::Opening(Box::pin(async move {
-                let opened = transport.open(&hello).await;
-                (transport, opened)
-            }));
-        }
+        let transport = self.transport.clone().lock_owned();
+        self.state = State::Opening(Box::pin(async move { transport.await.open(&hello).await }));
+    }
+
+    /// The runtime that heard the line does not any more: it is opened anew, at once, from this one.
+    pub async fn moved(&mut self) {
+        self.state = State::Down { until: Instant::now() };
+        self.transport.lock().await.moved();
     }
 
     /// The line is down; it is opened again after a while, which is given.
@@ -95,6 +96,10 @@ impl Line {
         let pause = self.backoff.next().max(after.unwrap_or_default().min(LONGEST_RETRY_AFTER));
         self.state = State::Down { until: Instant::now() + pause };
         pause
+    }
+
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
     }
 
     pub fn up(&mut self) -> Option<&mut Up> {
@@ -110,19 +115,18 @@ impl Line {
     }
 
     /// Ends the line, and says goodbye.
-    pub async fn close(mut self) {
+    pub async fn close(&mut self) {
         match &mut self.state {
             State::Up(up) => up.link.close().await,
             // Only then is there somebody to say goodbye for.
             State::Opening(opening) => {
-                if let Ok((transport, _)) = tokio::time::timeout(CLOSE, opening).await {
-                    self.transport = Some(transport);
-                }
+                let _ = tokio::time::timeout(CLOSE, opening).await;
             }
             State::Down { .. } => {}
         }
-        if let (Some(transport), Some(worker_id)) = (&mut self.transport, &self.worker_id)
-            && let Err(error) = transport.leave(worker_id).await
+        self.state = State::Down { until: Instant::now() };
+        if let Some(worker_id) = &self.worker_id
+            && let Err(error) = self.transport.lock().await.leave(worker_id).await
         {
             tracing::debug!("the server was not told that the worker left: {error}");
         }
@@ -147,6 +151,10 @@ impl Line {
 impl Up {
     pub fn say(&mut self, message: ToServer) {
         self.link.say(message);
+    }
+
+    pub fn heartbeat(&self) -> Duration {
+        self.heartbeat
     }
 
     /// When there is something to do: a heartbeat, or to give the server up.

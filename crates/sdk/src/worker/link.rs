@@ -36,6 +36,8 @@ pub(crate) type Opened = (Box<dyn Link>, WorkerRegistered);
 #[async_trait]
 pub(crate) trait Transport: Send {
     async fn open(&mut self, hello: &Hello) -> Result<Opened, Cut>;
+    /// From now on another runtime hears what comes.
+    fn moved(&mut self) {}
     /// The worker goes for good.
     async fn leave(&mut self, worker_id: &str) -> Result<(), Error>;
 }

@@ -44,6 +44,10 @@ impl Transport for Online {
         plain::open(&self.client, &self.unanswered, hello).await
     }
 
+    fn moved(&mut self) {
+        self.client = self.client.clone().with_own_connections();
+    }
+
     async fn leave(&mut self, worker_id: &str) -> Result<(), Error> {
         let path = format!("/v1/workers/{}", segment(worker_id));
         let leaving = self.client.call::<serde_json::Value>(Method::DELETE, &path, &[], None::<&()>);

@@ -1,8 +1,7 @@
-//! The worker's loop: one task that hears the server and the handlers, and keeps everything they need to know of each
-//! other. Nothing here waits for anything but the next thing that happens.
+//! The worker's loop: it hears the server and the handlers, and keeps everything they need to know of each other. Nothing
+//! here waits for anything but the next thing that happens, and whenever it waits it can be called off and go on elsewhere.
 
 use std::collections::{HashMap, VecDeque};
-use std::future::Future;
 use std::time::Duration;
 
 use eddyline_protocol::{
@@ -14,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 
+use super::apart::Pace;
 use super::ctx::BAD_REPORT;
 use super::handler::{Handler, PANIC, carry_out};
 use super::line::{Event, Line};
@@ -44,6 +44,10 @@ pub(crate) struct Shift {
     handlers: HashMap<String, Handler>,
     rules: Rules,
     me: RegisterWorker,
+    line: Line,
+    /// Comes when the worker is to stop. If nobody is left who could say so, it goes on.
+    stop: Option<oneshot::Receiver<()>>,
+    pub pace: Pace,
     voice: mpsc::Sender<Said>,
     inbox: mpsc::Receiver<Said>,
     /// Dropped with the shift, and the handlers with it.
@@ -102,12 +106,21 @@ struct Drain {
 
 impl Shift {
     /// Handlers will run where this is called.
-    pub fn new(handlers: HashMap<String, Handler>, me: RegisterWorker, rules: Rules) -> Shift {
+    pub fn new(
+        handlers: HashMap<String, Handler>,
+        me: RegisterWorker,
+        rules: Rules,
+        transport: Box<dyn Transport>,
+        stop: oneshot::Receiver<()>,
+    ) -> Shift {
         let (voice, inbox) = mpsc::channel(VOICES);
         Shift {
             handlers,
             rules,
             me,
+            line: Line::new(transport),
+            stop: Some(stop),
+            pace: Pace::default(),
             voice,
             inbox,
             crew: JoinSet::new(),
@@ -121,17 +134,15 @@ impl Shift {
         }
     }
 
-    /// Works until `stop`, or until the server says so; then finishes what it has.
-    pub async fn work(mut self, transport: Box<dyn Transport>, stop: impl Future<Output = ()>) -> Result<(), Error> {
-        let mut line = Line::new(transport);
-        tokio::pin!(stop);
-        while !self.is_done(&mut line) {
+    /// Works until it is told to stop, or until the server says so; then finishes what it has.
+    pub async fn work(&mut self) -> Result<(), Error> {
+        while !self.is_done() {
             // What handlers have said goes with the next batch, so all of it is heard before one goes.
             while let Ok(said) = self.inbox.try_recv() {
                 self.on_said(said);
             }
-            self.send(&mut line);
-            let wakes = self.wakes(&mut line);
+            self.send();
+            let wakes = self.wakes();
             let event = tokio::select! {
                 // A line that never falls silent keeps no heartbeat back.
                 biased;
@@ -139,14 +150,14 @@ impl Shift {
                     self.on_said(said);
                     None
                 }
-                () = tokio::time::sleep_until(wakes) => self.on_time(&mut line),
-                () = &mut stop, if self.drain.is_none() => {
+                () = tokio::time::sleep_until(wakes) => self.on_time(),
+                () = told(&mut self.stop), if self.drain.is_none() => {
                     self.begin_drain("asked to stop");
                     None
                 }
-                event = line.next() => Some(event),
+                event = self.line.next() => Some(event),
             };
-            if let Some(end) = event.and_then(|event| self.on_line(&mut line, event)) {
+            if let Some(end) = event.and_then(|event| self.on_line(event)) {
                 return end;
             }
             if !self.crew_is_there() {
@@ -158,8 +169,14 @@ impl Shift {
         }
         // One that blocks its thread is not waited for either.
         let _ = tokio::time::timeout(LET_GO, self.crew.shutdown()).await;
-        line.close().await;
+        self.line.close().await;
         Ok(())
+    }
+
+    /// It was called off, and goes on here.
+    pub async fn moved(&mut self) {
+        self.line.moved().await;
+        self.off_line();
     }
 
     /// Takes note of handlers that have ended. False if one was stopped that nobody here stopped: its runtime is gone, and
@@ -180,30 +197,39 @@ impl Shift {
         true
     }
 
-    fn on_line(&mut self, line: &mut Line, event: Event) -> Option<Result<(), Error>> {
+    fn on_line(&mut self, event: Event) -> Option<Result<(), Error>> {
         match event {
             Event::Due => {
                 let tasks = self.desk.ids();
-                line.open(Hello { worker: self.me.clone(), tasks });
+                self.line.open(Hello { worker: self.me.clone(), tasks });
             }
-            Event::Opened => {}
+            Event::Opened => {
+                if let Some(up) = self.line.up() {
+                    self.pace.set(up.heartbeat());
+                }
+            }
             Event::Heard(message) => self.on_message(message),
             #[cfg(feature = "engine")]
             Event::Cut(Cut::Over) => {
                 self.desk.held.values().for_each(|held| held.shared.cancel());
                 return Some(Ok(()));
             }
-            Event::Cut(Cut::Refused(error)) if !line.was_up() => return Some(Err(error)),
-            Event::Cut(Cut::Refused(error)) => self.cut(line, &error.to_string(), None),
-            Event::Cut(Cut::Lost { why, after }) => self.cut(line, &why, after),
+            Event::Cut(Cut::Refused(error)) if !self.line.was_up() => return Some(Err(error)),
+            Event::Cut(Cut::Refused(error)) => self.cut(&error.to_string(), None),
+            Event::Cut(Cut::Lost { why, after }) => self.cut(&why, after),
         }
         None
     }
 
     /// The connection is gone. Handlers go on; what they say is kept.
-    fn cut(&mut self, line: &mut Line, why: &str, after: Option<Duration>) {
-        let pause = line.down(after);
+    fn cut(&mut self, why: &str, after: Option<Duration>) {
+        let pause = self.line.down(after);
         tracing::warn!("no connection ({why}); trying again in {pause:?}");
+        self.off_line();
+    }
+
+    /// What was said and not answered is to be said again.
+    fn off_line(&mut self) {
         self.desk.outbox.take_back();
         self.granted = 0;
         if let Some(drain) = &mut self.drain {
@@ -287,7 +313,7 @@ impl Shift {
     }
 
     /// What is due. May come upon something that was on the line.
-    fn on_time(&mut self, line: &mut Line) -> Option<Event> {
+    fn on_time(&mut self) -> Option<Event> {
         let now = Instant::now();
         while let Some((_, task)) = self.notes.pop_front_if(|(at, _)| *at <= now) {
             self.desk.say_notes(&task);
@@ -297,12 +323,12 @@ impl Shift {
                 self.running -= 1;
             }
         }
-        let up = line.up()?;
+        let up = self.line.up()?;
         if up.is_silent(now) {
             // Or this process was, and there is something to hear.
-            let heard = line.next().now_or_never();
+            let heard = self.line.next().now_or_never();
             if heard.is_none() {
-                self.cut(line, "the server has been silent for a whole lease", None);
+                self.cut("the server has been silent for a whole lease", None);
             }
             return heard;
         }
@@ -313,9 +339,9 @@ impl Shift {
     }
 
     /// Says what there is to say: reports with the room that they made, or the room alone.
-    fn send(&mut self, line: &mut Line) {
+    fn send(&mut self) {
         let room = self.room();
-        let Some(up) = line.up() else { return };
+        let Some(up) = self.line.up() else { return };
         if let Some((id, reports)) = self.desk.outbox.next_batch() {
             up.say(ToServer::Report { id, reports, credit: room });
             self.granted += room;
@@ -342,16 +368,16 @@ impl Shift {
     }
 
     /// Drained, or out of time for it.
-    fn is_done(&self, line: &mut Line) -> bool {
+    fn is_done(&self) -> bool {
         let Some(drain) = &self.drain else { return false };
         let idle = self.desk.held.is_empty() && self.desk.outbox.is_empty();
-        (idle && (drain.confirmed || line.up().is_none())) || Instant::now() >= drain.until
+        (idle && (drain.confirmed || !self.line.is_up())) || Instant::now() >= drain.until
     }
 
     /// When there is something to do even if nothing happens.
-    fn wakes(&self, line: &mut Line) -> Instant {
+    fn wakes(&mut self) -> Instant {
         let next = [
-            line.up().map(|up| up.wakes()),
+            self.line.up().map(|up| up.wakes()),
             self.notes.front().map(|(at, _)| *at),
             self.graces.front().map(|(at, _)| *at),
             self.drain.as_ref().map(|drain| drain.until),
@@ -453,6 +479,18 @@ impl Desk {
             }
         }
     }
+}
+
+/// Comes back once: when the worker is told to stop.
+async fn told(stop: &mut Option<oneshot::Receiver<()>>) {
+    if let Some(told) = stop {
+        let told = told.await;
+        *stop = None;
+        if told.is_ok() {
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 fn fail(kind: &str, message: String, retryable: bool) -> Op {

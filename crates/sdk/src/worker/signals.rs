@@ -1,6 +1,6 @@
 //! The signals that end a process.
 
-use std::io;
+use crate::error::Error;
 
 /// SIGINT and SIGTERM, as they come.
 #[derive(Debug)]
@@ -12,10 +12,14 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
+    /// They are heard from now on, and do not end the process by themselves any more.
     #[cfg(unix)]
-    pub fn new() -> io::Result<Signals> {
+    pub fn new() -> Result<Signals, Error> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        let listen = |kind: SignalKind| {
+            signal(kind).map_err(|error| Error::Config(format!("signals cannot be listened for: {error}")))
+        };
+        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
     #[cfg(unix)]
@@ -27,7 +31,7 @@ impl Signals {
     }
 
     #[cfg(not(unix))]
-    pub fn new() -> io::Result<Signals> {
+    pub fn new() -> Result<Signals, Error> {
         Ok(Signals {})
     }
 
