@@ -44,20 +44,19 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
     if route.access == Access::Open {
         return Ok(Caller::anybody());
     }
-    let key = match bearer(headers) {
-        Some(written) => api.keyring().find(written).await?,
-        None => None,
+    let stranger = |message: &str| Failure::new(Code::Unauthorized, message);
+    let Some(written) = bearer(headers) else {
+        return Err(stranger("a key is needed, as `Authorization: Bearer eddy_…`"));
     };
-    let key = key.ok_or_else(|| {
-        Failure::new(
-            Code::Unauthorized,
-            "a key is needed, as `Authorization: Bearer eddy_…`, and one that is still good",
-        )
-    })?;
+    // Which of these it is, only whoever may list keys is told.
+    let Some(key) = api.keyring().find(written).await? else {
+        return Err(stranger("this key is not valid: it is unknown, revoked or expired"));
+    };
     if let Some(name) = headers.get(NAMESPACE_HEADER)
         && name.as_bytes() != key.ns.as_str().as_bytes()
     {
-        return Err(Failure::new(Code::Forbidden, "this key belongs to another namespace"));
+        let message = format!("this key is of the namespace {}, and the request is for another", key.ns.as_str());
+        return Err(Failure::new(Code::Forbidden, message));
     }
     let caller = Caller { ns: key.ns.clone(), name: key.name.clone(), scopes: key.scopes.clone() };
     let needed = match route.access {

@@ -1,15 +1,18 @@
 //! The server that a command talks to.
 
+use clap::ArgMatches;
+use clap::parser::ValueSource;
 pub use eddyline::segment;
 use eddyline::{Client, Error};
 use eddyline_machine::nearest::nearest;
-use eddyline_protocol::{FlowInfo, Page};
+use eddyline_protocol::{ApiError, Code, FlowInfo, Page};
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::trouble::Trouble;
+use super::unreached::unreached;
 
 pub const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 /// Of a list that is read to its end.
@@ -28,13 +31,32 @@ pub struct Where {
     /// The namespace, where the server has no keys.
     #[arg(long, env = "EDDY_NAMESPACE", global = true, value_name = "NAME", help_heading = "Server")]
     pub namespace: Option<String>,
+    /// What the key was given with, where there is one.
+    #[arg(skip)]
+    pub key_from: Option<&'static str>,
+}
+
+impl Where {
+    /// There, without a key.
+    pub fn at(url: String) -> Where {
+        Where { url, api_key: None, namespace: None, key_from: None }
+    }
+
+    /// Remembers what was given how, so that whoever is refused knows what to change.
+    pub fn remember_sources(&mut self, matches: &ArgMatches) {
+        self.key_from = match matches.value_source("api_key") {
+            Some(ValueSource::CommandLine) => Some("--api-key"),
+            Some(ValueSource::EnvVariable) => Some("EDDY_KEY"),
+            _ => None,
+        };
+    }
 }
 
 pub type Query<'a> = &'a [(&'a str, String)];
 
 #[derive(Debug, Clone)]
 pub struct Remote {
-    pub url: String,
+    pub at: Where,
     client: Client,
 }
 
@@ -47,7 +69,7 @@ impl Remote {
         if let Some(namespace) = &at.namespace {
             client = client.with_namespace(namespace);
         }
-        Ok(Remote { url: at.url.clone(), client })
+        Ok(Remote { at: at.clone(), client })
     }
 
     pub fn client(&self) -> &Client {
@@ -125,21 +147,29 @@ impl Remote {
 
     pub fn told<T>(&self, answer: Result<T, Error>) -> Result<T, Trouble> {
         answer.map_err(|error| match error {
-            Error::Api { status, error } => Trouble::from_api(status, error),
+            Error::Api { status, error } => self.refused(status, error),
             Error::Config(problem) => Trouble::usage(problem),
-            Error::Connect { .. } => Trouble::unreachable(&self.url, &cause(&error)),
-            other => Trouble::unavailable(other.to_string()),
+            other => unreached(&self.at.url, &other),
         })
     }
-}
 
-/// What is at the bottom of it: "Connection refused" says more than "client error".
-fn cause(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
+    fn refused(&self, status: u16, error: ApiError) -> Trouble {
+        let at = &self.at;
+        let help = match (error.code, at.key_from) {
+            (Code::Unauthorized, None) => "give a key with --api-key or EDDY_KEY".to_owned(),
+            (Code::Unauthorized, Some(from)) => format!("the key was taken from {from}: give one that is good"),
+            // Keys are bound to a namespace; everything else that they may not do is a matter of their scopes.
+            (Code::Forbidden, Some(_)) if error.message.contains("namespace") => format!(
+                "leave out --namespace and EDDY_NAMESPACE, or give a key of {}",
+                at.namespace.as_deref().unwrap_or("that namespace")
+            ),
+            (Code::Forbidden, Some(_)) => {
+                "`eddy key create --scope …` makes a key with more scopes, given one with admin".to_owned()
+            }
+            _ => return Trouble::from_api(status, error),
+        };
+        Trouble::from_api(status, error).help(help)
     }
-    deepest.to_string()
 }
 
 pub fn understood<T: DeserializeOwned>(value: Value) -> Result<T, Trouble> {

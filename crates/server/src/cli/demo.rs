@@ -47,7 +47,7 @@ pub async fn run(ctx: &Context) -> Result<(), Trouble> {
 async fn play(ctx: &Context, place: &Path) -> Result<(), Trouble> {
     let store = place.join("store");
     let engine = Engine::start(&store, "127.0.0.1:0").await?;
-    let at = Where { url: engine.url.clone(), api_key: None, namespace: None };
+    let at = Where::at(engine.url.clone());
     let remote = Remote::new(&at)?;
     let _: FlowRegistered = remote.put_text("/v1/flows/order", "application/yaml", shop::FLOW).await?;
     let began = Instant::now();

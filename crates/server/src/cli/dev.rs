@@ -50,8 +50,8 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
         }
     }
     let args = ServeArgs { store: Some(dev.store.clone()), listen: Some(dev.listen.clone()), ..ServeArgs::default() };
-    let server = eddyline_server::start(&args).await.map_err(|error| Trouble::failed(error.to_string()))?;
-    let at = Where { url: server.url(), api_key: ctx.at.api_key.clone(), namespace: ctx.at.namespace.clone() };
+    let server = eddyline_server::start(&args).await?;
+    let at = Where { url: server.url(), ..ctx.at.clone() };
     let remote = Remote::new(&at)?;
     say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {}", at.url, dev.store));
     let (stop, stopping) = watch::channel(false);

@@ -114,7 +114,7 @@ fn reached(remote: &Remote, info: &ServerInfo, took_ms: i64) -> Finding {
     let up = moment::ms(&info.started_at).map(|at| moment::span(moment::now_ms() - at)).unwrap_or_default();
     let found = format!(
         "{} answers in {took_ms} ms: {} store, namespace {}, {keys}, up {up}",
-        remote.url, info.store, info.namespace
+        remote.at.url, info.store, info.namespace
     );
     Finding::new(Verdict::Good, "server", found)
 }

@@ -19,11 +19,12 @@ mod screen;
 mod start;
 mod tail;
 mod trouble;
+mod unreached;
 mod worker;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use connect::{Remote, Where};
 use screen::{Color, Screen};
@@ -104,8 +105,33 @@ impl Context {
     }
 }
 
+impl Eddy {
+    fn read() -> Result<Eddy, clap::Error> {
+        let matches = Eddy::command().try_get_matches().map_err(as_typed)?;
+        let mut eddy = Eddy::from_arg_matches(&matches).map_err(|error| error.format(&mut Eddy::command()))?;
+        eddy.at.remember_sources(&matches);
+        Ok(eddy)
+    }
+}
+
+/// Its usage line would list what the environment sets as if it had been typed, or had to be.
+fn as_typed(error: clap::Error) -> clap::Error {
+    fn without_environment(command: clap::Command) -> clap::Command {
+        let command = command.mut_args(|arg| arg.env(clap::builder::Resettable::Reset));
+        command.mut_subcommands(without_environment)
+    }
+    match without_environment(Eddy::command()).try_get_matches() {
+        Err(typed) if error.use_stderr() && typed.kind() == error.kind() => typed,
+        // It comes of the environment, or is no mistake: a help says what the environment sets.
+        _ => error,
+    }
+}
+
 pub fn main() -> ExitCode {
-    let eddy = Eddy::parse();
+    let eddy = match Eddy::read() {
+        Ok(eddy) => eddy,
+        Err(error) => error.exit(),
+    };
     let ctx = Context { screen: Screen::new(eddy.json, eddy.color), at: eddy.at };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -135,10 +161,7 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Demo => demo::run(ctx).await,
         Command::Init(init) => init::run(ctx, &init),
         Command::Dev(dev) => dev::run(ctx, dev).await,
-        Command::Serve(args) => eddyline_server::serve(*args).await.map_err(|error| match error.is_usage() {
-            true => Trouble::usage(error.to_string()),
-            false => Trouble::failed(error.to_string()),
-        }),
+        Command::Serve(args) => Ok(eddyline_server::serve(*args).await?),
         Command::Flow(command) => flow::run(ctx, command).await,
         Command::Start(start) => start::run(ctx, start).await,
         Command::Run(command) => run::run(ctx, command).await,

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use eddyline_protocol::{ApiError, Code};
+use eddyline_protocol::ApiError;
+use eddyline_server::StartError;
 use serde_json::{Value, json};
 
 /// How a command ends. The numbers are part of the contract: scripts switch on them.
@@ -29,7 +30,7 @@ pub const EXIT_CODES: &str = "Exit codes:
   3    the server cannot be reached
   4    there is no such thing
   5    refused: a conflict, or something invalid
-  6    not allowed: no key, an unknown one, or one without the scope
+  6    not allowed: no key, one that is not valid, or one of another namespace or without the scope
   7    the server cannot do it at the moment; try again
   130  interrupted";
 
@@ -70,12 +71,8 @@ impl Trouble {
         Trouble::new(Exit::Interrupted, "interrupted")
     }
 
-    pub fn unreachable(url: &str, why: &str) -> Trouble {
-        let help = match why.contains("certificate") {
-            true => "name the authority that its certificate is from: a PEM file, in SSL_CERT_FILE",
-            false => "start one with `eddy dev`, or say where it is with --url or EDDY_URL",
-        };
-        Trouble::new(Exit::Unreachable, format!("no server answers at {url}: {why}")).help(help)
+    pub fn unreachable(message: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::Unreachable, message)
     }
 
     pub fn from_api(status: u16, error: ApiError) -> Trouble {
@@ -85,14 +82,7 @@ impl Trouble {
             408 | 429 | 500.. => Exit::Unavailable,
             _ => Exit::Refused,
         };
-        let trouble = Trouble { exit, message: error.message, details: error.details, help: None };
-        match error.code {
-            Code::Unauthorized => trouble.help("give a key with --api-key or EDDY_KEY"),
-            Code::Forbidden => {
-                trouble.help("`eddy key create --scope …` makes a key with more scopes, given one with admin")
-            }
-            _ => trouble,
-        }
+        Trouble { exit, message: error.message, details: error.details, help: None }
     }
 
     pub fn help(self, help: impl Into<String>) -> Trouble {
@@ -148,6 +138,13 @@ fn detail_text(detail: &Value) -> String {
         let _ = write!(text, "; {help}");
     }
     text
+}
+
+impl From<StartError> for Trouble {
+    fn from(error: StartError) -> Trouble {
+        let exit = if error.is_usage() { Exit::Usage } else { Exit::Failed };
+        Trouble::new(exit, error.to_string())
+    }
 }
 
 impl From<std::io::Error> for Trouble {

@@ -1,6 +1,6 @@
 //! What a server is started with, once flags, environment and file are put together.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ impl Settings {
         }
         Ok(Settings {
             store: args.store.unwrap_or_else(|| DEFAULT_STORE.to_owned()),
-            listen: args.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+            listen: args.listen.map_or_else(|| Ok(DEFAULT_LISTEN.to_owned()), listen)?,
             lease,
             keys: args.keys,
             admin_key: args.admin_key,
@@ -136,6 +136,21 @@ impl Settings {
     }
 }
 
+/// `HOST:PORT`, as it was written. Whether there is such a host is found out when it is listened on.
+fn listen(written: String) -> Result<String, StartError> {
+    let (host, port) = written.rsplit_once(':').unwrap_or(("", &written));
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host = bare.map_or(!host.is_empty() && !host.contains(':'), |ip| ip.parse::<Ipv6Addr>().is_ok());
+    match port.parse::<u16>() {
+        Ok(_) if is_host => Ok(written),
+        // A port alone, or one behind nothing, is the one that is meant.
+        Ok(port) if host.is_empty() => {
+            Err(StartError::Usage(format!("--listen \"{written}\": expected HOST:PORT, such as 127.0.0.1:{port}")))
+        }
+        _ => Err(StartError::Usage(format!("--listen \"{written}\": expected HOST:PORT, such as {DEFAULT_LISTEN}"))),
+    }
+}
+
 /// What is said, and beyond that what the file says that is named there.
 pub(super) async fn with_file(mut args: ServeArgs) -> Result<ServeArgs, StartError> {
     match args.config.take() {
@@ -174,6 +189,19 @@ mod tests {
         std::fs::write(&path, "leas = \"7s\"\n").unwrap();
         let error = Settings::resolve(&args).await.unwrap_err().to_string();
         assert!(error.contains("leas"), "{error}");
+    }
+
+    #[test]
+    fn where_to_listen_is_a_host_and_a_port() {
+        for good in ["127.0.0.1:7070", "localhost:0", "[::1]:7070", "0.0.0.0:65535"] {
+            assert_eq!(listen(good.to_owned()).ok().as_deref(), Some(good));
+        }
+        let told = |written: &str| listen(written.to_owned()).unwrap_err().to_string();
+        assert!(told("17270").ends_with("such as 127.0.0.1:17270"), "{}", told("17270"));
+        assert!(told(":8080").ends_with("such as 127.0.0.1:8080"), "{}", told(":8080"));
+        for bad in ["", ":", "foo:bar", ":99999", "localhost", "::1", "::1:7070", "[::1]", "[x]:1", "http://x:1"] {
+            assert!(told(bad).ends_with("such as 127.0.0.1:7070"), "{}", told(bad));
+        }
     }
 
     #[tokio::test]

@@ -124,8 +124,32 @@ fn every_way_to_go_wrong_has_its_code() {
     eddy(dir.path(), &["run", "list", "--url", "no url"]).bad(2);
     eddy(dir.path(), &["backup", "--store", "nothing", "to"]).bad(4);
     eddy(dir.path(), &["doctor", "--store", "nothing"]).bad(1);
+    for (command, listen, example) in [
+        ("serve", "17270", "127.0.0.1:17270"),
+        ("serve", "foo:bar", "127.0.0.1:7070"),
+        ("serve", ":99999", "127.0.0.1:7070"),
+        ("dev", "17270", "127.0.0.1:17270"),
+    ] {
+        let ran = eddy(dir.path(), &[command, "--store", "memory:", "--listen", listen]).bad(2);
+        assert!(ran.err.contains(&format!("expected HOST:PORT, such as {example}\n")), "{ran:?}");
+    }
     let help = eddy(dir.path(), &["--help"]).good().out;
     assert!(help.contains("Exit codes:") && help.contains("  3    the server cannot be reached"), "{help}");
+}
+
+#[test]
+fn what_the_environment_sets_is_not_asked_for_again() {
+    let mut start = command();
+    start.args(["start"]).env("EDDY_URL", "http://127.0.0.1:1").env("EDDY_KEY", "k").env("EDDY_NAMESPACE", "n");
+    let ran = finish(start).bad(2);
+    assert!(ran.err.contains("Usage: eddy start <FLOW>\n"), "{ran:?}");
+    // What is wrong in the environment is told, and help says what it sets.
+    let mut serve = command();
+    serve.arg("serve").env("EDDY_LEASE", "soon");
+    assert!(finish(serve).bad(2).err.contains("\"soon\" is not a duration"));
+    let mut help = command();
+    help.args(["start", "--help"]).env("EDDY_URL", "http://127.0.0.1:1");
+    assert!(finish(help).good().out.contains("EDDY_URL=http://127.0.0.1:1"));
 }
 
 #[test]

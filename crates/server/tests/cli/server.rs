@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::rig::{Ran, Server};
+use super::rig::{Ran, Server, finish};
 
 const ORDER: &str = r#"
 name: order
@@ -248,17 +248,46 @@ fn keys_open_what_they_are_for_until_they_are_revoked() {
     let admin = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     let server = Server::with(&["--keys", "on", "--admin-key", admin]);
     let denied = server.eddy(&["run", "list"]).bad(6);
-    assert!(denied.err.contains("EDDY_KEY"), "{denied:?}");
+    assert!(denied.err.contains("a key is needed") && denied.err.contains("EDDY_KEY"), "{denied:?}");
     let with = |key: &str, args: &[&str]| server.eddy(&[args, &["--api-key", key]].concat());
     let created = with(admin, &["key", "create", "ci", "--scope", "read,start", "--expires-in", "1h"]).good();
     let key = created.line();
     with(&key, &["run", "list"]).good();
-    with(&key, &["key", "list"]).bad(6);
+    let scopes = with(&key, &["key", "list"]).bad(6);
+    assert!(scopes.err.contains("admin is needed") && scopes.err.contains("more scopes"), "{scopes:?}");
+    let elsewhere = with(&key, &["run", "list", "--namespace", "other"]).bad(6);
+    assert!(elsewhere.err.contains("this key is of the namespace default"), "{elsewhere:?}");
+    assert!(elsewhere.err.contains("--namespace") && !elsewhere.err.contains("scopes"), "{elsewhere:?}");
     let keys = with(admin, &["--json", "key", "list"]).good().json();
     let listed = keys.as_array().unwrap().iter().find(|listed| listed["name"] == "ci").unwrap();
     assert!(!keys.to_string().contains(&key), "a key is shown once");
     with(admin, &["key", "revoke", listed["key_id"].as_str().unwrap()]).good();
-    with(&key, &["run", "list"]).bad(6);
+    let revoked = with(&key, &["run", "list"]).bad(6);
+    assert!(revoked.err.contains("is not valid: it is unknown, revoked or expired"), "{revoked:?}");
+    assert!(revoked.err.contains("from --api-key"), "{revoked:?}");
+    let mut unknown = server.command(&["run", "list"]);
+    unknown.env("EDDY_KEY", "eddy_made_up");
+    assert!(finish(unknown).bad(6).err.contains("from EDDY_KEY"));
+}
+
+#[test]
+fn a_server_that_speaks_otherwise_is_told_from_none() {
+    let plain = Server::start();
+    let https = plain.url.replace("http://", "https://");
+    let told = plain.eddy(&["run", "list", "--url", &https]).bad(3);
+    assert!(told.err.contains("does not speak TLS"), "{told:?}");
+    assert!(told.err.contains(&format!("try --url {}\n", plain.url)), "{told:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&cert, certified.cert.pem()).unwrap();
+    std::fs::write(&key, certified.signing_key.serialize_pem()).unwrap();
+    let secure = Server::with(&["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()]);
+    let http = secure.url.replace("https://", "http://");
+    let told = secure.eddy(&["run", "list", "--url", &http]).bad(3);
+    assert!(told.err.contains("does not speak HTTP"), "{told:?}");
+    assert!(told.err.contains(&format!("try --url {}\n", secure.url)), "{told:?}");
 }
 
 #[test]
