@@ -1,9 +1,10 @@
 //! `eddy dev`: a server, flows that are registered as they are written, and a worker that is restarted as it is written.
 
 mod files;
+mod flows;
 mod restarts;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use eddyline_server::ServeArgs;
@@ -11,11 +12,9 @@ use tokio::sync::watch;
 
 use super::Context;
 use super::connect::{Remote, Where};
-use super::flow::{Source, register};
 use super::processes::asked_to_end;
 use super::screen::{Ink, Line};
 use super::trouble::Trouble;
-use files::{Change, Changes};
 
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_millis(300);
@@ -40,6 +39,9 @@ pub struct Dev {
 }
 
 pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
+    if let Some(dir) = dev.watch.as_deref().filter(|dir| !dir.is_dir()) {
+        return Err(Trouble::usage(format!("--watch {}: there is no such directory", dir.display())));
+    }
     // What a developer has to know is said here; the server's own log is for when something is wrong.
     match std::env::var_os("EDDY_LOG") {
         Some(_) => eddyline_server::logs(false),
@@ -56,7 +58,7 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
     say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {}", at.url, dev.store));
     let (stop, stopping) = watch::channel(false);
     let worker = restarts::keep_running(ctx, &at.url, &dev.command, dev.watch.as_deref(), stopping);
-    let flows = keep_registered(ctx, &remote, &dev.flows);
+    let flows = flows::keep_registered(ctx, &remote, &dev.flows);
     let asked = async {
         let asked = asked_to_end().await;
         say(ctx, Ink::Faint, "stopping");
@@ -76,49 +78,4 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
 
 fn say(ctx: &Context, ink: Ink, text: &str) {
     ctx.screen.aside(Line::default().with(ink, text).paint(ctx.screen.color));
-}
-
-/// Registers every definition in the directory, and again what changes.
-async fn keep_registered(ctx: &Context, remote: &Remote, dir: &Path) -> Result<(), Trouble> {
-    let mut changes = Changes::of(dir, &|path| {
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        matches!(ending, Some("yaml" | "yml" | "json"))
-    });
-    if !dir.is_dir() {
-        say(ctx, Ink::Note, &format!("there is no directory {} yet: flows in it will be registered", dir.display()));
-    }
-    loop {
-        for change in changes.look() {
-            match change {
-                Change::Written(path) => one(ctx, remote, &path).await,
-                Change::Gone(path) => {
-                    let text = format!("{} is gone; its flow stays registered", path.display());
-                    say(ctx, Ink::Note, &text);
-                }
-            }
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// Whatever is wrong with one file is told, and the next change is waited for.
-async fn one(ctx: &Context, remote: &Remote, path: &Path) {
-    let source = match Source::read(path) {
-        Ok(source) => source,
-        Err(trouble) => return say(ctx, Ink::Bad, trouble.text().trim_end()),
-    };
-    let parsed = match source.parse() {
-        Ok(parsed) => parsed,
-        Err(problems) => return ctx.screen.aside(source.render(&problems)),
-    };
-    for warning in &parsed.warnings {
-        ctx.screen.aside(format!("warning: {}", warning.render(&source.text)));
-    }
-    match register(remote, &source, &parsed.flow).await {
-        Ok(answer) if answer.changed => {
-            say(ctx, Ink::Good, &format!("✓ {} {} registered from {}", answer.name, answer.version, path.display()));
-        }
-        Ok(answer) => say(ctx, Ink::Faint, &format!("✓ {} {} as it was", answer.name, answer.version)),
-        Err(trouble) => ctx.screen.aside(trouble.text().trim_end()),
-    }
 }

@@ -5,11 +5,13 @@ mod markup;
 mod picture;
 mod terminal;
 
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use eddyline_engine::parse_definition;
 use eddyline_machine::Flow;
-use eddyline_machine::definition::{Parsed, Problems, parse_named};
+use eddyline_machine::definition::{Parsed, Problem, Problems, parse_named};
 use eddyline_protocol::{FlowInfo, FlowRegistered};
 use serde_json::{Value, json};
 
@@ -108,6 +110,20 @@ impl Source {
         }
     }
 
+    /// What is wrong with it where its flow, sound as it is, is the flow of another file as well.
+    pub fn also_in(&self, flow: &str, other: &Path) -> Problems {
+        // Where its name is written is told to whoever asks for another; a file may also be named after itself.
+        let asked = parse_named(Some("another"), &self.text).err();
+        let place = asked.and_then(|asked| asked.0.into_iter().find(|problem| problem.path == "name"));
+        Problems(vec![Problem {
+            path: "name".to_owned(),
+            line: place.as_ref().map_or(1, |place| place.line),
+            column: place.as_ref().map_or(1, |place| place.column),
+            message: format!("the flow `{flow}` is in {} as well", other.display()),
+            help: Some("give one of them another name".to_owned()),
+        }])
+    }
+
     /// Problems with the lines they are in, under the file's name.
     pub fn render(&self, problems: &Problems) -> String {
         let count = match problems.0.len() {
@@ -118,29 +134,49 @@ impl Source {
     }
 }
 
-/// Files as they are, directories as the definitions in them.
-pub fn sources(paths: &[PathBuf]) -> Result<Vec<Source>, Trouble> {
-    let mut sources = Vec::new();
+/// Whether a file is named as definitions are.
+pub fn is_definition(path: &Path) -> bool {
+    path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| ENDINGS.contains(&ending))
+}
+
+/// Files as they are, directories as the definitions in them; each file once.
+fn sources(paths: &[PathBuf]) -> Result<Vec<Source>, Trouble> {
+    let mut files = Vec::new();
     for path in paths {
         if !path.is_dir() {
-            sources.push(Source::read(path)?);
+            files.push(path.clone());
             continue;
         }
         let unreadable = |error| Trouble::usage(format!("{} cannot be read: {error}", path.display()));
         let mut inside = Vec::new();
         for entry in std::fs::read_dir(path).map_err(unreadable)? {
             let file = entry.map_err(unreadable)?.path();
-            let ending = file.extension().and_then(|ending| ending.to_str());
-            if ending.is_some_and(|ending| ENDINGS.contains(&ending)) && file.is_file() {
+            if is_definition(&file) && file.is_file() {
                 inside.push(file);
             }
         }
         inside.sort();
-        for file in inside {
-            sources.push(Source::read(&file)?);
-        }
+        files.extend(inside);
     }
-    Ok(sources)
+    let mut seen = BTreeSet::new();
+    // What has no canonical path cannot be read either, which is told by reading it.
+    files.retain(|file| file.canonicalize().map_or(true, |file| seen.insert(file)));
+    files.iter().map(|file| Source::read(file)).collect()
+}
+
+/// Each definition by itself and beside the others: of two files with one flow, which would be registered last would be
+/// a matter of their names.
+fn parse_all(sources: &[Source]) -> Vec<Result<Parsed, Problems>> {
+    let mut files = BTreeMap::new();
+    let parse = |source| {
+        let parsed = Source::parse(source)?;
+        match files.entry(parsed.flow.name.clone()) {
+            Entry::Vacant(free) => free.insert(&source.path),
+            Entry::Occupied(taken) => return Err(source.also_in(taken.key(), taken.get())),
+        };
+        Ok(parsed)
+    };
+    sources.iter().map(parse).collect()
 }
 
 /// Registers one definition.
@@ -170,7 +206,8 @@ async fn apply(ctx: &Context, files: &[PathBuf]) -> Result<(), Trouble> {
 fn validate(ctx: &Context, files: &[PathBuf]) -> Result<(), Trouble> {
     let sources = sources(files)?;
     if ctx.screen.json {
-        let results: Vec<Value> = sources.iter().map(|source| verdict(source, source.parse())).collect();
+        let parsed = sources.iter().zip(parse_all(&sources));
+        let results: Vec<Value> = parsed.map(|(source, parsed)| verdict(source, parsed)).collect();
         ctx.screen.document(&results)?;
         return match results.iter().all(|result| result["valid"] == true) {
             true => Ok(()),
@@ -215,8 +252,8 @@ fn all_sound(ctx: &Context, sources: &[Source]) -> Result<Vec<Parsed>, Trouble> 
         return Err(Trouble::usage("there is no definition here: expected files that end in .yaml, .yml or .json"));
     }
     let mut sound = Vec::new();
-    for source in sources {
-        match source.parse() {
+    for (source, parsed) in sources.iter().zip(parse_all(sources)) {
+        match parsed {
             Ok(parsed) => sound.push(parsed),
             Err(problems) => ctx.screen.aside(source.render(&problems)),
         }

@@ -133,6 +133,8 @@ fn every_way_to_go_wrong_has_its_code() {
         let ran = eddy(dir.path(), &[command, "--store", "memory:", "--listen", listen]).bad(2);
         assert!(ran.err.contains(&format!("expected HOST:PORT, such as {example}\n")), "{ran:?}");
     }
+    let watch = eddy(dir.path(), &["dev", "--store", "memory:", "--watch", "nothing", "--", "true"]).bad(2);
+    assert!(watch.err.contains("--watch nothing: there is no such directory"), "{watch:?}");
     let help = eddy(dir.path(), &["--help"]).good().out;
     assert!(help.contains("Exit codes:") && help.contains("  3    the server cannot be reached"), "{help}");
 }
@@ -150,6 +152,27 @@ fn what_the_environment_sets_is_not_asked_for_again() {
     let mut help = command();
     help.args(["start", "--help"]).env("EDDY_URL", "http://127.0.0.1:1");
     assert!(finish(help).good().out.contains("EDDY_URL=http://127.0.0.1:1"));
+}
+
+#[test]
+fn a_flow_that_is_in_two_files_is_refused() {
+    let dir = folder();
+    std::fs::write(dir.path().join("other.yaml"), "# The same.\nname: fulfil\nsteps: {a: {}}\n").unwrap();
+    std::fs::create_dir(dir.path().join("more")).unwrap();
+    // Named after the file that it is in.
+    std::fs::write(dir.path().join("more/fulfil.yml"), "steps: {a: {}}\n").unwrap();
+    // No server is asked: nothing is registered unless all can be.
+    let apply = eddy(dir.path(), &["flow", "apply", "."]).bad(5);
+    assert!(apply.err.contains("other.yaml: 1 problem") && apply.err.contains(" --> 2:7"), "{apply:?}");
+    assert!(apply.err.contains("the flow `fulfil` is in ./fulfil.yaml as well"), "{apply:?}");
+    assert!(apply.err.contains("nothing was registered"), "{apply:?}");
+    let named = eddy(dir.path(), &["flow", "validate", "more", "fulfil.yaml"]).bad(5);
+    assert!(named.err.contains("the flow `fulfil` is in more/fulfil.yml as well"), "{named:?}");
+    let verdicts = eddy(dir.path(), &["--json", "flow", "validate", "."]).bad(5).json();
+    assert_eq!((&verdicts[0]["valid"], &verdicts[1]["valid"]), (&true.into(), &false.into()));
+    assert_eq!(verdicts[1]["problems"][0]["line"], 2);
+    // One file is not two, however it is named.
+    eddy(dir.path(), &["flow", "validate", "fulfil.yaml", "./more/../fulfil.yaml"]).good();
 }
 
 #[test]

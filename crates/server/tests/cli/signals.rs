@@ -74,6 +74,32 @@ fn dev_registers_what_is_written_restarts_its_worker_and_ends_it() {
 }
 
 #[test]
+fn dev_takes_a_flow_from_one_file_and_says_what_becomes_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join("flows").join(name);
+    let (mut dev, mut wait_for) = dev(dir.path());
+    wait_for("✓ greet ");
+    // It never was registered.
+    std::fs::write(file("bad.yaml"), "name: bad\nsteps: {a: {after: [b]}}\n").unwrap();
+    wait_for("there is no step `b` here");
+    std::fs::remove_file(file("bad.yaml")).unwrap();
+    assert!(wait_for("bad.yaml is gone").ends_with("bad.yaml is gone"));
+    // The first keeps its flow until it is gone, whatever they are called.
+    std::fs::write(file("again.yaml"), "name: greet\nsteps: {a: {}}\n").unwrap();
+    wait_for("the flow `greet` is in flows/greet.yaml as well");
+    wait_for("greet stays as it is in flows/greet.yaml");
+    std::fs::remove_file(file("greet.yaml")).unwrap();
+    wait_for("greet.yaml is gone; its flow greet stays registered");
+    assert!(wait_for("✓ greet ").ends_with("registered from flows/again.yaml"));
+    // A file that is moved is the same flow in another place.
+    std::fs::rename(file("again.yaml"), file("later.yaml")).unwrap();
+    wait_for("again.yaml is gone");
+    assert!(wait_for("✓ greet ").ends_with("as it was"));
+    kill_process(pid(&dev), Signal::INT).unwrap();
+    assert_eq!(dev.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn dev_ends_if_its_worker_cannot_be_started() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["dev", "--listen", "127.0.0.1:0", "--store", "memory:", "--", "./no-such-program"];

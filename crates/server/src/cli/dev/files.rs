@@ -37,9 +37,11 @@ impl<'a> Changes<'a> {
     pub fn look(&mut self) -> Vec<Change> {
         let mut found = BTreeMap::new();
         walk(&self.dir, self.wanted, 0, &mut found);
+        // First what is gone: of a file that was moved the old name is.
+        let gone = self.seen.keys().filter(|path| !found.contains_key(*path));
+        let mut changes: Vec<Change> = gone.cloned().map(Change::Gone).collect();
         let written = found.iter().filter(|(path, look)| self.seen.get(*path) != Some(look));
-        let mut changes: Vec<Change> = written.map(|(path, _)| Change::Written(path.clone())).collect();
-        changes.extend(self.seen.keys().filter(|path| !found.contains_key(*path)).cloned().map(Change::Gone));
+        changes.extend(written.map(|(path, _)| Change::Written(path.clone())));
         self.seen = found;
         changes
     }
@@ -87,6 +89,6 @@ mod tests {
         assert_eq!(changes.look(), []);
         fs::write(&a, "12").unwrap();
         fs::remove_file(&b).unwrap();
-        assert_eq!(changes.look(), [Change::Written(a), Change::Gone(b)]);
+        assert_eq!(changes.look(), [Change::Gone(b), Change::Written(a)]);
     }
 }
