@@ -1,5 +1,7 @@
 //! Definitions.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,12 +49,17 @@ pub struct FlowInfo {
 /// The graph as it was understood; of a code flow it is empty.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Analysis {
-    /// Top-level steps by how far they are from the start.
+    /// Steps by how far they are from the start.
     pub levels: Vec<Vec<String>>,
     pub edges: Vec<Edge>,
     /// Steps that wait for nothing.
     pub entry: Vec<String>,
     pub steps: Vec<AnalysedStep>,
+    /// The same of each group, by the name of the step that is the group.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub groups: BTreeMap<String, Analysis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finally: Option<Box<Analysis>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

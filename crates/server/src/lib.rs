@@ -6,5 +6,6 @@
 mod api;
 mod serve;
 
+pub use api::flows::analysis;
 pub use api::routes::{Access, Route, routes};
 pub use serve::{KeysMode, ServeArgs, Server, StartError, logs, serve, start};

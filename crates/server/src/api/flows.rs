@@ -1,9 +1,9 @@
 //! Flows: registered, listed, looked at.
 
 use eddyline_engine::{FlowName, Registered};
-use eddyline_machine::definition::analysis;
+use eddyline_machine::definition;
 use eddyline_machine::time::iso;
-use eddyline_machine::{Action, Body, Graph, Source, Status, Step, When};
+use eddyline_machine::{Action, Body, Flow, Graph, ScopeId, Source, Status, Step, When};
 use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats, Page};
 
 use super::body::{Taken, check_type};
@@ -47,9 +47,9 @@ pub(crate) async fn show(call: Call) -> Answer {
 
 async fn describe(call: &Call, registered: &Registered) -> Result<FlowInfo, Failure> {
     let flow = &registered.flow;
-    let (kind, analysis) = match &flow.body {
-        Body::Graph(graph) => ("graph", analyse(graph, analysis(flow))),
-        Body::Code(_) => ("code", Analysis::default()),
+    let kind = match &flow.body {
+        Body::Graph(_) => "graph",
+        Body::Code(_) => "code",
     };
     let counts = call.engine().count_by_status(call.ns(), &flow.name).await?;
     let mut stats = FlowStats::default();
@@ -71,13 +71,21 @@ async fn describe(call: &Call, registered: &Registered) -> Result<FlowInfo, Fail
         kind: kind.to_owned(),
         registered_at: registered_at.map(iso),
         definition: flow.canonical.clone(),
-        analysis,
+        analysis: analysis(flow),
         stats,
     })
 }
 
-fn analyse(graph: &Graph, found: eddyline_machine::definition::Analysis) -> Analysis {
-    let steps: Vec<&Step> = graph.scope(Graph::ROOT).steps.iter().map(|id| graph.step(*id)).collect();
+/// The shape of a flow as the API tells it.
+pub fn analysis(flow: &Flow) -> Analysis {
+    match &flow.body {
+        Body::Graph(graph) => analyse(graph, Graph::ROOT, definition::analysis(flow)),
+        Body::Code(_) => Analysis::default(),
+    }
+}
+
+fn analyse(graph: &Graph, scope: ScopeId, mut found: definition::Analysis) -> Analysis {
+    let steps: Vec<&Step> = graph.scope(scope).steps.iter().map(|id| graph.step(*id)).collect();
     let kind_of = |to: &str, via: &str| {
         let step = steps.iter().find(|step| step.name == to);
         let arm = step.and_then(|step| step.arms.iter().find(|arm| arm.written == via));
@@ -88,13 +96,23 @@ fn analyse(graph: &Graph, found: eddyline_machine::definition::Analysis) -> Anal
             Some(Source::Event(_)) | None => "event",
         }
     };
-    let edge = |edge: eddyline_machine::definition::Edge| Edge {
+    let edge = |edge: definition::Edge| Edge {
         kind: kind_of(&edge.to, &edge.via).to_owned(),
         from: edge.from,
         to: edge.to,
         arm: edge.via,
     };
+    let group = |step: &&Step| match step.action {
+        Action::Group(inner) => {
+            found.groups.remove(&step.name).map(|found| (step.name.clone(), analyse(graph, inner, found)))
+        }
+        _ => None,
+    };
+    let groups = steps.iter().filter_map(group).collect();
+    let finally = graph.finally.as_ref().zip(found.finally);
     Analysis {
+        groups,
+        finally: finally.map(|(finally, found)| Box::new(analyse(graph, finally.scope, *found))),
         levels: found.levels,
         edges: found.edges.into_iter().map(edge).collect(),
         entry: found.entry,

@@ -7,7 +7,7 @@ mod connect;
 pub(crate) mod counts;
 mod events;
 mod failure;
-mod flows;
+pub(crate) mod flows;
 mod gates;
 mod guard;
 mod health;

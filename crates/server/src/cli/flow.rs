@@ -265,16 +265,23 @@ fn all_sound(ctx: &Context, sources: &[Source]) -> Result<Vec<Parsed>, Trouble> 
     }
 }
 
+/// Where a flow was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    InFile,
+    OnServer,
+}
+
 /// The flow in a file if there is such a file, else the one that is registered under that name.
-async fn flow_of(ctx: &Context, named: &str) -> Result<Flow, Trouble> {
+async fn flow_of(ctx: &Context, named: &str) -> Result<(Flow, Found), Trouble> {
     let path = Path::new(named);
     if path.is_file() {
-        return one(ctx, path);
+        return Ok((one(ctx, path)?, Found::InFile));
     }
-    if path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| ENDINGS.contains(&ending)) {
+    if is_definition(path) {
         return Err(Trouble::usage(format!("there is no file {named}")));
     }
-    registered(ctx, named).await
+    Ok((registered(ctx, named).await?, Found::OnServer))
 }
 
 fn one(ctx: &Context, path: &Path) -> Result<Flow, Trouble> {
@@ -305,10 +312,10 @@ pub fn flow_from(info: &FlowInfo) -> Result<Flow, Trouble> {
 }
 
 async fn graph(ctx: &Context, named: &str, mermaid: bool, dot: bool) -> Result<(), Trouble> {
-    let flow = flow_of(ctx, named).await?;
+    let (flow, _) = flow_of(ctx, named).await?;
     let picture = picture::picture(&flow);
     if ctx.screen.json {
-        let analysis = eddyline_machine::definition::analysis(&flow);
+        let analysis = eddyline_server::analysis(&flow);
         return ctx.screen.document(&json!({"name": flow.name, "version": flow.version, "analysis": analysis}));
     }
     match (mermaid, dot) {
@@ -320,12 +327,23 @@ async fn graph(ctx: &Context, named: &str, mermaid: bool, dot: bool) -> Result<(
 
 async fn diff(ctx: &Context, file: &Path, with: Option<&str>) -> Result<(), Trouble> {
     let new = one(ctx, file)?;
-    let old = match with {
+    let (old, found) = match with {
         Some(with) => flow_of(ctx, with).await?,
-        None => registered(ctx, &new.name).await?,
+        None => (registered(ctx, &new.name).await?, Found::OnServer),
     };
     let difference = difference::difference(&old, &new);
-    if ctx.screen.json { ctx.screen.document(&difference) } else { ctx.screen.lines(&difference.lines()) }
+    if ctx.screen.json {
+        return ctx.screen.document(&difference);
+    }
+    ctx.screen.lines(&difference.lines())?;
+    // Of what is compared with another file, or with another flow, no run is known to come.
+    if found == Found::OnServer && old.name == new.name && old.version != new.version {
+        ctx.screen.say(format!(
+            "\nRuns that are under way keep {}; runs started after `eddy flow apply` get {}.",
+            old.version, new.version
+        ))?;
+    }
+    Ok(())
 }
 
 async fn show(ctx: &Context, name: &str, version: Option<&str>) -> Result<(), Trouble> {

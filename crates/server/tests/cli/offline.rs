@@ -44,6 +44,9 @@ fn a_flow_is_drawn_by_others() {
     insta::assert_snapshot!(eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--dot"]).good().out);
     let analysis = eddy(dir.path(), &["flow", "graph", "fulfil.yaml", "--json"]).good().json();
     assert_eq!(analysis["analysis"]["entry"], serde_json::json!(["load"]));
+    let edges = analysis["analysis"]["groups"]["poll"]["edges"].clone();
+    assert_eq!(edges, serde_json::json!([{"from": "check", "to": "nap", "arm": "check", "kind": "step"}]));
+    assert_eq!(analysis["analysis"]["finally"]["entry"], serde_json::json!(["tidy"]));
 }
 
 #[test]
@@ -59,6 +62,16 @@ fn a_new_version_is_told_in_words() {
         .replace("tidy: {}", "sweep: {}");
     std::fs::write(dir.path().join("new.yaml"), new).unwrap();
     insta::assert_snapshot!(eddy(dir.path(), &["flow", "diff", "new.yaml", "fulfil.yaml"]).good().out);
+    // Of a field that is new as a whole, too, durations are told as they are written; what is in an `input` is as it is.
+    let waits =
+        "name: w\nsteps: {a: {await: {event: e, timeout: 1d, since: 90m}, run: a, input: {timeout: 86400000}}}\n";
+    std::fs::write(dir.path().join("waits.yaml"), waits).unwrap();
+    std::fs::write(dir.path().join("none.yaml"), "name: w\nsteps: {b: {}}\n").unwrap();
+    let added = eddy(dir.path(), &["flow", "diff", "waits.yaml", "none.yaml"]).good().out;
+    assert!(added.contains(r#"await: {"event":"e","since":"1h30m","timeout":"1d"}"#), "{added}");
+    assert!(added.contains(r#"input: {"timeout":86400000}"#), "{added}");
+    // Neither is registered: nothing is known of runs.
+    assert!(!added.contains("under way"), "{added}");
     let same = eddy(dir.path(), &["flow", "diff", "fulfil.yaml", "fulfil.yaml"]).good().out;
     assert!(same.contains("nothing changes"), "{same}");
 }

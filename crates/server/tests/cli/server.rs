@@ -302,10 +302,16 @@ fn flows_are_listed_shown_compared_and_missed() {
     assert!(near.err.contains("did you mean order?"), "{near:?}");
     assert!(server.eddy(&["flow", "list"]).good().out.contains("order"));
     assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("╭─ pay"));
-    server.eddy(&["flow", "graph", "order"]).good();
+    // A file is described as the server describes what is registered.
+    let drawn = server.eddy(&["--json", "flow", "graph", "flow.yaml"]).good().json();
+    let shown = server.eddy(&["--json", "flow", "show", "order"]).good().json();
+    assert_eq!(drawn["analysis"], shown["analysis"]);
     server.write("flow.yaml", &ORDER.replace("attempts: 3", "attempts: 4"));
     let diff = server.eddy(&["flow", "diff", "flow.yaml"]).good();
-    assert!(diff.out.contains("retry.attempts: 3 → 4"), "{diff:?}");
+    assert!(
+        diff.out.contains("retry.attempts: 3 → 4") && diff.out.contains("Runs that are under way keep"),
+        "{diff:?}"
+    );
     server.write("flow.yaml", "name: order\nsteps: {a: {after: [b]}}\n");
     let bad = server.eddy(&["flow", "apply", "flow.yaml"]).bad(5);
     assert!(bad.err.contains("there is no step `b` here"), "{bad:?}");

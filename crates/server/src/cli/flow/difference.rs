@@ -9,8 +9,19 @@ use serde_json::{Map, Value};
 
 use crate::cli::screen::{Ink, Line};
 
-/// Canonical forms keep durations as milliseconds, which nobody reads.
-const DURATIONS: [&str; 6] = ["timeout", "start_timeout", "retry.initial", "retry.max", "await.time", "await.since"];
+/// Canonical forms keep durations as milliseconds, which nobody reads. Paths as a whole: what authors write in an `input`
+/// may have any names.
+const DURATIONS: [&str; 9] = [
+    "timeout",
+    "start_timeout",
+    "retry.initial",
+    "retry.max",
+    "step_retry.initial",
+    "step_retry.max",
+    "await.time",
+    "await.since",
+    "await.timeout",
+];
 
 #[derive(Debug, Serialize)]
 pub struct Difference {
@@ -50,7 +61,7 @@ pub fn difference(old: &Flow, new: &Flow) -> Difference {
 impl Difference {
     pub fn lines(&self) -> Vec<Line> {
         if self.from == self.to {
-            return vec![Line::plain(format!("{} is at {} already: nothing changes", self.flow, self.to))];
+            return vec![Line::plain(format!("{} is {} in both: nothing changes", self.flow, self.to))];
         }
         let mut lines = vec![
             Line::default().with(Ink::Strong, &self.flow).with(Ink::Faint, format!("  {} → {}", self.from, self.to)),
@@ -65,11 +76,6 @@ impl Difference {
             lines.push(Line::default().with(ink, format!("{sign} {}", change.what)));
             lines.extend(change.details.iter().map(|detail| Line::plain(format!("    {detail}"))));
         }
-        lines.push(Line::default());
-        lines.push(Line::plain(format!(
-            "Runs that are under way keep {}; runs started after `eddy flow apply` get {}.",
-            self.from, self.to
-        )));
         lines
     }
 }
@@ -153,10 +159,23 @@ fn compare(path: &str, old: Option<&Value>, new: Option<&Value>, details: &mut V
 }
 
 fn shown(path: &str, value: &Value) -> String {
-    match (value, value.as_u64()) {
-        (_, Some(ms)) if DURATIONS.iter().any(|field| path.ends_with(field)) => Span::from_ms(ms).to_string(),
-        (Value::String(text), _) => text.clone(),
-        _ => value.to_string(),
+    match readable(path, value) {
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+/// As an author would write it.
+fn readable(path: &str, value: &Value) -> Value {
+    match value {
+        Value::Number(ms) if DURATIONS.contains(&path) => {
+            ms.as_u64().map_or_else(|| value.clone(), |ms| Span::from_ms(ms).to_string().into())
+        }
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| (name.clone(), readable(&format!("{path}.{name}"), value));
+            fields.iter().map(field).collect()
+        }
+        _ => value.clone(),
     }
 }
 
