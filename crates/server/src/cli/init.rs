@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -57,6 +57,10 @@ const RUST: [Template; 5] = [
     text(".gitignore", include_str!("../../templates/rust/gitignore")),
 ];
 
+/// What stands in a template where the crate `eddyline` is named as a dependency.
+const DEPENDENCY: &str = "{eddyline}";
+const SDK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
+
 /// Nothing is written over: all files are new, or none is written.
 pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
     let templates: &[Template] = match init.lang {
@@ -69,7 +73,8 @@ pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
             .help("choose another folder: `eddy init DIR`"));
     }
     for file in templates {
-        write(init, file).map_err(|error| {
+        let text = file.text.replace(DEPENDENCY, &dependency(Path::new(SDK)));
+        write(init, file, &text).map_err(|error| {
             Trouble::failed(format!("{} cannot be written: {error}", init.dir.join(file.path).display()))
         })?;
     }
@@ -90,15 +95,50 @@ pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
     ))
 }
 
-fn write(init: &Init, file: &Template) -> std::io::Result<()> {
+/// The crate `eddyline`: from the sources that this `eddy` was built from, if they are still there.
+fn dependency(sdk: &Path) -> String {
+    match sdk.canonicalize().ok().filter(|sdk| sdk.join("Cargo.toml").is_file()) {
+        Some(sdk) => format!(
+            "# In the sources that `eddy` was built from.\neddyline = {{ path = {} }}",
+            // A string of JSON is one of TOML.
+            json!(sdk)
+        ),
+        None => format!(
+            "# If you have the sources of Eddyline elsewhere: {{ path = \"…/crates/sdk\" }}.\neddyline = {{ git = {} }}",
+            json!(env!("CARGO_PKG_REPOSITORY"))
+        ),
+    }
+}
+
+fn write(init: &Init, file: &Template, text: &str) -> std::io::Result<()> {
     let path = init.dir.join(file.path);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
     let mut out = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path)?;
-    out.write_all(file.text.as_bytes())?;
+    out.write_all(text.as_bytes())?;
     if file.runs {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_crate_is_taken_from_where_it_is() {
+        let template = RUST.iter().find(|file| file.path == "Cargo.toml").unwrap();
+        let eddyline = |sdk: &Path| {
+            let manifest: toml::Table = toml::from_str(&template.text.replace(DEPENDENCY, &dependency(sdk))).unwrap();
+            manifest["dependencies"]["eddyline"].clone()
+        };
+        let path = PathBuf::from(eddyline(Path::new(SDK))["path"].as_str().unwrap());
+        let sdk: toml::Table = toml::from_str(&fs::read_to_string(path.join("Cargo.toml")).unwrap()).unwrap();
+        assert_eq!(sdk["package"]["name"].as_str(), Some("eddyline"));
+        let elsewhere = eddyline(Path::new("no/such/folder"));
+        assert_eq!(elsewhere["git"].as_str(), Some(env!("CARGO_PKG_REPOSITORY")));
+    }
 }

@@ -20,15 +20,16 @@ async fn look_up(ctx: StepCtx, _input: Value) -> Result<Value, StepError> {
 }
 
 #[derive(serde::Deserialize)]
-struct Guest {
-    name: String,
-    language: String,
+#[serde(rename_all = "lowercase")]
+enum Language {
+    En,
+    Fr,
 }
 
 /// The input is read into a type of yours; one that does not fit fails the step for good.
-async fn greet(_ctx: StepCtx, guest: Guest) -> Result<String, StepError> {
-    match guest.language.as_str() {
-        "en" => Ok(format!("Hello {}", guest.name)),
-        other => Err(StepError::permanent(format!("nobody here speaks {other}"))),
+async fn greet(_ctx: StepCtx, language: Language) -> Result<&'static str, StepError> {
+    match language {
+        Language::En => Ok("Hello"),
+        Language::Fr => Ok("Bonjour"),
     }
 }

@@ -56,9 +56,11 @@ fn dev_registers_what_is_written_restarts_its_worker_and_ends_it() {
         assert!(std::time::Instant::now() < until, "greet was never registered");
     }
     assert_eq!(waited("Ada")["output"]["greeting"], "Hello Ada");
-    std::fs::write(dir.path().join("flows/bad.yaml"), "name: bad\nsteps: {a: {after: [b]}}\n").unwrap();
+    assert_eq!(waited(r#"\"A\\$(b)'%s"#)["output"]["greeting"], r#"Hello "A\$(b)'%s!"#);
+    let bad = dir.path().join("flows/bad.yaml");
+    std::fs::write(&bad, "name: bad\nsteps: {a: {after: [b]}}\n").unwrap();
     wait_for("there is no step `b` here");
-    std::fs::write(dir.path().join("flows/bad.yaml"), "name: bad\nsteps: {a: {}}\n").unwrap();
+    std::fs::write(&bad, "name: bad\nsteps: {a: {}}\n").unwrap();
     wait_for("✓ bad ");
     let script = dir.path().join("steps/greet.sh");
     let text = std::fs::read_to_string(&script).unwrap().replace("Hello", "Good morning");
