@@ -1,6 +1,8 @@
 //! What a picture of a flow shows, whatever it is drawn with: steps by level, what each does, what it waits for.
 
-use eddyline_machine::{Action, Body, Flow, Graph, Join, OnTimeout, ScopeId, Source, Step, Test, Waits, When};
+use eddyline_machine::{
+    Action, Body, Flow, Graph, Join, LimitUse, OnTimeout, ScopeId, Since, Source, Step, Test, Waits, When, Worker,
+};
 use eddyline_protocol::Span;
 use serde_json::Value;
 
@@ -143,7 +145,16 @@ fn says(graph: &Graph, step: &Step, written: &Value) -> Vec<String> {
         }
     }
     if let Some(spread) = &step.spread {
-        says.push(format!("for each {} of {}", spread.item, text(&written["spread"])));
+        let mut each = format!("for each {} of {}", spread.item, text(&written["spread"]));
+        if written.get("max_parallel").is_some() {
+            each.push_str(&format!(", {} at once", spread.max_parallel));
+        }
+        says.push(each);
+        match (spread.collect, spread.max_failures) {
+            (true, None) => says.push("  failures are collected".to_owned()),
+            (true, Some(most)) => says.push(format!("  failures are collected, {most} at most")),
+            (false, _) => {}
+        }
     }
     if let Some(repeat) = &step.repeat {
         let (word, field) = match repeat.test {
@@ -153,6 +164,9 @@ fn says(graph: &Graph, step: &Step, written: &Value) -> Vec<String> {
         says.push(format!("{word} {}, at most {} rounds", text(&written["repeat"][field]), repeat.max));
     }
     says.extend(action_text(step, written));
+    if let Action::Worker(worker) = &step.action {
+        says.extend(conditions(worker, written).into_iter().map(|line| format!("  {line}")));
+    }
     if !step.emits.is_empty() {
         let events = &graph.scope(step.scope).events;
         let names: Vec<&str> = step.emits.iter().map(|at| events[*at].name.as_str()).collect();
@@ -191,14 +205,47 @@ fn action_text(step: &Step, written: &Value) -> Option<String> {
     })
 }
 
+/// What has to be so for a worker to begin, beyond that it takes from the queue.
+fn conditions(worker: &Worker, written: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    if !worker.limits.is_empty() {
+        let limit = |(used, written): (&LimitUse, &Value)| match used.key {
+            None => used.name.clone(),
+            Some(_) => format!("{} of {}", used.name, text(&written[&used.name])),
+        };
+        let limits = written["limits"].as_array().into_iter().flatten();
+        let limits: Vec<String> = worker.limits.iter().zip(limits).map(limit).collect();
+        lines.push(format!("within limits {}", limits.join(", ")));
+    }
+    if !worker.requires.is_empty() {
+        lines.push(format!("requires {}", worker.requires.join(", ")));
+    }
+    if let Some(ms) = worker.start_timeout_ms {
+        lines.push(format!("taken within {}", time(ms)));
+    }
+    if worker.priority != 0 {
+        lines.push(format!("priority {}", worker.priority));
+    }
+    if worker.key.is_some() {
+        lines.push(format!("in turns by {}", text(&written["key"])));
+    }
+    lines
+}
+
 fn gate_text(waits: &Waits, written: &Value) -> String {
+    let since = |since: &Since| match since {
+        Since::Run => String::new(),
+        Since::Ago { ms } => format!(", since {} before", time(*ms)),
+    };
     match waits {
         Waits::Time { ms } => format!("wait {}", time(*ms)),
         Waits::Until(_) => format!("wait until {}", text(&written["until"])),
         Waits::Webhook => "wait for a webhook".to_owned(),
         Waits::Manual => "wait for a person".to_owned(),
-        Waits::Event { name, key: None, .. } => format!("wait for event {name}"),
-        Waits::Event { name, key: Some(_), .. } => format!("wait for event {name} with key {}", text(&written["key"])),
+        Waits::Event { name, key: None, since: from } => format!("wait for event {name}{}", since(from)),
+        Waits::Event { name, key: Some(_), since: from } => {
+            format!("wait for event {name} with key {}{}", text(&written["key"]), since(from))
+        }
     }
 }
 
