@@ -119,12 +119,20 @@ impl Drop for Group {
     }
 }
 
-/// Comes when the user, or the system, asks this process to end.
+/// Comes when the user, or the system, asks this process to end; the next time, when it is asked again. One may wait for it
+/// at a time.
 pub async fn asked_to_end() -> Result<(), Trouble> {
-    let listen = |kind| signal(kind).map_err(|error| Trouble::failed(format!("signals cannot be received: {error}")));
-    let mut interrupt = listen(SignalKind::interrupt())?;
-    let mut terminate = listen(SignalKind::terminate())?;
-    let mut hangup = listen(SignalKind::hangup())?;
+    let mut signals = SIGNALS.lock().await;
+    let [interrupt, terminate, hangup] = match &mut *signals {
+        Some(signals) => signals,
+        none => {
+            let listen =
+                |kind| signal(kind).map_err(|error| Trouble::failed(format!("signals cannot be received: {error}")));
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+            let [interrupt, terminate, hangup] = kinds.map(listen);
+            none.insert([interrupt?, terminate?, hangup?])
+        }
+    };
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -132,3 +140,6 @@ pub async fn asked_to_end() -> Result<(), Trouble> {
     }
     Ok(())
 }
+
+/// Listened for from the first time on: a second signal may come before it is waited for.
+static SIGNALS: tokio::sync::Mutex<Option<[tokio::signal::unix::Signal; 3]>> = tokio::sync::Mutex::const_new(None);
