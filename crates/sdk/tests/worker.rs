@@ -474,6 +474,35 @@ async fn handlers_that_block_every_thread_keep_no_heartbeat_back() {
 }
 
 #[tokio::test]
+async fn a_worker_whose_runtime_is_blocked_from_the_start_takes_tasks_and_keeps_them() {
+    for way in WAYS {
+        let fake = Fake::new().await;
+        fake.set(|state| state.lease_ms = 300);
+        fake.offer("double", [json!(1), json!(2)]);
+        let (go_on, blocked) = std::sync::mpsc::channel::<()>();
+        let worker = double(Worker::connect(&fake.url));
+        let worker = if way == Way::Http { worker.http_only() } else { worker };
+        let process = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let working = tokio::spawn(worker.run_until(std::future::pending::<()>()));
+                tokio::spawn(async move { blocked.recv().unwrap() });
+                working.await.unwrap().unwrap();
+            });
+        });
+        let holding =
+            |state: &State| (state.beats.iter().filter(|beat| beat.tasks.len() == 2).count() >= 5).then_some(());
+        fake.until(&format!("heartbeats over {way:?}"), holding).await;
+        assert!(fake.set(|state| state.effects.is_empty()), "no handler could run");
+        go_on.send(()).unwrap();
+        fake.until("the results", completed(2)).await;
+        fake.set(|state| state.drain = true);
+        fake.until("the worker to go", |state| state.left.then_some(())).await;
+        process.join().unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_handler_that_blocks_is_not_waited_for_beyond_the_drain() {
     for way in WAYS {
         let fake = Fake::new().await;
