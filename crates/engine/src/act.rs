@@ -122,7 +122,7 @@ impl Engine {
 
     async fn gate_of(&self, ns: &Namespace, token: &str) -> Result<GateRow> {
         let filter = GateFilter { token: Some(token.to_owned()), ..GateFilter::default() };
-        let gate = self.instance.store.gates(ns, &filter, Page { after: None, limit: 1 }).await?.pop();
+        let gate = self.instance.store.gates(Some(ns), &filter, Page { after: None, limit: 1 }).await?.pop();
         gate.ok_or_else(|| EngineError::NotFound { what: "gate", id: "with this token".to_owned() })
     }
 

@@ -178,7 +178,7 @@ async fn openings(
         let wanted = key.clone().filter(|_| !gates.any_key);
         let filter = GateFilter { event: Some((name.clone(), wanted)), ..GateFilter::default() };
         let page = Page { after: gates.after, limit: (*room / weight).clamp(1, MAX_PAGE) };
-        let found = store.gates(ns, &filter, page).await?;
+        let found = store.gates(Some(ns), &filter, page).await?;
         match found.last() {
             Some(last) => gates.after = Some(last.position),
             None if gates.any_key => return Ok(None),

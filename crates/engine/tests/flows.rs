@@ -80,7 +80,7 @@ async fn a_gate_waits_for_its_token_and_opens_once() {
     rig.register("name: f\nsteps: {ok: {await: {webhook: true}}}\noutput: '${steps.ok.output}'").await;
     let run = rig.start("f", json!(null)).await;
     let filter = GateFilter { run: Some(run), ..GateFilter::default() };
-    let gate = rig.engine.store().gates(&rig.ns, &filter, Page::default()).await.unwrap().pop().unwrap();
+    let gate = rig.engine.store().gates(Some(&rig.ns), &filter, Page::default()).await.unwrap().pop().unwrap();
     let token = gate.token.unwrap();
     let other = Namespace::new("other");
     let foreign = rig.engine.open_gate(&other, &token, OpenedBy::Webhook, json!(1)).await;

@@ -261,9 +261,9 @@ impl Store for Embedded {
         self.read(move |conn| list::count_runs(conn, &ns, &filter)).await
     }
 
-    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
-        let (ns, filter) = (ns.clone(), filter.clone());
-        self.read(move |conn| list::gates(conn, &ns, &filter, page)).await
+    async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        let (ns, filter) = (ns.cloned(), filter.clone());
+        self.read(move |conn| list::gates(conn, ns.as_ref(), &filter, page)).await
     }
 
     async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>> {

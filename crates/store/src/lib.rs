@@ -75,8 +75,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// How many runs there are.
     async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64>;
 
-    /// Gates by token, or those that are open, in the order in which they were arrived at.
-    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>>;
+    /// Gates by token, or those that are open, in the order in which they were arrived at; of one namespace or of all.
+    async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>>;
 
     /// Documents of a kind in the order of their ids, then of their namespaces; of one namespace or of all.
     async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>>;

@@ -136,7 +136,7 @@ impl Store for Memory {
         Ok(rows.runs.values().filter(|kept| kept.ns == *ns && kept.matches(filter)).count() as u64)
     }
 
-    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+    async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
         Ok(self.rows().gates(ns, filter, page))
     }
 

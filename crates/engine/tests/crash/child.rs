@@ -206,7 +206,7 @@ fn handle(task: &Assignment) -> Vec<Op> {
 async fn open_gates(engine: Engine, ledger: Arc<Ledger>) {
     let ns = Namespace::default();
     loop {
-        let gates = engine.store().gates(&ns, &GateFilter::default(), Page::default()).await.unwrap();
+        let gates = engine.store().gates(Some(&ns), &GateFilter::default(), Page::default()).await.unwrap();
         for gate in gates {
             let Some(token) = gate.token else { continue };
             if engine.open_gate(&ns, &token, OpenedBy::Webhook, json!({"by": "somebody"})).await.is_ok() {

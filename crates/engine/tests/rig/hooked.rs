@@ -131,7 +131,7 @@ impl Store for Hooked {
         self.inner.count_runs(ns, filter).await
     }
 
-    async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+    async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
         self.inner.gates(ns, filter, page).await
     }
 

@@ -42,7 +42,7 @@ pub async fn everything(store: &dyn Store, namespaces: &[Namespace], runs: &[Run
         of_run(&mut all, store, run, looked).await;
     }
     for ns in namespaces {
-        let gates = store.gates(ns, &GateFilter::default(), Page::default()).await.unwrap();
+        let gates = store.gates(Some(ns), &GateFilter::default(), Page::default()).await.unwrap();
         let gates = gates.into_iter().map(|gate| GateRow { position: position(gate.position), ..gate });
         note(&mut all, format!("{ns}: gates"), gates.collect::<Vec<_>>());
         for kind in KINDS {

@@ -21,7 +21,10 @@ pub async fn a_token_finds_its_gate_in_every_state(t: &mut Trial<'_>) {
     assert_ne!(t.beside(other).await.gates.iter().find(|gate| gate.arrival.is_none()).unwrap().token, early.token);
     let found = async || {
         let filter = GateFilter { token: Some(token.clone()), ..GateFilter::default() };
-        let mut found = t.store.gates(&t.ns, &filter, Page::default()).await.unwrap();
+        let mut found = t.store.gates(Some(&t.ns), &filter, Page::default()).await.unwrap();
+        assert_eq!(t.store.gates(None, &filter, Page::default()).await.unwrap(), found, "a token needs no namespace");
+        let elsewhere = Namespace::new("elsewhere");
+        assert!(t.store.gates(Some(&elsewhere), &filter, Page::default()).await.unwrap().is_empty());
         assert_eq!(found.len(), 1);
         found.remove(0)
     };
@@ -51,14 +54,14 @@ pub async fn a_token_finds_its_gate_in_every_state(t: &mut Trial<'_>) {
     assert!(found().await.closed, "after the end of its run too");
     trim_fully(t, &Trim::Timeline(run)).await;
     let filter = GateFilter { token: Some(token.clone()), ..GateFilter::default() };
-    assert!(t.store.gates(&t.ns, &filter, Page::default()).await.unwrap().is_empty(), "until it is trimmed");
+    assert!(t.store.gates(Some(&t.ns), &filter, Page::default()).await.unwrap().is_empty(), "until it is trimmed");
 }
 
 pub async fn a_token_that_was_never_given_finds_nothing(t: &mut Trial<'_>) {
     t.start(&t.flow(HOOKS), json!(null)).await;
     for token in ["", "0", "%"] {
         let filter = GateFilter { token: Some(token.to_owned()), ..GateFilter::default() };
-        assert!(t.store.gates(&t.ns, &filter, Page::default()).await.unwrap().is_empty());
+        assert!(t.store.gates(Some(&t.ns), &filter, Page::default()).await.unwrap().is_empty());
     }
 }
 
@@ -130,7 +133,7 @@ pub async fn pages_of_gates_miss_none_while_others_come_and_go(t: &mut Trial<'_>
     let runs = t.start_all("paid", (0..10).map(|n| json!({"k": n}))).await;
     let (mut got, mut after) = (Vec::new(), None);
     loop {
-        let page = t.store.gates(&t.ns, &GateFilter::default(), Page { after, limit: 3 }).await.unwrap();
+        let page = t.store.gates(Some(&t.ns), &GateFilter::default(), Page { after, limit: 3 }).await.unwrap();
         assert!(page.len() <= 3);
         let Some(last) = page.last() else { break };
         assert!(page.windows(2).all(|pair| pair[0].position < pair[1].position));
@@ -146,7 +149,7 @@ pub async fn pages_of_gates_miss_none_while_others_come_and_go(t: &mut Trial<'_>
 }
 
 async fn listed(t: &Trial<'_>, filter: &GateFilter) -> Vec<(RunId, String)> {
-    let gates = t.store.gates(&t.ns, filter, Page::default()).await.unwrap();
+    let gates = t.store.gates(Some(&t.ns), filter, Page::default()).await.unwrap();
     assert!(gates.iter().all(|gate| !gate.closed && gate.arrival.is_some()));
     let name = |gate: GateRow| (gate.id.run, gate.arrival.map(|arrived| arrived.gate.name).unwrap_or_default());
     gates.into_iter().map(name).collect()

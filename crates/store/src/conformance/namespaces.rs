@@ -30,14 +30,14 @@ pub async fn nothing_of_a_namespace_is_seen_from_another(t: &mut Trial<'_>) {
         let listed = t.store.runs(Some(ns), &RunFilter::default(), Page::default()).await.unwrap();
         assert_eq!(listed.iter().map(|summary| (summary.run, &summary.ns)).collect::<Vec<_>>(), [(own, ns)]);
         assert_eq!(t.store.count_runs(ns, &RunFilter::default()).await.unwrap(), 1);
-        let gates = t.store.gates(ns, &GateFilter::default(), Page::default()).await.unwrap();
+        let gates = t.store.gates(Some(ns), &GateFilter::default(), Page::default()).await.unwrap();
         assert_eq!(gates.iter().map(|gate| (gate.id.run, &gate.ns)).collect::<Vec<_>>(), [(own, ns)]);
         for (of, token) in tokens.iter().enumerate() {
             let filter = GateFilter { token: token.clone(), ..GateFilter::default() };
-            let found = t.store.gates(ns, &filter, Page::default()).await.unwrap();
+            let found = t.store.gates(Some(ns), &filter, Page::default()).await.unwrap();
             assert_eq!(found.len(), usize::from(of == at), "a token of another namespace finds nothing");
             let filter = GateFilter { run: Some(runs[of]), ..GateFilter::default() };
-            assert_eq!(t.store.gates(ns, &filter, Page::default()).await.unwrap().len(), usize::from(of == at));
+            assert_eq!(t.store.gates(Some(ns), &filter, Page::default()).await.unwrap().len(), usize::from(of == at));
         }
         let things = DocumentFilter { kind: "thing".to_owned(), ..DocumentFilter::default() };
         let documents = t.store.documents(Some(ns), &things, 10).await.unwrap();

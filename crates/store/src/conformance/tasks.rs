@@ -85,7 +85,7 @@ pub async fn an_ended_run_has_no_tasks_and_no_timers(t: &mut Trial<'_>) {
     assert!(t.take(10).await.is_empty());
     assert_eq!(t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap(), [Extended::Lost]);
     let filter = GateFilter { token: Some(token), ..GateFilter::default() };
-    assert_eq!(t.store.gates(&t.ns, &filter, Page::default()).await.unwrap().len(), 1);
+    assert_eq!(t.store.gates(Some(&t.ns), &filter, Page::default()).await.unwrap().len(), 1);
     t.advance(7_200_000);
     assert!(t.due(Due::Timers, 10).await.items.is_empty());
     assert!(t.due(Due::Leases, 10).await.items.is_empty());

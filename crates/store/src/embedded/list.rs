@@ -134,9 +134,16 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     wanted
 }
 
-pub(super) fn gates(conn: &Connection, ns: &Namespace, filter: &GateFilter, page: Page) -> Outcome<Vec<GateRow>> {
+pub(super) fn gates(
+    conn: &Connection,
+    ns: Option<&Namespace>,
+    filter: &GateFilter,
+    page: Page,
+) -> Outcome<Vec<GateRow>> {
     let mut wanted = Where::default();
-    wanted.and("gates.ns = ?", ns.as_str().to_owned());
+    if let Some(ns) = ns {
+        wanted.and("gates.ns = ?", ns.as_str().to_owned());
+    }
     // The gates of a run that is trimmed are on their way out.
     wanted.only("runs.trimmed = 0");
     match &filter.token {

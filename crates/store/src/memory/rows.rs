@@ -176,7 +176,7 @@ impl Rows {
         DueBatch { items, next_in: next_in(next, now, &self.holds) }
     }
 
-    pub fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Vec<GateRow> {
+    pub fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Vec<GateRow> {
         let mut found: Vec<&GateRow> = match (&filter.token, filter.run) {
             (Some(token), _) => {
                 let gate = self.tokens.get(token).and_then(|(run, at)| self.runs.get(run)?.gates.get(at));
@@ -186,7 +186,7 @@ impl Rows {
             (None, None) => self.runs.values().flat_map(|kept| kept.gates.values()).collect(),
         };
         let passed = |gate: &GateRow| page.after.is_some_and(|after| gate.position <= after);
-        found.retain(|gate| gate.ns == *ns && gate.matches(filter) && !passed(gate));
+        found.retain(|gate| ns.is_none_or(|ns| gate.ns == *ns) && gate.matches(filter) && !passed(gate));
         found.sort_by_key(|gate| gate.position);
         found.into_iter().take(page.limit.min(MAX_PAGE)).cloned().collect()
     }

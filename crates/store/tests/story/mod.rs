@@ -183,9 +183,9 @@ pub async fn everything(store: &dyn Store, runs: &[RunId]) -> String {
         GateFilter { reason: Some(record::GateReason::Manual), ..GateFilter::default() },
         GateFilter { event, ..GateFilter::default() },
     ] {
-        say("gates", format!("{:?}", store.gates(&ns(), &filter, page).await.unwrap()));
+        say("gates", format!("{:?}", store.gates(Some(&ns()), &filter, page).await.unwrap()));
         let some = Page { after: Some(2), limit: 2 };
-        say("page of gates", format!("{:?}", store.gates(&ns(), &filter, some).await.unwrap()));
+        say("page of gates", format!("{:?}", store.gates(Some(&ns()), &filter, some).await.unwrap()));
     }
     for kind in ["queue", "limit", "schedule"] {
         let filter = DocumentFilter { kind: kind.to_owned(), ..DocumentFilter::default() };
