@@ -22,7 +22,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use eddyline_protocol::RegisterWorker;
+use eddyline_protocol::{Op, Outcome, RegisterWorker, Task};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
@@ -31,7 +31,7 @@ use crate::client::Client;
 use crate::error::Error;
 use handler::{Handler, erase};
 use online::Online;
-use shift::{Rules, Shift};
+use shift::{Rules, Shift, Told};
 use signals::Signals;
 
 pub use ctx::StepCtx;
@@ -67,6 +67,7 @@ pub struct Worker {
     handlers: Vec<(String, Handler)>,
     me: RegisterWorker,
     rules: Rules,
+    told: Option<Told>,
 }
 
 enum Target {
@@ -111,7 +112,7 @@ impl Worker {
     fn of(target: Target) -> Worker {
         let rules = Rules { max_concurrent: MAX_CONCURRENT, drain_timeout: DRAIN, cancel_grace: CANCEL_GRACE };
         let (me, handlers) = (RegisterWorker::default(), Vec::new());
-        Worker { target, key: None, namespace: None, http_only: false, handlers, me, rules }
+        Worker { target, key: None, namespace: None, http_only: false, handlers, me, rules, told: None }
     }
 
     /// The key to show; it needs the scope `worker`.
@@ -177,6 +178,14 @@ impl Worker {
         self
     }
 
+    /// Calls `told` whenever a task is done, with its last report and the server's answer to that: a result counts once it
+    /// was applied. A result that the server does not take is reported as a failure of the kind `BadReport`, and it is that
+    /// which is told of. Leases are kept by the thread that calls, so it must not block.
+    pub fn on_answer(mut self, told: impl Fn(&Task, &Op, &Outcome) + Send + Sync + 'static) -> Worker {
+        self.told = Some(Box::new(told));
+        self
+    }
+
     /// Plain HTTP, without trying a WebSocket first.
     pub fn http_only(mut self) -> Worker {
         self.http_only = true;
@@ -221,7 +230,7 @@ impl Worker {
 
     fn ready(self, stop: oneshot::Receiver<()>) -> Result<Ready, Error> {
         let ((handlers, me), rules) = (self.described()?, self.rules);
-        let shift = |transport| Shift::new(handlers, me, rules, transport, stop);
+        let shift = |transport| Shift::new(handlers, me, rules, self.told, transport, stop);
         let mut client = match self.target {
             Target::Url(url) => Client::new(&url)?,
             // What its connections get is heard by the runtime that made them.

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use eddyline::{Error, StepCtx, StepError, Worker};
@@ -113,8 +113,14 @@ steps:
 ";
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = tries.clone();
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let answered = answers.clone();
     let rig = Rig::new(flow, Config::default(), |worker| {
         worker
+            .on_answer(move |task, report, answer| {
+                let failed = json!(report)["error"]["kind"].clone();
+                answered.lock().unwrap().push(json!([task.step, task.attempt, failed, answer.outcome]));
+            })
             .handler("panics", |_: StepCtx, _: Value| async move {
                 if true {
                     panic!("out of {}", "cheese");
@@ -147,6 +153,10 @@ steps:
     assert!(error.also[2].message.contains("never declared"), "{:?}", error.also[2]);
     assert_eq!(tries.load(Ordering::SeqCst), 1, "a permanent failure is not tried again");
     rig.end().await;
+    let told = [("panics", 1, "Panic"), ("panics", 2, "Panic"), ("fails", 1, "Hopeless"), ("misfits", 1, "BadInput")];
+    let told = told.into_iter().chain([("leaks", 1, "BadReport")]);
+    let told: Vec<Value> = told.map(|(step, attempt, kind)| json!([step, attempt, kind, "applied"])).collect();
+    assert_eq!(*answers.lock().unwrap(), told, "each task once, when it is done");
 }
 
 #[tokio::test]

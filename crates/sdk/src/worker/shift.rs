@@ -32,6 +32,9 @@ const LET_GO: Duration = Duration::from_secs(1);
 const NO_HANDLER: &str = "NoHandler";
 const CANCELLED: &str = "Cancelled";
 
+/// Who is told of every task that is done: its last report, and what the server answered.
+pub(crate) type Told = Box<dyn Fn(&Task, &Op, &Outcome) + Send + Sync>;
+
 /// What the worker keeps to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
@@ -71,6 +74,7 @@ struct Desk {
     outbox: Outbox,
     completed: u64,
     failed: u64,
+    told: Option<Told>,
 }
 
 struct Held {
@@ -110,6 +114,7 @@ impl Shift {
         handlers: HashMap<String, Handler>,
         me: RegisterWorker,
         rules: Rules,
+        told: Option<Told>,
         transport: Box<dyn Transport>,
         stop: oneshot::Receiver<()>,
     ) -> Shift {
@@ -125,7 +130,7 @@ impl Shift {
             inbox,
             crew: JoinSet::new(),
             runtime: Handle::current(),
-            desk: Desk::default(),
+            desk: Desk { told, ..Desk::default() },
             running: 0,
             granted: 0,
             notes: VecDeque::new(),
@@ -151,7 +156,7 @@ impl Shift {
                     None
                 }
                 () = tokio::time::sleep_until(wakes) => self.on_time(),
-                () = told(&mut self.stop), if self.drain.is_none() => {
+                () = asked(&mut self.stop), if self.drain.is_none() => {
                     self.begin_drain("asked to stop");
                     None
                 }
@@ -470,7 +475,9 @@ impl Desk {
                     let applied = outcome.outcome == Verdict::Applied;
                     self.completed += u64::from(applied && matches!(op, Op::Complete { .. }));
                     self.failed += u64::from(applied && matches!(op, Op::Fail { .. }));
-                    self.held.remove(&task);
+                    if let (Some(held), Some(told)) = (self.held.remove(&task), &self.told) {
+                        told(&held.shared.task, op, &outcome);
+                    }
                 }
             }
             if let Some(answer) = answer {
@@ -481,12 +488,12 @@ impl Desk {
     }
 }
 
-/// Comes back once: when the worker is told to stop.
-async fn told(stop: &mut Option<oneshot::Receiver<()>>) {
-    if let Some(told) = stop {
-        let told = told.await;
+/// Comes back once: when the worker is asked to stop.
+async fn asked(stop: &mut Option<oneshot::Receiver<()>>) {
+    if let Some(asked) = stop {
+        let asked = asked.await;
         *stop = None;
-        if told.is_ok() {
+        if asked.is_ok() {
             return;
         }
     }

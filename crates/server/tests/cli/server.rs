@@ -194,8 +194,23 @@ fn a_command_is_ended_when_its_run_is_cancelled() {
 #[test]
 fn a_worker_that_cannot_begin_says_why() {
     let server = Server::start();
+    let queue = server.eddy(&["worker", "exec", "a=true", "--queue", "bad queue"]).bad(2);
+    assert!(queue.err.contains("`bad queue` is not a name: ` ` is not one of letters"), "{queue:?}");
     let twice = server.eddy(&["worker", "exec", "a=true", "a=false"]).bad(2);
     assert!(twice.err.contains("two handlers called `a`"), "{twice:?}");
+}
+
+#[test]
+fn a_result_that_the_server_does_not_take_is_told_as_such() {
+    let server = Server::start();
+    server.apply("name: job\nsteps: {leak: {}, tell: {after: [\"ended:leak\"]}}\n");
+    let leak = r#"leak=echo '{"event":"secret","payload":1}' > $EDDY_EMITS"#;
+    let (_worker, said) = server.worker(&[leak, "tell=true"]);
+    server.eddy(&["start", "job", "--wait"]).good();
+    let told: Vec<String> = said.filter(|line| line.contains(" attempt 1")).take(2).collect();
+    assert!(told[0].starts_with("✗ leak "), "{told:?}");
+    assert!(told[0].contains("the server does not take its result: `secret` is not among the `emits`"), "{told:?}");
+    assert!(told[1].starts_with("✓ tell "), "{told:?}");
 }
 
 #[test]

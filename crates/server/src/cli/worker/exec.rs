@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline::{StepCtx, StepError, Worker};
-use eddyline_protocol::Span;
+use eddyline_machine::definition::wrong_name;
+use eddyline_protocol::{Op, Outcome, Span, Task, Verdict as Answer};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,6 +17,12 @@ use crate::cli::trouble::Trouble;
 
 /// Lines of standard error that are on their way.
 const LINES_UNDER_WAY: usize = 100;
+/// Verdicts that nobody has read yet; more are left out, since leases are not kept while somebody waits to be read.
+const VERDICTS_UNDER_WAY: usize = 1_000;
+/// The kind of failure of a command that was called off.
+const CALLED_OFF: &str = "Cancelled";
+/// The kind of failure of a result that the server does not take.
+const NOT_TAKEN: &str = "BadReport";
 /// What a killed command may take to be gone, before its task is given up where it stands.
 const AFTER_GRACE: Duration = Duration::from_secs(5);
 
@@ -46,7 +53,7 @@ pub struct Exec {
     #[arg(required = true, value_name = "HANDLER=COMMAND", value_parser = pair)]
     commands: Vec<(String, String)>,
     /// The queues to take tasks from; may be given several times
-    #[arg(long = "queue", value_name = "QUEUE", default_value = "default")]
+    #[arg(long = "queue", value_name = "QUEUE", default_value = "default", value_parser = queue)]
     queues: Vec<String>,
     /// How many commands run at once
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
@@ -65,6 +72,11 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// A queue of any other name never has a task.
+fn queue(text: &str) -> Result<String, String> {
+    wrong_name(text).map_or_else(|| Ok(text.to_owned()), Err)
+}
+
 pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     // Asked first: a wrong address is told as by every other command, and not by a worker that goes on trying.
     let remote = ctx.remote()?;
@@ -76,10 +88,14 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     }
     for (handler, command) in exec.commands.iter().cloned() {
         ctx.screen.aside(format!("{handler}: {command}"));
-        let (command, screen) = (Arc::new(command), ctx.screen.clone());
-        let carry = move |task: StepCtx, input: Value| one(task, input, command.clone(), grace, screen.clone());
-        worker = worker.handler(&handler, carry);
+        let command = Arc::new(command);
+        worker = worker.handler(&handler, move |task: StepCtx, input: Value| one(task, input, command.clone(), grace));
     }
+    let (tell, told) = mpsc::channel::<Line>(VERDICTS_UNDER_WAY);
+    worker = worker.on_answer(move |task, report, answer| {
+        let _ = tell.try_send(verdict(task, report, answer));
+    });
+    let shown = tokio::spawn(show(ctx.screen.clone(), told));
     let (stop, stopped) = oneshot::channel();
     let twice = async {
         asked_to_end().await?;
@@ -89,20 +105,18 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
         asked_to_end().await
     };
     let ended = tokio::select! {
-        result = worker.max_concurrent(exec.max).run_until(stopped) => remote.told(result),
+        result = worker.max_concurrent(exec.max).run_until(stopped) => {
+            // The worker is gone, and with it whoever could add to what is to be shown.
+            let _ = shown.await;
+            remote.told(result)
+        }
         asked = twice => asked.and(Err(Trouble::interrupted())),
     };
     kill_all();
     ended
 }
 
-async fn one(
-    ctx: StepCtx,
-    input: Value,
-    command: Arc<String>,
-    grace: Duration,
-    screen: Screen,
-) -> Result<Value, StepError> {
+async fn one(ctx: StepCtx, input: Value, command: Arc<String>, grace: Duration) -> Result<Value, StepError> {
     let task = ctx.task();
     let job = Job {
         input,
@@ -127,9 +141,8 @@ async fn one(
         verdict
     };
     let (verdict, ()) = tokio::join!(work, log);
-    told(&screen, &ctx, verdict.as_ref());
     match verdict {
-        None => Err(StepError::new("called off").kind("Cancelled")),
+        None => Err(StepError::new("called off").kind(CALLED_OFF)),
         Some(Verdict::Failed { kind, message, again: true }) => Err(StepError::new(message).kind(kind)),
         Some(Verdict::Failed { kind, message, again: false }) => Err(StepError::permanent(message).kind(kind)),
         Some(Verdict::Done { output, emits }) => {
@@ -141,15 +154,32 @@ async fn one(
     }
 }
 
-/// A line for whoever looks at the worker.
-fn told(screen: &Screen, ctx: &StepCtx, verdict: Option<&Verdict>) {
-    let (ink, mark, text) = match verdict {
-        Some(Verdict::Done { .. }) => (Ink::Good, "✓", String::new()),
-        Some(Verdict::Failed { message, .. }) => (Ink::Bad, "✗", message.clone()),
-        None => (Ink::Faint, "–", "called off".to_owned()),
+/// Lines for whoever looks at the worker.
+async fn show(screen: Screen, mut lines: mpsc::Receiver<Line>) {
+    while let Some(line) = lines.recv().await {
+        screen.aside(line.paint(screen.color));
+    }
+}
+
+/// What came of a task. What its command came to is one half of it, what the server answered to that the other.
+fn verdict(task: &Task, report: &Op, answer: &Outcome) -> Line {
+    let (ink, mark, text) = match (report, answer.outcome) {
+        (Op::Fail { error, .. }, _) if error.kind == CALLED_OFF => (Ink::Faint, "–", error.message.clone()),
+        (_, Answer::Stale) => (Ink::Faint, "–", "too late: another attempt has this step by now".to_owned()),
+        (_, Answer::Closed) => (Ink::Faint, "–", "too late: the run has ended".to_owned()),
+        (_, Answer::Invalid | Answer::NotTried) => {
+            (Ink::Bad, "✗", refused(answer.message.as_deref().unwrap_or("it does not say why")))
+        }
+        (Op::Fail { error, .. }, Answer::Applied) if error.kind == NOT_TAKEN => {
+            (Ink::Bad, "✗", refused(&error.message))
+        }
+        (Op::Fail { error, .. }, Answer::Applied) => (Ink::Bad, "✗", error.message.clone()),
+        (_, Answer::Applied) => (Ink::Good, "✓", String::new()),
     };
-    let (task, line) = (ctx.task(), Line::default().with(ink, mark));
-    let line = line.with(Ink::Strong, format!(" {}", task.activation));
-    let line = line.with(Ink::Faint, format!("  {} attempt {}  ", task.run_id, task.attempt)).with(ink, text);
-    screen.aside(line.paint(screen.color));
+    let line = Line::default().with(ink, mark).with(Ink::Strong, format!(" {}", task.activation));
+    line.with(Ink::Faint, format!("  {} attempt {}  ", task.run_id, task.attempt)).with(ink, text)
+}
+
+fn refused(why: &str) -> String {
+    format!("the server does not take its result: {why}")
 }
