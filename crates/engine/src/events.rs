@@ -10,8 +10,8 @@ use eddyline_machine::{
     canonical_json,
 };
 use eddyline_store::{
-    Change, Command, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Fed, Feed,
-    FeedItem, GateFilter, GateRow, MAX_PAGE, Namespace, NewEvent, Page, Refused, Store,
+    Change, Command, Committed, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Fed,
+    Feed, FeedItem, GateFilter, GateRow, MAX_PAGE, Namespace, NewEvent, Page, Refused, Store,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -48,8 +48,9 @@ pub struct PublishRequest {
 }
 
 impl Engine {
-    /// Publishes events to the namespace. When this returns, every gate that waits for one of them will be opened.
-    pub async fn publish(&self, ns: &Namespace, requests: Vec<PublishRequest>) -> Result<()> {
+    /// Publishes events to the namespace. When this returns, every gate that waits for one of them will be opened. How
+    /// many of them had been published before, under the same id.
+    pub async fn publish(&self, ns: &Namespace, requests: Vec<PublishRequest>) -> Result<u32> {
         if requests.len() > MAX_EVENTS {
             let (what, bytes) = ("the number of events in one call", requests.len());
             return Err(EngineError::TooLarge { what, bytes, limit: MAX_EVENTS });
@@ -67,8 +68,8 @@ impl Engine {
             });
         }
         ensure_cursor(&self.instance, ns).await?;
-        commit(&self.instance, ns, Vec::new(), Vec::new(), events).await?;
-        Ok(())
+        let committed = commit(&self.instance, ns, Vec::new(), Vec::new(), events).await?;
+        Ok(committed.map_or(0, |committed| committed.repeats))
     }
 }
 
@@ -272,7 +273,7 @@ pub(crate) async fn keep_events(instance: &Instance, ns: &Namespace, keep_ms: Mi
         }
         let (expect, body) = (Expect::Revision(cursor.revision), Some(json!(Told { keep_ms, ..told })));
         let change = DocumentChange { key: cursor.key, expect, body, due: None };
-        if commit(instance, ns, vec![change], Vec::new(), Vec::new()).await? {
+        if commit(instance, ns, vec![change], Vec::new(), Vec::new()).await?.is_some() {
             return Ok(());
         }
     }
@@ -312,13 +313,13 @@ async fn commit(
     documents: Vec<DocumentChange>,
     messages: Vec<Message>,
     events: Vec<NewEvent>,
-) -> Result<bool> {
+) -> Result<Option<Committed>> {
     let (ns, command) = (ns.clone(), instance.command());
     let commit = DocumentCommit { ns, command, documents, messages, events, drops: Vec::new() };
     let written = instance.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
-    match written.commands.into_iter().next() {
-        Some(Err(Refused::Revision { .. })) => Ok(false),
-        Some(Err(refused)) => Err(EngineError::Conflict(refused.to_string())),
-        _ => Ok(true),
+    match written.commands.into_iter().next().transpose() {
+        Err(Refused::Revision { .. }) => Ok(None),
+        Err(refused) => Err(EngineError::Conflict(refused.to_string())),
+        Ok(committed) => Ok(committed),
     }
 }

@@ -18,6 +18,20 @@ pub struct PublishEvent {
     pub id: Option<String>,
 }
 
+/// What came of publishing events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// How many there were.
+    pub published: usize,
+    /// How many of them had been published before under the same id, and stand as they were.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub existing: u32,
+}
+
+fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
 /// An open gate. `token` and `url` are shown to scope `signal` only, and only webhook and manual gates have them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GateInfo {

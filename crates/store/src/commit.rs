@@ -87,4 +87,7 @@ pub struct Committed {
     pub first: u64,
     /// It was carried out before, when it was submitted the first time.
     pub before: bool,
+    /// Events of it that were kept already under the same id. Not remembered: none of a command that was carried out
+    /// before.
+    pub repeats: u32,
 }

@@ -181,11 +181,11 @@ async fn a_refused_command_does_not_sink_its_group() {
     let commands = [&first, &conflict, &gone, &last, &first].map(|commit| Command::Run(commit.clone()));
     let written = store.commit(commands.to_vec(), vec![claim(1, "w", 9)]).await.unwrap();
     let said: Vec<String> = written.commands.iter().map(|said| format!("{said:?}")).collect();
-    assert_eq!(said[0], format!("Ok(Committed {{ at: {START}, first: 1, before: false }})"));
+    assert_eq!(said[0], format!("Ok(Committed {{ at: {START}, first: 1, before: false, repeats: 0 }})"));
     assert_eq!(said[1], "Err(Conflict { current: Some(Version(1)) })");
     assert_eq!(said[2], r#"Err(Gone([Message("nobody sent it")]))"#);
-    assert_eq!(said[3], format!("Ok(Committed {{ at: {START}, first: 1, before: false }})"));
-    assert_eq!(said[4], format!("Ok(Committed {{ at: {START}, first: 1, before: true }})"));
+    assert_eq!(said[3], format!("Ok(Committed {{ at: {START}, first: 1, before: false, repeats: 0 }})"));
+    assert_eq!(said[4], format!("Ok(Committed {{ at: {START}, first: 1, before: true, repeats: 0 }})"));
     assert_eq!(written.claims[0].tasks.len(), 2);
     assert_eq!(store.stats().commits, 1);
 }

@@ -2,7 +2,7 @@
 
 use eddyline_engine::PublishRequest;
 use eddyline_machine::definition::wrong_name;
-use eddyline_protocol::PublishEvent;
+use eddyline_protocol::{PublishEvent, Published};
 use serde_json::json;
 
 use super::body::{check_labels, many};
@@ -27,6 +27,6 @@ pub(crate) async fn publish(mut call: Call) -> Answer {
         payload: event.payload,
         id: event.id,
     });
-    call.engine().publish(call.ns(), requests.collect()).await?;
-    ok(&json!({"published": published}))
+    let existing = call.engine().publish(call.ns(), requests.collect()).await?;
+    ok(&Published { published, existing })
 }

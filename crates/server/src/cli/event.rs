@@ -1,12 +1,16 @@
 //! `eddy event` and `eddy gate`: what runs are told from outside.
 
-use eddyline_protocol::{GateInfo, PublishEvent};
+use eddyline_protocol::{GateInfo, Page, PublishEvent, Published};
 use serde_json::Value;
 
 use super::connect::{segment, understood};
 use super::screen::{Ink, Line, table};
-use super::trouble::Trouble;
+use super::trouble::{Exit, Trouble};
 use super::{Context, input};
+
+/// The kinds of the records that tell of gates.
+const AT_GATES: [&str; 4] =
+    ["step.await.scheduled", "step.await.triggered", "step.await.timeout", "step.await.cancelled"];
 
 #[derive(Debug, clap::Subcommand)]
 pub enum EventCommand {
@@ -55,9 +59,16 @@ pub async fn event(ctx: &Context, command: EventCommand) -> Result<(), Trouble> 
     let EventCommand::Publish { name, payload, key, id } = command;
     let payload = payload.as_deref().map(input::read).transpose()?.unwrap_or_default();
     let key = key.map(|key| serde_json::from_str(&key).unwrap_or(Value::String(key)));
-    let answer: Value =
-        ctx.remote()?.post("/v1/events", &PublishEvent { name: name.clone(), key, payload, id }).await?;
-    if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{name} published")) }
+    let event = PublishEvent { name, key, payload, id };
+    let answer: Value = ctx.remote()?.post("/v1/events", &event).await?;
+    if ctx.screen.json {
+        return ctx.screen.document(&answer);
+    }
+    let PublishEvent { name, id, .. } = event;
+    match (understood::<Published>(answer)?.existing, id) {
+        (0, _) | (_, None) => ctx.screen.say(format!("{name} published")),
+        (_, Some(id)) => ctx.screen.say(format!("an event was published under the id {id} before, and stands")),
+    }
 }
 
 pub async fn gate(ctx: &Context, command: GateCommand) -> Result<(), Trouble> {
@@ -87,8 +98,39 @@ async fn token_of(ctx: &Context, gate: &str) -> Result<String, Trouble> {
     match gates.into_iter().find(|open| open.gate_id == gate) {
         Some(GateInfo { token: Some(token), .. }) => Ok(token),
         Some(open) => Err(Trouble::refused(format!("a gate for {} is not opened by hand", because(&open.reason)))),
-        None => Err(Trouble::not_found(format!("no gate {gate} is open"))),
+        None => Err(not_open(ctx, run, gate).await?),
     }
+}
+
+/// Why a gate is not among those that are open: the timeline of its run tells one that was closed from one that never was.
+async fn not_open(ctx: &Context, run: &str, gate: &str) -> Result<Trouble, Trouble> {
+    let (remote, path) = (ctx.remote()?, format!("/v1/streams/nq:flow:{}", segment(run)));
+    let (mut last, mut after) = (None, Some("0".to_owned()));
+    while let Some(from) = after {
+        let mut query = vec![("after", from)];
+        query.extend(AT_GATES.map(|kind| ("kind", kind.to_owned())));
+        let page: Page<Value> = match remote.get(&path, &query).await {
+            // Whoever may open gates need not be allowed to read timelines.
+            Err(trouble) if trouble.exit() == Exit::Denied => {
+                return Ok(Trouble::not_found(format!("no gate {gate} is open")));
+            }
+            page => page?,
+        };
+        last = page.items.into_iter().rfind(|record| record["data"]["token"] == gate).or(last);
+        after = page.next;
+    }
+    let Some(record) = last else {
+        return Ok(Trouble::not_found(format!("there is no gate {gate}")));
+    };
+    let what = match record["kind"].as_str() {
+        Some("step.await.triggered") => "opened",
+        Some("step.await.timeout") => "timed out",
+        Some("step.await.cancelled") => "cancelled",
+        // What waited at it has ended, or is about to.
+        _ => return Ok(Trouble::refused(format!("nothing waits at the gate {gate} any more"))),
+    };
+    let at = record["ts"].as_str().unwrap_or_default();
+    Ok(Trouble::refused(format!("the gate {gate} is no longer open: {what} at {at}")))
 }
 
 fn because(reason: &str) -> &str {

@@ -42,7 +42,8 @@ async fn gates_are_listed_and_opened_once() {
     let published = rig.post("/v1/events", json!({"name": "paid", "key": 8, "payload": "wrong key"})).await;
     assert_eq!(published.body, json!({"published": 1}));
     let many = json!([{"name": "paid", "key": 7, "payload": "right", "id": "e1"}, {"name": "other"}]);
-    assert_eq!(rig.post("/v1/events", many).await.body, json!({"published": 2}));
+    assert_eq!(rig.post("/v1/events", many.clone()).await.body, json!({"published": 2}));
+    assert_eq!(rig.post("/v1/events", many).await.body, json!({"published": 2, "existing": 1}));
     assert_eq!(rig.post("/v1/events", json!({"key": 1})).await.status, 400);
     assert_eq!(rig.post("/v1/events", json!({"name": ""})).await.status, 400);
     let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;

@@ -157,9 +157,15 @@ fn runs_are_acted_upon() {
     let gates = server.eddy(&["--json", "gate", "list", "--run", &run]).good().json();
     let gate = gates[0]["gate_id"].as_str().unwrap();
     server.eddy(&["gate", "open", gate, r#"{"by": "ada"}"#]).good();
-    server.eddy(&["gate", "open", gate]).bad(4);
+    let twice = server.eddy(&["gate", "open", gate]).bad(5);
+    assert!(twice.err.contains(&format!("the gate {gate} is no longer open: opened at 20")), "{twice:?}");
+    let none = server.eddy(&["gate", "open", &format!("{run}.99")]).bad(4);
+    assert!(none.err.contains(&format!("there is no gate {run}.99")), "{none:?}");
     server.eddy(&["event", "publish", "news", "1", "--key", "8"]).good();
-    server.eddy(&["event", "publish", "news", "2", "--key", "7"]).good();
+    let publish =
+        |payload: &str| server.eddy(&["event", "publish", "news", payload, "--key", "7", "--id", "n1"]).good();
+    assert_eq!(publish("2").line(), "news published");
+    assert_eq!(publish("3").line(), "an event was published under the id n1 before, and stands");
     let watched = server.eddy(&["run", "watch", &run]).good();
     assert!(watched.out.contains(r#"output [{"by":"ada"},2]"#), "{watched:?}");
     server.eddy(&["run", "cancel", &run]).bad(5);

@@ -254,7 +254,7 @@ pub async fn a_commit_says_when_it_was_and_where_its_records_begin(t: &mut Trial
         t.advance(1_000);
         let so_far = t.records(run).await.len() as u64;
         let commit = t.prepare(run, &[t.report_of(&task, completion(json!(1)))]).await;
-        let expected = Committed { at: t.now().await, first: so_far + 1, before: false };
+        let expected = Committed { at: t.now().await, first: so_far + 1, before: false, repeats: 0 };
         assert_eq!(t.commit(commit).await, Ok(expected));
         let records = t.records(run).await;
         assert!(records[so_far as usize..].iter().all(|record| record.ts == expected.at));

@@ -85,7 +85,7 @@ pub async fn a_commit_of_documents_is_a_whole(t: &mut Trial<'_>) {
 
     let documents = vec![thing("a", Expect::Absent), thing("b", Expect::Any), thing("c", Expect::Any)];
     let committed = t.command(Command::Documents(DocumentCommit { documents, ..commit })).await.unwrap();
-    assert_eq!(committed, Committed { at: t.now().await, first: 0, before: false });
+    assert_eq!(committed, Committed { at: t.now().await, first: 0, before: false, repeats: 0 });
     assert_eq!(t.due(Due::Documents, 10).await.items.len(), 3);
     let messages: Vec<String> = t.beside(run).await.messages.into_iter().map(|message| message.id).collect();
     assert_eq!(messages, ["new"]);

@@ -393,7 +393,13 @@ impl Drive {
     }
 
     pub async fn publish(&self, event: NewEvent) {
-        self.command(Command::Documents(DocumentCommit { events: vec![event], ..self.nothing() })).await.unwrap();
+        self.publish_all(vec![event]).await;
+    }
+
+    /// How many of them were kept already.
+    pub async fn publish_all(&self, events: Vec<NewEvent>) -> u32 {
+        let commit = DocumentCommit { events, ..self.nothing() };
+        self.command(Command::Documents(commit)).await.unwrap().repeats
     }
 
     pub async fn send(&self, messages: Vec<Message>) {

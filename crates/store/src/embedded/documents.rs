@@ -24,7 +24,7 @@ impl Group<'_> {
     ) -> Outcome<Verdict<Committed, Refused>> {
         let commit = &encoded.commit;
         if let Some(at) = self.find_document_command(commit.command)? {
-            return Ok(Ok(Committed { at, first: 0, before: true }));
+            return Ok(Ok(Committed { at, first: 0, before: true, repeats: 0 }));
         }
         for change in &commit.documents {
             let current = self.revision_of(&commit.ns, &change.key)?;
@@ -43,15 +43,13 @@ impl Group<'_> {
         for (message, body) in commit.messages.iter().zip(&encoded.messages) {
             self.send(&commit.ns, message, body)?;
         }
-        for (event, body) in commit.events.iter().zip(&encoded.events) {
-            self.publish(&commit.ns, event, body)?;
-        }
+        let repeats = self.publish(&commit.ns, &commit.events, &encoded.events)?;
         for (to, id) in &commit.drops {
             self.drop_message(*to, id)?;
         }
         let now = self.now;
         self.write("INSERT INTO commands (id, at) VALUES (?1, ?2)", params![commit.command.0.as_bytes(), now])?;
-        Ok(Ok(Committed { at: now, first: 0, before: false }))
+        Ok(Ok(Committed { at: now, first: 0, before: false, repeats }))
     }
 
     fn find_document_command(&self, command: CommandId) -> Outcome<Option<i64>> {

@@ -193,10 +193,20 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    pub fn publish(&mut self, ns: &Namespace, event: &NewEvent, body: &Body) -> Outcome<()> {
+    /// How many of them were kept already.
+    pub fn publish(&mut self, ns: &Namespace, events: &[NewEvent], bodies: &[Body]) -> Outcome<u32> {
+        let mut repeats = 0;
+        for (event, body) in events.iter().zip(bodies) {
+            repeats += u32::from(!self.publish_one(ns, event, body)?);
+        }
+        Ok(repeats)
+    }
+
+    /// False if it was kept already.
+    fn publish_one(&mut self, ns: &Namespace, event: &NewEvent, body: &Body) -> Outcome<bool> {
         if let Some(position) = self.find_event(ns, &event.id)? {
             if position > self.kept.forgotten.get(ns).copied().unwrap_or(0) {
-                return Ok(());
+                return Ok(false);
             }
             // It is going, so to everybody else it is gone.
             self.write("DELETE FROM events WHERE position = ?1", [position])?;
@@ -217,7 +227,7 @@ impl<'a> Group<'a> {
             ],
         )?;
         self.hint(Change::Events { ns: ns.clone() });
-        Ok(())
+        Ok(true)
     }
 
     fn find_event(&self, ns: &Namespace, id: &str) -> Outcome<Option<i64>> {

@@ -34,11 +34,9 @@ impl Group<'_> {
         for (message, body) in commit.messages.iter().zip(&encoded.messages) {
             self.send(&commit.ns, message, body)?;
         }
-        for (event, body) in commit.events.iter().zip(&encoded.events) {
-            self.publish(&commit.ns, event, body)?;
-        }
+        let repeats = self.publish(&commit.ns, &commit.events, &encoded.events)?;
         if transition.is_empty() {
-            return Ok(Ok(Committed { at: self.now, first: 0, before: false }));
+            return Ok(Ok(Committed { at: self.now, first: 0, before: false, repeats }));
         }
         let (position, first) = self.write_head(encoded)?;
         self.write_state(position, encoded)?;
@@ -51,7 +49,7 @@ impl Group<'_> {
             lines.slow(&commit.ns, limit, self.now + ms);
         }
         self.runs.push((run, transition.header.phase == Phase::Ended));
-        Ok(Ok(Committed { at: self.now, first: first as u64, before: false }))
+        Ok(Ok(Committed { at: self.now, first: first as u64, before: false, repeats }))
     }
 
     /// The answer to a commit that is refused, or was carried out before.
@@ -98,7 +96,8 @@ impl Group<'_> {
              ORDER BY first DESC, row DESC LIMIT 1",
         )?;
         let found = statement.query_row(params![position, version as i64], |row| {
-            let committed = Committed { at: row.get(1)?, first: row.get::<_, i64>(2)? as u64, before: true };
+            let first = row.get::<_, i64>(2)? as u64;
+            let committed = Committed { at: row.get(1)?, first, before: true, repeats: 0 };
             Ok((CommandId(uuid::Uuid::from_bytes(row.get(0)?)), committed))
         });
         Ok(found.optional()?)

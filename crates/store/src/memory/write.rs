@@ -37,16 +37,14 @@ impl Rows {
         for message in commit.messages {
             self.send(&commit.ns, message);
         }
-        for event in commit.events {
-            self.publish(&commit.ns, event, now);
-        }
+        let repeats = self.publish(&commit.ns, commit.events, now);
         if transition.is_empty() {
-            return Ok(Committed { at: now, first: 0, before: false });
+            return Ok(Committed { at: now, first: 0, before: false, repeats });
         }
         if transition.base == Version(0) {
             self.create(&commit.ns, run, commit.key, now);
         }
-        let committed = Committed { at: now, first: self.apply(transition, now), before: false };
+        let committed = Committed { at: now, first: self.apply(transition, now), before: false, repeats };
         if let Some(kept) = self.runs.get_mut(&run) {
             kept.commands.insert(transition.header.version, (commit.command, committed));
         }
@@ -67,7 +65,7 @@ impl Rows {
             let done = kept.and_then(|kept| kept.commands.get(&Version(transition.base.0 + 1)));
             return Some(match done {
                 Some((command, committed)) if *command == commit.command => {
-                    Ok(Committed { before: true, ..*committed })
+                    Ok(Committed { before: true, repeats: 0, ..*committed })
                 }
                 _ => Err(Refused::Conflict { current }),
             });
@@ -138,16 +136,22 @@ impl Rows {
         self.changes.push(Change::Messages);
     }
 
-    fn publish(&mut self, ns: &Namespace, event: NewEvent, now: Millis) {
-        let id = (ns.clone(), event.id.clone());
-        if self.event_ids.contains_key(&id) {
-            return;
+    /// How many of them were kept already.
+    fn publish(&mut self, ns: &Namespace, events: Vec<NewEvent>, now: Millis) -> u32 {
+        let mut repeats = 0;
+        for event in events {
+            let id = (ns.clone(), event.id.clone());
+            if self.event_ids.contains_key(&id) {
+                repeats += 1;
+                continue;
+            }
+            self.next_event += 1;
+            self.event_ids.insert(id, self.next_event);
+            let what = Fed::Event { id: event.id, name: event.name, key: event.key, payload: event.payload };
+            self.events.insert(self.next_event, (ns.clone(), FeedItem { position: self.next_event, at: now, what }));
+            self.changes.push(Change::Events { ns: ns.clone() });
         }
-        self.next_event += 1;
-        self.event_ids.insert(id, self.next_event);
-        let what = Fed::Event { id: event.id, name: event.name, key: event.key, payload: event.payload };
-        self.events.insert(self.next_event, (ns.clone(), FeedItem { position: self.next_event, at: now, what }));
-        self.changes.push(Change::Events { ns: ns.clone() });
+        repeats
     }
 
     fn create(&mut self, ns: &Namespace, run: RunId, key: Option<StartKey>, now: Millis) {
@@ -330,7 +334,7 @@ impl Rows {
 
     fn commit_documents(&mut self, commit: DocumentCommit, now: Millis) -> Result<Committed, Refused> {
         if let Some(committed) = self.document_commands.get(&commit.command) {
-            return Ok(Committed { before: true, ..*committed });
+            return Ok(Committed { before: true, repeats: 0, ..*committed });
         }
         for change in &commit.documents {
             let current = self.documents.get(&(commit.ns.clone(), change.key.clone())).map(|found| found.revision);
@@ -349,13 +353,11 @@ impl Rows {
         for message in commit.messages {
             self.send(&commit.ns, message);
         }
-        for event in commit.events {
-            self.publish(&commit.ns, event, now);
-        }
+        let repeats = self.publish(&commit.ns, commit.events, now);
         for (to, id) in &commit.drops {
             self.drop_message(*to, id);
         }
-        let committed = Committed { at: now, first: 0, before: false };
+        let committed = Committed { at: now, first: 0, before: false, repeats };
         self.document_commands.insert(commit.command, committed);
         Ok(committed)
     }
