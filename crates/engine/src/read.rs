@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_machine::explain::{WaitsFor, explain};
+use eddyline_machine::explain::{Bound, WaitsFor, explain};
 use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
 use eddyline_machine::time::iso;
 use eddyline_machine::view::{AttemptView, RunView, StepView};
-use eddyline_machine::{Data, Failure, Millis, Numbered, RunId, Status, TimerKind};
+use eddyline_machine::{Data, Failure, Fence, Millis, Numbered, RunId, Status, TimerKind};
 use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -82,13 +82,7 @@ impl Engine {
             Some(outcome) if rows.header.status().is_end() => self.outcome(run, outcome).await?,
             _ => (None, None),
         };
-        let mut waiting_for: Vec<(String, WaitsFor)> =
-            explain(&flow.flow, &rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
-        for (_, waits_for) in &mut waiting_for {
-            if let WaitsFor::Delay { until } = waits_for {
-                *until = self.delayed_until(run).await?;
-            }
-        }
+        let waiting_for = self.explained(&flow, run, &rows).await?;
         let emitted_events = emitted(&flow, &rows);
         Ok(RunInfo { status: rows.header.status(), summary, input, output, error, emitted_events, waiting_for })
     }
@@ -124,8 +118,7 @@ impl Engine {
     ) -> Result<(Vec<StepInfo>, usize)> {
         let (flow, rows, _) = self.whole(ns, run).await?;
         let view = self.view(run).await?;
-        let mut waits: BTreeMap<String, WaitsFor> =
-            explain(&flow.flow, &rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
+        let mut waits: BTreeMap<String, WaitsFor> = self.explained(&flow, run, &rows).await?.into_iter().collect();
         let total = rows.activations.len().saturating_sub(1);
         let (mut steps, mut bytes) = (Vec::new(), 0usize);
         for activation in rows.activations.iter().skip(1).skip(from).take(limit) {
@@ -273,9 +266,25 @@ impl Engine {
         summary.ok_or_else(|| EngineError::no_run(run))
     }
 
-    async fn delayed_until(&self, run: RunId) -> Result<Option<String>> {
-        let timers = self.instance.store.beside(run).await?.timers;
-        Ok(timers.iter().find(|timer| timer.key.kind == TimerKind::Delay).map(|timer| iso(timer.due)))
+    /// What the activations of a run wait for, with what only its timers and its tasks in line tell.
+    async fn explained(&self, flow: &Registered, run: RunId, rows: &Run) -> Result<Vec<(String, WaitsFor)>> {
+        let mut open: Vec<(String, WaitsFor)> =
+            explain(&flow.flow, rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
+        if !open.iter().any(|(_, waits)| matches!(waits, WaitsFor::Delay { .. } | WaitsFor::Worker { .. })) {
+            return Ok(open);
+        }
+        let beside = self.instance.store.beside(run).await?;
+        let mut bounds: BTreeMap<Fence, Bound> =
+            beside.tasks.into_iter().filter_map(|row| Some((row.task.fence, row.bound?))).collect();
+        let delay = beside.timers.iter().find(|timer| timer.key.kind == TimerKind::Delay);
+        for (_, waits) in &mut open {
+            match waits {
+                WaitsFor::Delay { until } => *until = delay.map(|timer| iso(timer.due)),
+                WaitsFor::Worker { fence, bound, .. } => *bound = bounds.remove(fence),
+                _ => {}
+            }
+        }
+        Ok(open)
     }
 
     /// The fold of a run's timeline.

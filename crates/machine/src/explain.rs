@@ -34,6 +34,9 @@ pub enum WaitsFor {
         queue: String,
         attempt: u32,
         fence: Fence,
+        /// Why nobody gets it at the moment. Known to whoever knows its queue.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bound: Option<Bound>,
     },
     /// Its next attempt.
     BackOff {
@@ -57,6 +60,23 @@ pub enum WaitsFor {
     Function,
     /// The next transition of the run, which is on its way.
     NextTransition,
+}
+
+/// What keeps a task in line from being handed out, whoever asks for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Bound {
+    /// Its queue is paused.
+    Paused,
+    /// So many tasks of its queue are being worked on, which is as many as may be.
+    Concurrency { most: u32 },
+    /// So many tasks of its flow on its queue are.
+    FlowConcurrency { most: u32 },
+    /// The rate of its queue.
+    Rate,
+    /// A limit that it names: so many tasks that pass it are being worked on; without a number, its rate, or a worker that
+    /// asked for it to be slowed down.
+    Limit { name: String, most: Option<u32> },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -170,5 +190,5 @@ fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> Wait
             crate::flow::Body::Graph(_) => Default::default(),
         },
     };
-    WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence }
+    WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence, bound: None }
 }

@@ -213,9 +213,8 @@ impl Store for Embedded {
 
     async fn beside(&self, run: RunId) -> Result<Beside> {
         let mut beside = self.read(move |conn| load::beside(conn, run)).await?;
-        let tasks = self.shared.tasks();
-        load::extend_held(&mut beside.tasks, |fence| tasks.lines.held(run, fence).cloned());
-        drop(tasks);
+        let now = self.shared.time.now();
+        load::complete(&mut beside.tasks, run, &self.shared.tasks().lines, now);
         Ok(beside)
     }
 

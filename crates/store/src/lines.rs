@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
+use eddyline_machine::explain::Bound;
 use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task, TaskKind};
 
 pub(crate) use bucket::{Bucket, BucketKey};
@@ -342,6 +343,20 @@ impl Lines {
         (picked, retry_at)
     }
 
+    /// What keeps a task that waits from being claimed, whoever asks for it.
+    pub fn bound(&self, run: RunId, fence: Fence, now: Millis) -> Option<Bound> {
+        let of_run = self.runs.get(&run)?;
+        let entry = of_run.tasks.get(&fence).filter(|entry| entry.held.is_none() && !entry.closed)?;
+        let (line, mut later) = (&self.lines[entry.line], None);
+        line.closed_by()
+            .or_else(|| (!self.rate_lets_pass(&of_run.ns, line, now, &mut later)).then_some(Bound::Rate))
+            .or_else(|| line.closed_to(&entry.class.flow))
+            .or_else(|| {
+                let (name, most) = self.limit_in_the_way(&of_run.ns, &entry.class, now, &mut later)?;
+                Some(Bound::Limit { name: name.to_owned(), most })
+            })
+    }
+
     pub fn states(&self, ns: &Namespace) -> Vec<QueueState> {
         let mut states: Vec<QueueState> = self.of(ns).map(Line::state).collect();
         let offering = self.runs.values().filter(|of_run| of_run.ns == *ns && !of_run.paused);
@@ -373,18 +388,16 @@ impl Lines {
         let mut best: Option<(Rank, (RunId, Fence))> = None;
         for queue in &request.queues {
             let Some(line) = self.find(&request.ns, queue) else { continue };
-            if !line.is_open() || !line.offers_anything() {
+            if line.closed_by().is_some() || !line.offers_anything() {
                 continue;
             }
-            if line.rules.rate.is_some()
-                && !self.bucket_lets_pass(&BucketKey::queue(&request.ns, queue), line.rules.rate, now, retry_at)
-            {
+            if !self.rate_lets_pass(&request.ns, line, now, retry_at) {
                 continue;
             }
             let open = |class: &Class| {
                 class.suits(&request.offer)
-                    && line.has_room_for(&class.flow)
-                    && self.limits_let_pass(&request.ns, class, now, retry_at)
+                    && line.closed_to(&class.flow).is_none()
+                    && self.limit_in_the_way(&request.ns, class, now, retry_at).is_none()
             };
             if let Some((rank, task)) = line.first(open)
                 && best.is_none_or(|(better, _)| rank < better)
@@ -429,19 +442,34 @@ impl Lines {
         Some(held)
     }
 
-    fn limits_let_pass(&self, ns: &Namespace, class: &Class, now: Millis, retry_at: &mut Option<Millis>) -> bool {
-        class.limits.iter().all(|(name, key)| {
+    /// The first of its limits that lets no task of a class pass, and its concurrency if that is what is used up.
+    fn limit_in_the_way<'a>(
+        &self,
+        ns: &Namespace,
+        class: &'a Class,
+        now: Millis,
+        retry_at: &mut Option<Millis>,
+    ) -> Option<(&'a str, Option<u32>)> {
+        class.limits.iter().find_map(|(name, key)| {
             let at = BucketKey::limit(ns, name, key.as_deref());
             if let Some(slow) = self.buckets.get(&BucketKey::slow(ns, name))
                 && slow.closed_until > now
             {
                 earlier(retry_at, slow.closed_until);
-                return false;
+                return Some((name.as_str(), None));
             }
-            let Some(rules) = self.limits.get(&(ns.clone(), name.clone())) else { return true };
+            let rules = self.limits.get(&(ns.clone(), name.clone()))?;
             let passing = self.passing.get(&at).copied().unwrap_or(0);
-            rules.concurrency.is_none_or(|most| passing < most) && self.bucket_lets_pass(&at, rules.rate, now, retry_at)
+            match rules.concurrency {
+                Some(most) if passing >= most => Some((name.as_str(), Some(most))),
+                _ => (!self.bucket_lets_pass(&at, rules.rate, now, retry_at)).then_some((name.as_str(), None)),
+            }
         })
+    }
+
+    fn rate_lets_pass(&self, ns: &Namespace, line: &Line, now: Millis, retry_at: &mut Option<Millis>) -> bool {
+        let rate = line.rules.rate;
+        rate.is_none() || self.bucket_lets_pass(&BucketKey::queue(ns, &line.name), rate, now, retry_at)
     }
 
     fn bucket_lets_pass(&self, at: &BucketKey, rate: Option<Rate>, now: Millis, retry_at: &mut Option<Millis>) -> bool {

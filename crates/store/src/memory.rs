@@ -77,7 +77,7 @@ impl Store for Memory {
     }
 
     async fn beside(&self, run: RunId) -> Result<Beside> {
-        Ok(self.rows().beside(run))
+        Ok(self.rows().beside(run, self.time.now()))
     }
 
     async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {

@@ -1,5 +1,6 @@
 //! What is read.
 
+use eddyline_machine::explain::Bound;
 use eddyline_machine::run::Run;
 use eddyline_machine::{Claim, record::GateId};
 use eddyline_machine::{Data, Expiry, GateArrival, Message, Millis, RunId, Status, Task, TaskRef, TimerKey, Version};
@@ -97,6 +98,8 @@ pub struct TaskRow {
     pub queued_at: Millis,
     pub closed: bool,
     pub held: Option<Held>,
+    /// What keeps it from being claimed at the moment, if nobody has it.
+    pub bound: Option<Bound>,
 }
 
 /// A timer: due by the store's clock, or by the wall clock where a moment was given.

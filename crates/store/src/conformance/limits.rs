@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use eddyline_machine::Op;
+use eddyline_machine::explain::Bound;
+use eddyline_machine::{Op, RunId};
 use serde_json::{Value, json};
 
 use super::drive::{completion, runs_of};
@@ -98,6 +99,38 @@ pub async fn a_rate_of_a_queue_is_not_spent_by_another(t: &mut Trial<'_>) {
     assert_eq!((of_red, got.tasks.len()), (1, 4));
     assert_eq!(got.retry_at, Some(t.now().await + 60_000));
     assert_eq!(t.claim(t.ask()).await, Claims::default(), "nobody waits on the default queue");
+}
+
+pub async fn a_task_that_waits_says_what_keeps_it_back(t: &mut Trial<'_>) {
+    t.flow("{name: one, steps: {work: {limits: [api]}}}");
+    let runs = t.start_all("one", (0..3).map(|n| json!(n))).await;
+    assert_eq!((runs_of(&t.take(1).await), bound_of(t, runs[1]).await), (vec![runs[0]], None));
+    for (rules, bound) in [
+        (json!({"concurrency": 1}), Bound::Concurrency { most: 1 }),
+        (json!({"flow_concurrency": 1}), Bound::FlowConcurrency { most: 1 }),
+        (json!({"paused": true, "concurrency": 1}), Bound::Paused),
+    ] {
+        t.put(kind::QUEUE, "default", rules).await;
+        assert_eq!((bound_of(t, runs[0]).await, bound_of(t, runs[1]).await), (None, Some(bound)));
+    }
+    let (once, limit) = (json!({"rate": {"count": 1, "per_ms": 60_000, "burst": 1}}), |most| {
+        Some(Bound::Limit { name: "api".to_owned(), most })
+    });
+    t.put(kind::QUEUE, "default", json!({})).await;
+    t.put(kind::LIMIT, "api", json!({"concurrency": 1})).await;
+    assert_eq!(bound_of(t, runs[1]).await, limit(Some(1)));
+    t.put(kind::QUEUE, "default", once.clone()).await;
+    t.put(kind::LIMIT, "api", once).await;
+    assert_eq!((bound_of(t, runs[1]).await, runs_of(&t.take(9).await)), (None, vec![runs[1]]));
+    assert_eq!(bound_of(t, runs[2]).await, Some(Bound::Rate));
+    t.put(kind::QUEUE, "default", json!({})).await;
+    assert_eq!(bound_of(t, runs[2]).await, limit(None));
+    t.advance(60_000);
+    assert_eq!(bound_of(t, runs[2]).await, None);
+}
+
+async fn bound_of(t: &Trial<'_>, run: RunId) -> Option<Bound> {
+    t.beside(run).await.tasks.remove(0).bound
 }
 
 const LIMITED: &str = "{name: limited, steps: {work: {limits: [{tenant: '${input.k}'}], queue: default}}}";

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use eddyline_machine::record::GateId;
 use eddyline_machine::run::{Header, Run};
-use eddyline_machine::{ActId, Data, Fence, Message, Numbered, Record, RunId, ValueId, Version};
+use eddyline_machine::{ActId, Data, Message, Millis, Numbered, Record, RunId, ValueId, Version};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -16,6 +16,7 @@ use super::timers;
 use super::transition::header_numbers;
 use super::trouble::{Outcome, Trouble};
 use crate::ids::Namespace;
+use crate::lines::Lines;
 use crate::query::*;
 
 /// The columns of a [`Summary`]. How many records there are is told by the last of them.
@@ -189,7 +190,13 @@ fn tasks(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TaskRow>> 
     while let Some(row) = rows.next()? {
         let key: i64 = row.get(2)?;
         let task = body::read(row, 0, &[key], || claims::name(run, key))?;
-        found.push(TaskRow { task, queued_at: row.get(3)?, closed: row.get(4)?, held: claims::held(row, 5)? });
+        found.push(TaskRow {
+            task,
+            queued_at: row.get(3)?,
+            closed: row.get(4)?,
+            held: claims::held(row, 5)?,
+            bound: None,
+        });
     }
     Ok(found)
 }
@@ -264,13 +271,16 @@ pub(super) fn inbox(conn: &Connection, to: RunId, most: i64) -> Outcome<Vec<Mess
     Ok(found)
 }
 
-/// A lease as it is now: what is on disk says who has the task, and the mirror how far the lease was extended.
-pub(super) fn extend_held(rows: &mut [TaskRow], known: impl Fn(Fence) -> Option<crate::claim::Held>) {
+/// Tasks as they are now: what is on disk says who has a task, and the mirror how far the lease was extended, or what keeps
+/// the task from being claimed.
+pub(super) fn complete(rows: &mut [TaskRow], run: RunId, lines: &Lines, now: Millis) {
     for row in rows {
-        if let (Some(held), Some(known)) = (&row.held, known(row.task.fence))
-            && (held.request, held.since) == (known.request, known.since)
-        {
-            row.held = Some(known);
+        match (&row.held, lines.held(run, row.task.fence)) {
+            (Some(held), Some(known)) if (held.request, held.since) == (known.request, known.since) => {
+                row.held = Some(known.clone());
+            }
+            (None, None) => row.bound = lines.bound(run, row.task.fence, now),
+            _ => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use eddyline_machine::explain::Bound;
 use eddyline_machine::{Fence, Millis, RunId};
 
 use super::Class;
@@ -127,8 +128,13 @@ impl Line {
         best.map(|(_, rank, at)| (rank, at))
     }
 
-    pub fn is_open(&self) -> bool {
-        !self.rules.paused && self.rules.concurrency.is_none_or(|most| self.claimed < most)
+    /// What closes it to every task.
+    pub fn closed_by(&self) -> Option<Bound> {
+        match self.rules.concurrency {
+            _ if self.rules.paused => Some(Bound::Paused),
+            Some(most) if self.claimed >= most => Some(Bound::Concurrency { most }),
+            _ => None,
+        }
     }
 
     pub fn ready(&self) -> usize {
@@ -139,9 +145,11 @@ impl Line {
         self.ready > 0
     }
 
-    pub fn has_room_for(&self, flow: &Arc<str>) -> bool {
+    /// What closes it to tasks of a flow.
+    pub fn closed_to(&self, flow: &Arc<str>) -> Option<Bound> {
+        let most = self.rules.flow_concurrency?;
         let claimed = self.claimed_of_flow.get(flow).copied().unwrap_or(0);
-        self.rules.flow_concurrency.is_none_or(|most| claimed < most)
+        (claimed >= most).then_some(Bound::FlowConcurrency { most })
     }
 
     pub fn count(&mut self, flow: &Arc<str>, by: i32) {

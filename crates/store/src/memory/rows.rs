@@ -95,13 +95,14 @@ impl KeptRun {
 }
 
 impl Rows {
-    pub fn beside(&self, run: RunId) -> Beside {
+    pub fn beside(&self, run: RunId, now: Millis) -> Beside {
         let Some(kept) = self.runs.get(&run) else { return Beside { messages: self.inbox(run), ..Beside::default() } };
         let row = |(fence, kept): (&Fence, &KeptTask)| TaskRow {
             task: Task::clone(&kept.task),
             queued_at: kept.queued_at,
             closed: kept.closed,
             held: self.lines.held(run, *fence).cloned(),
+            bound: self.lines.bound(run, *fence, now),
         };
         Beside {
             tasks: kept.tasks.iter().map(row).collect(),

@@ -127,6 +127,27 @@ fn a_narrow_screen_cuts_and_does_not_wrap() {
 }
 
 #[test]
+fn what_keeps_a_task_from_every_worker_is_said() {
+    let bounds = [
+        json!({"what": "paused"}),
+        json!({"what": "concurrency", "most": 2}),
+        json!({"what": "flow_concurrency", "most": 3}),
+        json!({"what": "rate"}),
+        json!({"what": "limit", "name": "stripe", "most": 5}),
+        json!({"what": "limit", "name": "stripe", "most": null}),
+    ];
+    let waits = |bound: &Value| json!({"what": "worker", "handler": "send", "queue": "slow", "attempt": 1, "fence": 3, "bound": bound});
+    let steps: Vec<StepInfo> = bounds
+        .iter()
+        .enumerate()
+        .map(|(at, bound)| step(&format!("mail{at}"), "waiting", json!({"waits_for": waits(bound)})))
+        .collect();
+    let run = run("running", json!({}));
+    let told = [picture(&run, &steps, &[], 100), explain(&run, &steps).join("\n")];
+    insta::assert_snapshot!(told.join("\n\n"));
+}
+
+#[test]
 fn what_is_waited_for_in_words() {
     let (run, steps) = under_way();
     insta::assert_snapshot!(explain(&run, &steps).join("\n"));

@@ -31,7 +31,10 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
         "gate" => format!("waits {}", gate(waits)),
         "worker" => match running(step) {
             Some(worker) => format!("on {}", short(worker)),
-            None => format!("waits for a worker on queue {}", text("queue")),
+            None => match bound(waits) {
+                Some(bound) => format!("waits: {bound}"),
+                None => format!("waits for a worker on queue {}", text("queue")),
+            },
         },
         "back_off" => match last_error(step) {
             Some(error) => format!("tries again after {error}"),
@@ -85,11 +88,14 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         "gate" => format!("waits {}", gate(waits)),
         "worker" => match running(step) {
             Some(worker) => format!("is running, attempt {attempt} of worker {worker}"),
-            None => format!(
-                "waits for a worker that takes {} on queue {} (attempt {attempt})",
-                text("handler"),
-                text("queue")
-            ),
+            None => match bound(waits) {
+                Some(bound) => format!("waits to be handed out (attempt {attempt}): {bound}"),
+                None => format!(
+                    "waits for a worker that takes {} on queue {} (attempt {attempt})",
+                    text("handler"),
+                    text("queue")
+                ),
+            },
         },
         "back_off" => match (step.attempts.last(), last_error(step)) {
             (Some(last), Some(error)) => {
@@ -104,6 +110,27 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         "next_transition" => "is about to be decided".to_owned(),
         _ => return None,
     })
+}
+
+/// What keeps a task from every worker: which queue or limit, and what is with it.
+fn bound(waits: &Value) -> Option<String> {
+    let bound = waits.get("bound")?;
+    let queue = waits["queue"].as_str().unwrap_or_default();
+    let most = bound["most"].as_u64();
+    let at_once = |what: &str| match most {
+        Some(most) => format!("has {most}{what} at once already"),
+        None => "has let as many pass for now as it may".to_owned(),
+    };
+    let why = match bound["what"].as_str()? {
+        "paused" => format!("is paused: `eddy queue resume {queue}`"),
+        "flow_concurrency" => at_once(" of this flow"),
+        _ => at_once(""),
+    };
+    let who = match bound["name"].as_str() {
+        Some(limit) => format!("limit {limit}"),
+        None => format!("queue {queue}"),
+    };
+    Some(format!("{who} {why}"))
 }
 
 fn open_arms(waits: &Value) -> impl Iterator<Item = &str> {
@@ -139,7 +166,10 @@ fn state(step: &StepInfo) -> String {
         (_, Some(worker), _) => format!("running, attempt {} of worker {worker}", step.attempts.len()),
         (_, _, Some("back_off")) => "failed, to be tried again".to_owned(),
         (_, _, Some("gate")) => "at its gate".to_owned(),
-        (_, _, Some("worker")) => "waiting for a worker".to_owned(),
+        (_, _, Some("worker")) => match step.waits_for.as_ref().and_then(bound) {
+            Some(_) => "waiting to be handed out".to_owned(),
+            None => "waiting for a worker".to_owned(),
+        },
         (status, _, _) => status.to_owned(),
     }
 }
