@@ -45,10 +45,15 @@ impl FromStr for Rate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Rate, String> {
-        let (count, per) = text.split_once('/').unwrap_or((text, "1s"));
+        let (count, written) = text.split_once('/').unwrap_or((text, "1s"));
         let count: u32 = count.parse().map_err(|_| format!("`{count}` is not a number of tasks"))?;
-        let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
-        let per: Span = per.parse().map_err(|error| format!("{error}"))?;
+        // A unit alone is one of it.
+        let bare = !written.starts_with(|c: char| c.is_ascii_digit());
+        let per = if bare { format!("1{written}").parse() } else { written.parse() };
+        let per: Span = per.map_err(|_| {
+            let shown: String = written.chars().take(40).collect();
+            format!("\"{shown}\" is not a length of time: expected one such as 1s or 5m, as in 10/1s")
+        })?;
         Ok(Rate { count, per, burst: count })
     }
 }
@@ -214,5 +219,7 @@ mod tests {
         assert_eq!("100/5m".parse(), of(100, 300_000));
         assert!("ten".parse::<Rate>().is_err());
         assert!("10/".parse::<Rate>().is_err());
+        let wrong = "10/x".parse::<Rate>().err().unwrap_or_default();
+        assert!(wrong.starts_with("\"x\" is not a length of time"), "what was written is quoted: {wrong}");
     }
 }

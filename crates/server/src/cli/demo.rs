@@ -80,7 +80,7 @@ async fn die_and_return(
     run: &str,
     notes: watch::Sender<Vec<Line>>,
 ) -> Result<Engine, Trouble> {
-    let mut timeline = Timeline::new(remote.clone(), run, 0, LONGEST);
+    let mut timeline = Timeline::new(remote.clone(), run, 0);
     'half: loop {
         for record in timeline.next().await? {
             if record["kind"] == "step.attempt.started" && record["meta"]["stepKey"] == KILLED_DURING {

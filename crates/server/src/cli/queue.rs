@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use eddyline_protocol::{QueueInfo, QueueRules, Rate};
+use eddyline_protocol::{QueueInfo, QueueRules, Rate, WorkerInfo};
 use serde_json::{Value, json};
 
 use super::Context;
@@ -43,6 +43,7 @@ pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
             told(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
         }
         QueueCommand::Pause { name } => {
+            warn_of_unknown(ctx, &name).await;
             let answer: Value = ctx.remote()?.post(&format!("{}/pause", path(&name)), &json!({})).await?;
             told(ctx, &answer, &format!("queue {name} is paused"))
         }
@@ -50,6 +51,21 @@ pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
             let answer: Value = ctx.remote()?.post(&format!("{}/resume", path(&name)), &json!({})).await?;
             told(ctx, &answer, &format!("queue {name} goes on"))
         }
+    }
+}
+
+/// A queue may be paused before its first task comes; but it may as well be a slip.
+async fn warn_of_unknown(ctx: &Context, name: &str) {
+    // Whoever may pause it and not look at others goes without the warning.
+    let Ok(remote) = ctx.remote() else { return };
+    let (Ok(queues), Ok(workers)) =
+        (remote.list_of::<QueueInfo>("/v1/queues", &[]).await, remote.list_of::<WorkerInfo>("/v1/workers", &[]).await)
+    else {
+        return;
+    };
+    let known = queues.iter().any(|queue| queue.name == name);
+    if !known && !workers.iter().any(|worker| worker.queues.iter().any(|queue| queue == name)) {
+        ctx.screen.aside(format!("warning: no queue {name} has had tasks or workers: is that its name?"));
     }
 }
 
@@ -91,6 +107,6 @@ async fn list(ctx: &Context) -> Result<(), Trouble> {
     }
     match rows.is_empty() {
         true => ctx.screen.say("no queue has tasks or rules"),
-        false => ctx.screen.lines(&table(&["QUEUE", "WAITING", "CLAIMED", "OLDEST", "RULES", ""], &rows)),
+        false => ctx.screen.lines(&table(&["QUEUE", "WAITING", "CLAIMED", "OLDEST", "RULES", "STATE"], &rows)),
     }
 }

@@ -178,7 +178,7 @@ async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(
         return ctx.screen.say("no runs");
     }
     let width = ctx.screen.edge().max(120);
-    let lines = table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", ""], &rows);
+    let lines = table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", "ERROR"], &rows);
     ctx.screen.lines(&lines.into_iter().map(|line| line.cut(width)).collect::<Vec<_>>())
 }
 

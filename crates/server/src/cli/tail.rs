@@ -1,17 +1,14 @@
 //! `eddy tail`: a run's timeline, record by record.
 
-use std::time::Duration;
-
 use eddyline_protocol::RunInfo;
 
 use super::Context;
 use super::connect::segment;
-use super::run::timeline::{Timeline, line};
+use super::run::timeline::{Timeline, line, patiently};
 use super::trouble::Trouble;
 
 /// Wide enough for most records, and short enough to be read.
 const LINE: usize = 160;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, clap::Args)]
 pub struct Tail {
@@ -25,26 +22,31 @@ pub struct Tail {
 }
 
 pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
-    let mut timeline = Timeline::new(ctx.remote()?, &tail.run, tail.after, PATIENCE);
+    let mut timeline = Timeline::new(ctx.remote()?, &tail.run, tail.after);
+    // There is nothing to wait for.
+    let mut over = !tail.follow;
+    // Only a server that was there is waited for.
+    let mut records = timeline.read().await?;
     loop {
-        let records = if tail.follow { timeline.next().await? } else { timeline.read().await? };
         for record in &records {
             match ctx.screen.json {
                 true => ctx.screen.ndjson(record)?,
                 false => ctx.screen.line(&line(record).cut(ctx.screen.edge().max(LINE)))?,
             }
         }
-        if timeline.ended || (records.is_empty() && !tail.follow) {
+        if timeline.ended || (records.is_empty() && over) {
             return Ok(());
         }
-        // Begun behind the last record of a run that has ended, there is none to come.
-        if records.is_empty() && has_ended(ctx, &tail.run).await? {
-            return Ok(());
-        }
+        // Begun behind the last record of a run that has ended, there is none to come. But if it has ended since records
+        // were asked for, there are some.
+        over = over || (records.is_empty() && has_ended(ctx, &tail.run).await?);
+        records = if over { timeline.rest().await? } else { timeline.next().await? };
     }
 }
 
 async fn has_ended(ctx: &Context, run: &str) -> Result<bool, Trouble> {
-    let run: RunInfo = ctx.remote()?.get(&format!("/v1/runs/{}", segment(run)), &[]).await?;
+    let (remote, path) = (ctx.remote()?, format!("/v1/runs/{}", segment(run)));
+    // A server that stops lets go of those who wait for records: it is likely to be away now.
+    let run: RunInfo = patiently(|| remote.get(&path, &[])).await?;
     Ok(run.completed_at.is_some())
 }

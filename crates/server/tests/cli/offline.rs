@@ -133,6 +133,8 @@ fn every_way_to_go_wrong_has_its_code() {
     eddy(dir.path(), &["start", "x", "--input", "{not json"]).bad(2);
     eddy(dir.path(), &["start", "x", "--delay", "soon"]).bad(2);
     eddy(dir.path(), &["worker", "exec", "no-command"]).bad(2);
+    let rate = eddy(dir.path(), &["queue", "set", "q", "--rate", "5/x"]).bad(2);
+    assert!(rate.err.contains("\"x\" is not a length of time"), "{rate:?}");
     eddy(dir.path(), &["frobnicate"]).bad(2);
     eddy(dir.path(), &["run", "list", "--url", "no url"]).bad(2);
     eddy(dir.path(), &["backup", "--store", "nothing", "to"]).bad(4);

@@ -1,9 +1,10 @@
 //! The binary as a user has it, and servers for it to talk to.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 
 use serde_json::Value;
 
@@ -81,6 +82,28 @@ pub fn post(url: &str, path: &str, body: &Value) -> Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("not JSON: {error}: {reply}"))
 }
 
+/// A server that answers so, one request after the other, whatever it is asked: its address, and in the end the first lines of
+/// what it was asked. One that cannot answer now asks not to be asked again at once.
+pub fn scripted(answers: Vec<(u16, Value)>) -> (String, JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let answer = move |(status, body): (u16, Value)| {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+        let asked = lines.next().unwrap();
+        assert!(lines.any(|line| line.is_empty()), "its head ends");
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {status} .\r\nconnection: close\r\nretry-after: 60\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        asked
+    };
+    (url, std::thread::spawn(move || answers.into_iter().map(answer).collect()))
+}
+
 /// A process that is killed when it is dropped.
 pub struct Process(pub Child);
 
@@ -91,11 +114,11 @@ impl Drop for Process {
     }
 }
 
-/// A server in memory on a free port, and a folder to work in.
+/// A server on a free port, and a folder to work in.
 pub struct Server {
     pub url: String,
     pub dir: tempfile::TempDir,
-    _process: Process,
+    process: Process,
 }
 
 impl Server {
@@ -104,8 +127,31 @@ impl Server {
     }
 
     pub fn with(args: &[&str]) -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let (process, url) =
+            Server::serve(dir.path(), &[&["--store", "memory:", "--listen", "127.0.0.1:0"], args].concat());
+        Server { url, dir, process }
+    }
+
+    /// One that keeps its runs.
+    pub fn on_disk() -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let (process, url) = Server::serve(dir.path(), &["--store", "store", "--listen", "127.0.0.1:0"]);
+        Server { url, dir, process }
+    }
+
+    /// Asks one that keeps its runs to stop, and starts it again where it was.
+    pub fn restart(&mut self) {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.process.0.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.process.0.wait().unwrap().success());
+        let listen = self.url.trim_start_matches("http://").to_owned();
+        (self.process, self.url) = Server::serve(self.dir.path(), &["--store", "store", "--listen", &listen]);
+    }
+
+    fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
         let mut command = command();
-        command.args(["serve", "--store", "memory:", "--listen", "127.0.0.1:0"]).args(args);
+        command.current_dir(dir).arg("serve").args(args);
         let mut process = Process(command.env("EDDY_LOG", "error").stdout(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
         let url = loop {
@@ -114,7 +160,7 @@ impl Server {
                 break url.trim().to_owned();
             }
         };
-        Server { url, dir: tempfile::tempdir().unwrap(), _process: process }
+        (process, url)
     }
 
     pub fn command(&self, args: &[&str]) -> Command {

@@ -198,15 +198,6 @@ fn a_command_is_ended_when_its_run_is_cancelled() {
 }
 
 #[test]
-fn a_worker_that_cannot_begin_says_why() {
-    let server = Server::start();
-    let queue = server.eddy(&["worker", "exec", "a=true", "--queue", "bad queue"]).bad(2);
-    assert!(queue.err.contains("`bad queue` is not a name: ` ` is not one of letters"), "{queue:?}");
-    let twice = server.eddy(&["worker", "exec", "a=true", "a=false"]).bad(2);
-    assert!(twice.err.contains("two handlers called `a`"), "{twice:?}");
-}
-
-#[test]
 fn a_result_that_the_server_does_not_take_is_told_as_such() {
     let server = Server::start();
     server.apply("name: job\nsteps: {leak: {}, tell: {after: [\"ended:leak\"]}}\n");
@@ -220,13 +211,79 @@ fn a_result_that_the_server_does_not_take_is_told_as_such() {
 }
 
 #[test]
+fn a_tail_goes_on_where_it_was_when_its_server_is_restarted() {
+    let mut server = Server::on_disk();
+    server.apply(HOLD);
+    let run = start(&server, &["hold", "--input", r#"{"id": 7}"#]);
+    let mut tail = server.command(&["--json", "tail", &run, "--follow"]);
+    let mut tail = super::rig::Process(tail.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(tail.0.stdout.take().unwrap()));
+    let mut kinds = vec![kind_of(&lines.next().unwrap().unwrap()), kind_of(&lines.next().unwrap().unwrap())];
+    server.restart();
+    server.eddy(&["run", "cancel", &run]).good();
+    kinds.extend(lines.map(|line| kind_of(&line.unwrap())));
+    assert!(tail.0.wait().unwrap().success());
+    let whole = server.eddy(&["--json", "tail", &run]).good();
+    assert_eq!(kinds, whole.out.lines().map(kind_of).collect::<Vec<_>>());
+    assert_eq!(kinds.last().unwrap().1, "flow.cancelled");
+}
+
+#[test]
+fn a_tail_waits_for_a_server_that_goes_away_while_it_waits_for_records() {
+    let record = |id: &str, kind: &str| json!({"id": id, "kind": kind, "data": {}, "meta": {}, "ts": ""});
+    let page = |records: Vec<Value>| (200, json!({"items": records, "next": null}));
+    let away = || (503, json!({"error": {"code": "unavailable", "message": "the server is stopping", "details": []}}));
+    let run = json!({"run_id": "r", "flow": "f", "version": "v", "status": "completed", "input": null, "output": null,
+        "error": null, "created_at": "", "started_at": "", "completed_at": "", "step_count": 1, "completed_steps": 1,
+        "emitted_events": [], "tags": [], "external_id": null, "priority": 0, "waiting_for": [], "parent": null,
+        "retry_of": null, "continued_as": null, "trimmed": false});
+    let (url, asked) = super::rig::scripted(vec![
+        page(vec![record("1", "flow.start"), record("2", "step.scheduled")]),
+        // So a server that stops lets go of whoever waits.
+        page(vec![]),
+        away(),
+        // It has ended meanwhile, and its last record has not been read.
+        (200, run),
+        away(),
+        page(vec![record("3", "flow.completed")]),
+    ]);
+    let dir = tempfile::tempdir().unwrap();
+    let tail = super::rig::eddy(dir.path(), &["--json", "--url", &url, "tail", "r", "--follow"]).good();
+    let ids: Vec<String> = tail.out.lines().map(|line| kind_of(line).0).collect();
+    assert_eq!(ids, ["1", "2", "3"]);
+    assert!(asked.join().unwrap()[5].contains("after=2&"), "from where it was");
+}
+
+/// Of a record: its number as well.
+fn kind_of(line: &str) -> (String, String) {
+    let record: Value = serde_json::from_str(line).unwrap();
+    let text = |field: &str| record[field].as_str().unwrap().to_owned();
+    (text("id"), text("kind"))
+}
+
+#[test]
+fn a_worker_that_cannot_begin_says_why() {
+    let server = Server::start();
+    let queue = server.eddy(&["worker", "exec", "a=true", "--queue", "bad queue"]).bad(2);
+    assert!(queue.err.contains("`bad queue` is not a name: ` ` is not one of letters"), "{queue:?}");
+    let twice = server.eddy(&["worker", "exec", "a=true", "a=false"]).bad(2);
+    assert!(twice.err.contains("two handlers called `a`"), "{twice:?}");
+}
+
+#[test]
 fn queues_are_paused_and_doctors_say_so() {
     let server = Server::start();
     server.apply("name: job\nsteps: {work: {queue: slow}}\n");
     server.eddy(&["doctor"]).good();
     server.eddy(&["queue", "set", "slow", "--concurrency", "2", "--rate", "10/1s"]).good();
-    server.eddy(&["queue", "pause", "slow"]).good();
+    let paused = server.eddy(&["queue", "pause", "slow"]).good();
+    assert_eq!(paused.err, "", "it has rules, so it is known");
+    let slip = server.eddy(&["queue", "pause", "slwo"]).good();
+    assert!(slip.err.contains("warning: no queue slwo has had tasks or workers"), "{slip:?}");
     let run = start(&server, &["job"]);
+    let shown = server.eddy(&["run", "show", &run]).good();
+    let why = "work waits to be handed out (attempt 1): queue slow is paused: `eddy queue resume slow`";
+    assert!(shown.out.contains(why), "{shown:?}");
     let sick = server.eddy(&["doctor"]).bad(1);
     assert!(sick.out.contains("none is online, and 1 task waiting") && sick.out.contains("slow is paused"), "{sick:?}");
     let listed = server.eddy(&["queue", "list"]).good();

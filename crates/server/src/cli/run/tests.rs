@@ -127,6 +127,38 @@ fn a_narrow_screen_cuts_and_does_not_wrap() {
 }
 
 #[test]
+fn how_a_run_stands_is_seen_on_every_screen() {
+    let (_, steps) = under_way();
+    for flow in ["order", "a-flow-whose-name-is-longer-than-a-narrow-screen-is-wide"] {
+        for status in ["running", "completed"] {
+            for width in [40, 80, 120] {
+                let picture = picture(&run(status, json!({"flow": flow})), &steps, &[], width);
+                assert!(picture.lines().next().unwrap().contains(status), "{picture}");
+                assert!(picture.contains("0198c0de-0000-7000-8000-000000000001"), "{picture}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_name_is_cut_and_breaks_no_line() {
+    let long = "a-step-that-has-a-name-of-37-letters_";
+    let steps = [
+        step(
+            long,
+            "completed",
+            with(
+                took(5, 7),
+                json!({"attempts": [attempt(1, "failed", json!(null)), attempt(2, "completed", json!(null))]}),
+            ),
+        ),
+        step("short", "failed", with(took(5, 9), json!({"error": {"kind": "Boom", "message": "no"}}))),
+    ];
+    let run = run("running", json!({}));
+    insta::assert_snapshot!([50, 100].map(|width| picture(&run, &steps, &[], width)).join("\n---\n"));
+}
+
+#[test]
 fn what_keeps_a_task_from_every_worker_is_said() {
     let bounds = [
         json!({"what": "paused"}),

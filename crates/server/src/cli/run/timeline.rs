@@ -15,6 +15,25 @@ use crate::cli::trouble::{Exit, Trouble};
 const WAIT: Duration = Duration::from_secs(10);
 /// Between two tries at a server that is away.
 const AGAIN: Duration = Duration::from_millis(250);
+/// A server that is restarted is back within this; who follows a run need not start over.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks until there is an answer. A server that goes away is waited for.
+pub async fn patiently<T, F: Future<Output = Result<T, Trouble>>>(mut ask: impl FnMut() -> F) -> Result<T, Trouble> {
+    let mut away_since = None;
+    loop {
+        match ask().await {
+            Err(trouble) if matches!(trouble.exit(), Exit::Unreachable | Exit::Unavailable) => {
+                let since = *away_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= PATIENCE {
+                    return Err(trouble);
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+            answer => return answer,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub struct Timeline {
@@ -22,14 +41,12 @@ pub struct Timeline {
     path: String,
     after: u64,
     pub ended: bool,
-    /// For how long a server that is away is waited for.
-    patience: Duration,
 }
 
 impl Timeline {
-    pub fn new(remote: Remote, run: &str, after: u64, patience: Duration) -> Timeline {
+    pub fn new(remote: Remote, run: &str, after: u64) -> Timeline {
         let path = format!("/v1/streams/nq:flow:{}", segment(run));
-        Timeline { remote, path, after, ended: false, patience }
+        Timeline { remote, path, after, ended: false }
     }
 
     /// How many records there are up to here.
@@ -39,29 +56,29 @@ impl Timeline {
 
     /// What there is now, if there is something.
     pub async fn read(&mut self) -> Result<Vec<Value>, Trouble> {
-        self.ask(Duration::ZERO).await
+        let page = self.ask(Duration::ZERO).await?;
+        Ok(self.passed(page))
+    }
+
+    /// The same, of a server that was there: if it goes away it is waited for.
+    pub async fn rest(&mut self) -> Result<Vec<Value>, Trouble> {
+        let page = patiently(|| self.ask(Duration::ZERO)).await?;
+        Ok(self.passed(page))
     }
 
     /// The next records, or none after a while. A server that goes away is waited for.
     pub async fn next(&mut self) -> Result<Vec<Value>, Trouble> {
-        let mut away_since = None;
-        loop {
-            match self.ask(WAIT).await {
-                Err(trouble) if matches!(trouble.exit(), Exit::Unreachable | Exit::Unavailable) => {
-                    let since = *away_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= self.patience {
-                        return Err(trouble);
-                    }
-                    tokio::time::sleep(AGAIN).await;
-                }
-                answer => return answer,
-            }
-        }
+        let page = patiently(|| self.ask(WAIT)).await?;
+        Ok(self.passed(page))
     }
 
-    async fn ask(&mut self, wait: Duration) -> Result<Vec<Value>, Trouble> {
+    async fn ask(&self, wait: Duration) -> Result<Page<Value>, Trouble> {
         let query = [("after", self.after.to_string()), ("wait", Span::from(wait).to_string())];
-        let page: Page<Value> = self.remote.get(&self.path, &query).await?;
+        self.remote.get(&self.path, &query).await
+    }
+
+    /// Takes note of how far it has come.
+    fn passed(&mut self, page: Page<Value>) -> Vec<Value> {
         for record in &page.items {
             if let Some(id) = record["id"].as_str().and_then(|id| id.parse().ok()) {
                 self.after = id;
@@ -69,7 +86,7 @@ impl Timeline {
             let kind = record["kind"].as_str();
             self.ended |= matches!(kind, Some("flow.completed" | "flow.failed" | "flow.cancelled"));
         }
-        Ok(page.items)
+        page.items
     }
 }
 

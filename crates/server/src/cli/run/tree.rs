@@ -10,8 +10,8 @@ use crate::cli::screen::{Ink, Line};
 
 /// Items of a spread, rounds or steps of a group that are shown one by one; of more, those that need a look.
 const SHOWN: usize = 12;
-/// Names longer than this do not push everything else to the right.
-const WIDEST_NAME: usize = 36;
+/// However narrow a screen is, so much of a name is shown.
+const LEAST_OF_A_NAME: usize = 24;
 
 /// What is drawn.
 #[derive(Debug, Clone, Copy)]
@@ -28,30 +28,41 @@ pub fn draw(glance: &Glance<'_>, width: usize) -> Vec<Line> {
     let tree = Tree::new(glance);
     let mut rows = Vec::new();
     tree.rows(None, 0, &mut rows);
-    let names = rows.iter().map(|row| row.name.width()).max().unwrap_or(0).min(WIDEST_NAME);
+    // Long names leave room for what stands beside them.
+    let widest = (width / 2).max(LEAST_OF_A_NAME);
+    let names = rows.iter().map(|row| row.name.width()).max().unwrap_or(0).min(widest);
     let times = rows.iter().map(|row| row.time.chars().count()).max().unwrap_or(0);
-    let mut lines = vec![header(glance), Line::default()];
+    let mut lines = header(glance, width);
+    lines.push(Line::default());
     for row in rows {
-        let line = row.name.padded(names + 2).with(Ink::Faint, format!("{:>times$}", row.time));
+        let line = row.name.cut(names).padded(names + 2).with(Ink::Faint, format!("{:>times$}", row.time));
         lines.push(line.with(Ink::Plain, "  ").followed_by(row.note));
     }
     lines.extend(outcome(glance.run));
     lines.into_iter().map(|line| line.cut(width)).collect()
 }
 
-fn header(glance: &Glance<'_>) -> Line {
+/// Which run it is and how it stands. Where that does not fit on a line, its id is on the next one.
+fn header(glance: &Glance<'_>, width: usize) -> Vec<Line> {
     let run = glance.run;
     let from = run.started_at.as_deref().or(Some(&run.created_at));
     let elapsed = moment::between(from, run.completed_at.as_deref(), glance.now_ms).unwrap_or_default();
-    let mut line = Line::default()
-        .with(Ink::Strong, &run.flow)
-        .with(Ink::Faint, format!("  {}  ", run.run_id))
-        .with(Ink::of_status(&run.status), &run.status)
-        .with(Ink::Plain, format!("  {elapsed}"));
-    if run.step_count > 0 {
-        line = line.with(Ink::Faint, format!("  {} of {} steps", run.completed_steps, run.step_count));
+    let (flow, id) = (Line::default().with(Ink::Strong, &run.flow), Line::default().with(Ink::Faint, &run.run_id));
+    let status = Line::plain("  ").with(Ink::of_status(&run.status), &run.status);
+    let status = status.with(Ink::Plain, format!("  {elapsed}"));
+    let steps = match run.step_count {
+        0 => Line::default(),
+        all => Line::default().with(Ink::Faint, format!("  {} of {all} steps", run.completed_steps)),
+    };
+    let line = flow.clone().with(Ink::Plain, "  ").followed_by(id.clone());
+    let line = line.followed_by(status.clone()).followed_by(steps.clone());
+    if line.width() <= width {
+        return vec![line];
     }
-    line
+    // Even a long name gives way to how the run stands.
+    let line = flow.cut(width.saturating_sub(status.width())).followed_by(status);
+    let room = line.width() + steps.width() <= width;
+    vec![if room { line.followed_by(steps) } else { line }, id]
 }
 
 fn outcome(run: &RunInfo) -> Vec<Line> {
@@ -129,20 +140,13 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Everything at the top and where there is little; else what failed or goes on, before what is done or to come.
+    /// Everything at the top and where there is little; else what failed or goes on, as much of it as there is room for.
     fn worth_showing(&self, owner: Option<usize>, inside: &[usize]) -> Vec<usize> {
         if owner.is_none() || inside.len() <= SHOWN {
             return inside.to_vec();
         }
-        let mut shown = inside.to_vec();
-        shown.sort_by_key(|at| match self.steps[*at].status.as_str() {
-            "failed" => 0,
-            "running" => 1,
-            "waiting" => 2,
-            _ => 3,
-        });
-        shown.truncate(SHOWN - 1);
-        shown
+        let of = |status: &'static str| inside.iter().filter(move |at| self.steps[**at].status == status);
+        ["failed", "running", "waiting"].into_iter().flat_map(of).copied().take(SHOWN).collect()
     }
 
     fn row(&self, owner: Option<usize>, at: usize, depth: usize) -> Row {

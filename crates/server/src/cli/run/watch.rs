@@ -6,7 +6,7 @@ use std::time::Duration;
 use eddyline_protocol::{RunInfo, StepInfo};
 use tokio::time::Instant;
 
-use super::timeline::{self, Timeline};
+use super::timeline::{self, PATIENCE, Timeline, patiently};
 use super::tree::{Glance, draw};
 use crate::cli::Context;
 use crate::cli::connect::{Remote, segment};
@@ -20,8 +20,6 @@ const TICK: Duration = Duration::from_millis(500);
 const LINE: usize = 160;
 /// Between two readings of all steps: a busy run must not be read with every record.
 const GAP: Duration = Duration::from_millis(100);
-/// A server that is restarted is back within this; a watcher need not start over.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A run at one moment.
 #[derive(Debug)]
@@ -91,7 +89,7 @@ pub async fn watch_with(
     notes: Option<Notes>,
 ) -> Result<(Moment, u64), Trouble> {
     let mut moment = Moment::read(remote, run).await?;
-    let mut timeline = Timeline::new(remote.clone(), run, 0, PATIENCE);
+    let mut timeline = Timeline::new(remote.clone(), run, 0);
     let mut drawing = Drawing { screen: &ctx.screen, drawn: 0, notes, noted: 0 };
     drawing.draw(&moment)?;
     let mut read_at = Instant::now();
@@ -102,15 +100,10 @@ pub async fn watch_with(
             drawing.record(record)?;
         }
         if !records.is_empty() && (ctx.screen.live || timeline.ended) {
-            // The server may go away between two requests; the next records bring the picture up to date.
             tokio::time::sleep_until(read_at + GAP).await;
-            let read = drawing.ticking(&moment, fresh(remote, run)).await;
+            let read = drawing.ticking(&moment, patiently(|| fresh(remote, run))).await?;
             read_at = Instant::now();
-            match read {
-                Ok((run, steps)) => (moment.run, moment.steps) = (run, steps),
-                Err(trouble) if timeline.ended => return Err(trouble),
-                Err(_) => {}
-            }
+            (moment.run, moment.steps) = read;
         }
     }
     drawing.finish(&moment)?;
