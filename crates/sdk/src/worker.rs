@@ -40,6 +40,8 @@ pub use failure::StepError;
 const MAX_CONCURRENT: u32 = 50;
 const DRAIN: Duration = Duration::from_secs(30);
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
+/// As good as for ever, and no clock overflows by it.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 /// A worker: handlers by name, and where their tasks come from.
 ///
@@ -168,19 +170,19 @@ impl Worker {
     /// How long tasks may take to finish once the worker is to stop: 30 s. What is left then is let go, and tried again
     /// elsewhere when its lease ends.
     pub fn drain_timeout(mut self, timeout: Duration) -> Worker {
-        self.rules.drain_timeout = timeout;
+        self.rules.drain_timeout = timeout.min(LONGEST);
         self
     }
 
     /// How long a handler may go on after its task was cancelled, before it is stopped where it stands: 10 s.
     pub fn cancel_grace(mut self, grace: Duration) -> Worker {
-        self.rules.cancel_grace = grace;
+        self.rules.cancel_grace = grace.min(LONGEST);
         self
     }
 
     /// Calls `told` whenever a task is done, with its last report and the server's answer to that: a result counts once it
     /// was applied. A result that the server does not take is reported as a failure of the kind `BadReport`, and it is that
-    /// which is told of. Leases are kept by the thread that calls, so it must not block.
+    /// which is told of. Leases are kept by the thread that calls, so it must not block; if it panics the worker ends.
     pub fn on_answer(mut self, told: impl Fn(&Task, &Op, &Outcome) + Send + Sync + 'static) -> Worker {
         self.told = Some(Box::new(told));
         self

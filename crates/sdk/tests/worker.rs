@@ -173,15 +173,46 @@ async fn a_handler_does_not_notice_that_the_connection_broke() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_silent_for_a_lease_is_given_up() {
+async fn a_server_that_is_silent_is_given_up_before_leases_end() {
     let fake = Fake::new().await;
     fake.set(|state| {
-        state.lease_ms = 150;
+        state.lease_ms = 3_000;
         state.silent = true;
     });
+    let since = tokio::time::Instant::now();
     let worker = put_to_work(Way::Socket, &fake, double);
     fake.until("a second connection", |state| (state.hellos.len() >= 2).then_some(())).await;
+    assert!(since.elapsed() < Duration::from_millis(3_000), "{:?}", since.elapsed());
     fake.set(|state| state.silent = false);
+    worker.stop(&fake).await;
+}
+
+#[tokio::test]
+async fn a_heartbeat_that_hangs_is_given_up_while_others_on_the_line_are_answered() {
+    let fake = Fake::new().await;
+    fake.set(|state| {
+        state.lease_ms = 3_000;
+        state.hold_beats = true;
+    });
+    let worker = put_to_work(Way::Http, &fake, double);
+    let (since, mut done) = (tokio::time::Instant::now(), 0);
+    while fake.set(|state| state.registered) < 2 {
+        done += 1;
+        fake.offer("double", [json!(done)]);
+        fake.until("a result", completed(done)).await;
+        assert!(since.elapsed() < Duration::from_millis(3_000), "a lease has ended");
+    }
+    fake.set(|state| state.hold_beats = false);
+    worker.stop(&fake).await;
+}
+
+#[tokio::test]
+async fn for_ever_is_long_enough() {
+    let fake = Fake::new().await;
+    fake.offer("double", [json!(1)]);
+    let for_ever = |worker: Worker| worker.drain_timeout(Duration::MAX).cancel_grace(Duration::MAX);
+    let worker = put_to_work(Way::Socket, &fake, |worker| double(for_ever(worker)));
+    fake.until("the result", completed(1)).await;
     worker.stop(&fake).await;
 }
 

@@ -63,10 +63,13 @@ impl Here {
         std::future::poll_fn(|cx| {
             self.waker.register(cx.waker());
             self.ran.store(true, Ordering::Release);
-            match self.work().as_mut() {
-                Some(work) => work.as_mut().poll(cx).map(Some),
-                None => Poll::Ready(None),
+            let mut slot = self.work();
+            let Some(work) = slot.as_mut() else { return Poll::Ready(None) };
+            let polled = work.as_mut().poll(cx);
+            if polled.is_ready() {
+                *slot = None;
             }
+            polled.map(Some)
         })
         .await
     }
@@ -90,12 +93,14 @@ impl Here {
         }
     }
 
-    /// Called off between two things that it does, never in the midst of one.
-    fn take(&self) {
-        // What it holds is let go of where nobody waits.
+    /// Calls it off between two things that it does, never in the midst of one. False if it is over: it ended, or panicked.
+    fn take(&self) -> bool {
+        if self.work.is_poisoned() {
+            return false;
+        }
         let work = self.work().take();
-        drop(work);
         self.waker.wake();
+        work.is_some()
     }
 
     fn work(&self) -> MutexGuard<'_, Option<Work>> {
@@ -111,7 +116,10 @@ struct LetGo {
 
 impl Drop for LetGo {
     fn drop(&mut self) {
-        self.here.take();
+        // At once, unless it is doing something just now: then with the last who knows of it. Whatever it does may wait for
+        // whoever is dropping this.
+        let work = self.here.work.try_lock().ok().and_then(|mut slot| slot.take());
+        drop(work);
         self.running.abort();
     }
 }
@@ -130,7 +138,10 @@ pub(crate) async fn work(shift: Shift, stop: Option<oneshot::Sender<()>>) -> Res
     let watched = here.clone();
     let watch = async move {
         watched.until_stuck(&pace).await;
-        watched.take();
+        if !watched.take() {
+            // It has ended, and whoever waits for that has not heard yet.
+            std::future::pending::<()>().await;
+        }
         tracing::info!("handlers block the threads of their runtime: the worker goes on on a thread of its own");
         let mut shift = shift.lock_owned().await;
         shift.moved().await;
@@ -248,7 +259,21 @@ mod tests {
         let runs = here.clone();
         let running = tokio::spawn(async move { runs.run().await });
         tokio::task::yield_now().await;
-        here.take();
+        assert!(here.take());
         assert!(running.await.unwrap().is_none());
+        assert!(!here.take(), "once");
+    }
+
+    #[tokio::test]
+    async fn what_has_ended_or_panicked_goes_on_nowhere() {
+        let here = Here::default();
+        *here.work() = Some(Box::pin(async { Ok(()) }));
+        here.run().await.unwrap().unwrap();
+        assert!(!here.take());
+        let here = Arc::new(Here::default());
+        *here.work() = Some(Box::pin(async { std::panic::resume_unwind(Box::new(())) }));
+        let runs = here.clone();
+        assert!(tokio::spawn(async move { runs.run().await }).await.unwrap_err().is_panic());
+        assert!(!here.take());
     }
 }

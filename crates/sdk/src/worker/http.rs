@@ -17,10 +17,13 @@ use uuid::Uuid;
 
 use super::link::{Cut, Hello, Link, Opened, ToServer};
 use crate::client::{Client, segment};
-use crate::error::Refusal;
+use crate::error::{Error, Refusal};
 
 /// How long a claim waits for its first task.
 const CLAIM_WAIT: Duration = Duration::from_secs(20);
+
+/// How long a heartbeat may take at least.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A claim that was sent. Until it is answered its tasks may be this worker's without its knowing, so it is repeated under
 /// its id, on the next connection too.
@@ -39,6 +42,7 @@ pub(crate) async fn open(client: &Client, unanswered: &Unanswered, hello: &Hello
     let link = HttpLink {
         client: client.clone(),
         worker_id: registered.worker_id.clone(),
+        patience: (Duration::from_millis(registered.heartbeat_ms) * 3 / 2).max(PATIENCE),
         credit: 0,
         to_repeat: unanswered.all(),
         unanswered: unanswered.clone(),
@@ -55,6 +59,8 @@ pub(crate) async fn open(client: &Client, unanswered: &Unanswered, hello: &Hello
 struct HttpLink {
     client: Client,
     worker_id: String,
+    /// How long a heartbeat may take. What others on the line hear keeps no lease, so it is given up in time for another.
+    patience: Duration,
     /// Room that no claim on its way asks for.
     credit: u32,
     to_repeat: Vec<Claim>,
@@ -69,8 +75,17 @@ struct HttpLink {
 }
 
 enum Answer {
-    Claimed { claim: Claim, result: Result<ClaimedTasks, Refusal> },
-    Reported { id: u64, claim: Option<Claim>, result: Result<ReportedTasks, Refusal> },
+    /// `room` is what of the credit it took.
+    Claimed {
+        claim: Claim,
+        room: u32,
+        result: Result<ClaimedTasks, Refusal>,
+    },
+    Reported {
+        id: u64,
+        claim: Option<Claim>,
+        result: Result<ReportedTasks, Refusal>,
+    },
     Beat(Result<Beat, Refusal>),
     Drained,
 }
@@ -120,16 +135,16 @@ impl Link for HttpLink {
 impl HttpLink {
     fn take(&mut self, answer: Answer) -> Result<(), Cut> {
         match answer {
-            Answer::Claimed { claim, result } => {
+            Answer::Claimed { claim, room, result } => {
                 let tasks = result.map_err(lost)?.tasks;
-                self.claimed(&claim, tasks);
+                self.claimed(&claim, room, tasks);
             }
             Answer::Reported { id, claim, result } => {
                 let ReportedTasks { outcomes, tasks, news } = result.map_err(lost)?;
                 self.heard.push_back(FromServer::Reported { id, outcomes, news });
                 if let Some(claim) = claim {
                     self.piggy_backed = false;
-                    self.claimed(&claim, tasks);
+                    self.claimed(&claim, claim.max, tasks);
                 }
             }
             Answer::Beat(result) => {
@@ -141,9 +156,10 @@ impl HttpLink {
         Ok(())
     }
 
-    fn claimed(&mut self, claim: &Claim, tasks: Vec<Task>) {
+    /// What it took and did not use is room again.
+    fn claimed(&mut self, claim: &Claim, room: u32, tasks: Vec<Task>) {
         self.unanswered.settle(claim);
-        self.credit += claim.max.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+        self.credit += room.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
         if !tasks.is_empty() {
             self.heard.push_back(FromServer::Tasks { tasks });
         }
@@ -160,7 +176,9 @@ impl HttpLink {
             None if self.credit > 0 => (self.unanswered.begin(self.credit), CLAIM_WAIT),
             None => return,
         };
-        self.credit = self.credit.saturating_sub(claim.max);
+        // For a repeat there may be less room than it was for.
+        let room = self.credit.min(claim.max);
+        self.credit -= room;
         let body = ClaimTasks {
             worker_id: self.worker_id.clone(),
             queues: None,
@@ -171,7 +189,7 @@ impl HttpLink {
         let client = self.client.clone();
         self.claiming = Some(Box::pin(async move {
             let result = client.post_once("/v1/tasks/claim", &body, wait).await;
-            Answer::Claimed { claim, result }
+            Answer::Claimed { claim, room, result }
         }));
     }
 
@@ -200,8 +218,12 @@ impl HttpLink {
             return;
         }
         let (client, path) = (self.client.clone(), self.path("heartbeat"));
-        let answer = async move { Answer::Beat(client.post_once(&path, &beat, Duration::ZERO).await) };
-        self.others.push(Box::pin(answer));
+        let patience = self.patience;
+        self.others.push(Box::pin(async move {
+            let beating = tokio::time::timeout(patience, client.post_once(&path, &beat, Duration::ZERO));
+            let given_up = || Refusal { error: Error::Timeout, retry_after: None };
+            Answer::Beat(beating.await.unwrap_or_else(|_| Err(given_up())))
+        }));
     }
 
     /// The long poll ends here: what had been claimed for it and not delivered, the server gives to others.

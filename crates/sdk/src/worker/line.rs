@@ -17,6 +17,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// How long a line that is being opened is waited for when it is to be closed.
 const CLOSE: Duration = Duration::from_secs(5);
+/// How long a line may take to be opened again, at least; more if heartbeats are further apart than this.
+const OPEN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Line {
     state: State,
@@ -24,6 +26,8 @@ pub(crate) struct Line {
     transport: Arc<Mutex<Box<dyn Transport>>>,
     backoff: Backoff,
     worker_id: Option<String>,
+    /// How far apart heartbeats are, once a server has said so.
+    heartbeat: Option<Duration>,
 }
 
 enum State {
@@ -55,7 +59,7 @@ impl Line {
     pub fn new(transport: Box<dyn Transport>) -> Line {
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let transport = Arc::new(Mutex::new(transport));
-        Line { state: State::Down { until: Instant::now() }, transport, backoff, worker_id: None }
+        Line { state: State::Down { until: Instant::now() }, transport, backoff, worker_id: None, heartbeat: None }
     }
 
     /// What happens next. May be called off at any await without losing anything.
@@ -82,12 +86,21 @@ impl Line {
 
     pub fn open(&mut self, hello: Hello) {
         let transport = self.transport.clone().lock_owned();
-        self.state = State::Opening(Box::pin(async move { transport.await.open(&hello).await }));
+        let opening = async move { transport.await.open(&hello).await };
+        self.state = State::Opening(match self.heartbeat {
+            None => Box::pin(opening),
+            // There are leases to keep, and one server of several may be the one that does not answer.
+            Some(heartbeat) => Box::pin(async move {
+                let opened = tokio::time::timeout(heartbeat.max(OPEN), opening).await;
+                opened.unwrap_or_else(|_| Err(Cut::lost("the server does not answer in time")))
+            }),
+        });
     }
 
-    /// The runtime that heard the line does not any more: it is opened anew, at once, from this one.
+    /// The runtime that heard the line does not any more: it is opened anew from this one. Not at once: the server is to
+    /// have seen the end of the old connection, so that what it sent and nobody read is sent again.
     pub async fn moved(&mut self) {
-        self.state = State::Down { until: Instant::now() };
+        self.down(None);
         self.transport.lock().await.moved();
     }
 
@@ -120,7 +133,10 @@ impl Line {
             State::Up(up) => up.link.close().await,
             // Only then is there somebody to say goodbye for.
             State::Opening(opening) => {
-                let _ = tokio::time::timeout(CLOSE, opening).await;
+                if let Ok(Ok((mut link, worker))) = tokio::time::timeout(CLOSE, opening).await {
+                    link.close().await;
+                    self.worker_id = Some(worker.worker_id);
+                }
             }
             State::Down { .. } => {}
         }
@@ -136,9 +152,11 @@ impl Line {
         let now = Instant::now();
         tracing::info!(worker = worker.worker_id, "connected");
         self.worker_id = Some(worker.worker_id);
+        let heartbeat = Duration::from_millis(worker.heartbeat_ms.max(1));
+        self.heartbeat = Some(heartbeat);
         self.state = State::Up(Up {
             link,
-            heartbeat: Duration::from_millis(worker.heartbeat_ms.max(1)),
+            heartbeat,
             lease: Duration::from_millis(worker.lease_ms.max(1)),
             // At once: it may be a while since the last one, and what was lost meanwhile is to be known.
             beat_at: now,
@@ -159,7 +177,7 @@ impl Up {
 
     /// When there is something to do: a heartbeat, or to give the server up.
     pub fn wakes(&self) -> Instant {
-        self.beat_at.min(self.heard_at + self.lease)
+        self.beat_at.min(self.silent_at())
     }
 
     /// Whether a heartbeat is due; the next one is an interval later.
@@ -171,8 +189,13 @@ impl Up {
         due
     }
 
-    /// Heartbeats are answered: a server that is silent for a whole lease is gone, whatever the connection looks like.
+    /// Heartbeats are answered: a server that is silent for two thirds of a lease is gone, whatever the connection looks
+    /// like, and there is time for a heartbeat over another before leases end.
     pub fn is_silent(&self, now: Instant) -> bool {
-        now >= self.heard_at + self.lease
+        now >= self.silent_at()
+    }
+
+    fn silent_at(&self) -> Instant {
+        self.heard_at + self.lease * 2 / 3
     }
 }

@@ -33,7 +33,7 @@ impl Transport for Online {
         if !self.http_only {
             match socket::open(&self.client, hello).await {
                 Ok(opened) => {
-                    // What they may have got was not named in the hello, so the server offers it again.
+                    // They were made over HTTP. What they may have got comes back when its lease ends.
                     self.unanswered.forget();
                     return Ok(opened);
                 }

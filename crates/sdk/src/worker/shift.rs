@@ -333,7 +333,7 @@ impl Shift {
             // Or this process was, and there is something to hear.
             let heard = self.line.next().now_or_never();
             if heard.is_none() {
-                self.cut("the server has been silent for a whole lease", None);
+                self.cut("the server has been silent for most of a lease", None);
             }
             return heard;
         }

@@ -66,6 +66,8 @@ pub struct State {
     /// Reports are taken, and not answered while this is set.
     pub hold_reports: bool,
     pub silent: bool,
+    /// Heartbeats over HTTP are not answered while this is set.
+    pub hold_beats: bool,
     pub lease_ms: u64,
     pub cancel: Vec<String>,
     pub lost: Vec<String>,
@@ -172,9 +174,9 @@ impl Inner {
         self.set(|state| state.cuts.pop_front_if(|next| *next == name).is_some())
     }
 
-    async fn until_reports_are_answered(&self) {
+    async fn while_held(&self, held: impl Fn(&State) -> bool) {
         let mut changes = self.changed.subscribe();
-        while self.state.lock().unwrap().hold_reports {
+        while held(&self.state.lock().unwrap()) {
             changes.changed().await.unwrap();
         }
     }
@@ -275,6 +277,7 @@ async fn answer(request: Request<Incoming>, inner: Arc<Inner>) -> Answer {
             Ok(reply(200, json!(welcome)))
         }
         ("POST", "/v1/workers/w1/heartbeat") => {
+            inner.while_held(|state| state.hold_beats).await;
             let beat = inner.set(|state| state.beat(serde_json::from_value(json).unwrap()));
             if inner.cut_after("beat") { Err(CutHere) } else { Ok(reply(200, json!(beat))) }
         }
@@ -333,7 +336,7 @@ async fn claim(body: Value, inner: &Inner) -> Answer {
 async fn report(body: Value, inner: &Inner) -> Answer {
     let request: ReportTasks = serde_json::from_value(body).unwrap();
     let outcomes = inner.set(|state| state.report(request.reports));
-    inner.until_reports_are_answered().await;
+    inner.while_held(|state| state.hold_reports).await;
     let tasks = inner.set(|state| match request.claim {
         Some(claim) => {
             let id = claim.request_id.expect("a claim has an id");
@@ -436,7 +439,7 @@ async fn hear(said: FromWorker, inner: &Inner, credit: &mut u32) -> Option<Optio
         }
         FromWorker::Report { id, reports, credit: more } => {
             let outcomes = inner.set(|state| state.report(reports));
-            inner.until_reports_are_answered().await;
+            inner.while_held(|state| state.hold_reports).await;
             *credit += more;
             inner.set(|state| state.promise(*credit));
             if inner.cut_after("report") {
