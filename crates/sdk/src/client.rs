@@ -31,7 +31,7 @@ pub use run::Run;
 pub use start::Start;
 
 pub(crate) use http::{ANSWER, CONNECT, refusal};
-pub(crate) use start::weigh;
+pub(crate) use start::{is_deeper, weigh, weigh_text};
 
 const JSON: &str = "application/json";
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";

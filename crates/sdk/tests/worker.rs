@@ -206,6 +206,39 @@ async fn a_heartbeat_that_hangs_is_given_up_while_others_on_the_line_are_answere
     worker.stop(&fake).await;
 }
 
+/// A list in a list, and so on.
+fn nested(depth: usize) -> Value {
+    (0..depth).fold(json!(1), |inner, _| json!([inner]))
+}
+
+#[tokio::test]
+async fn what_no_server_takes_is_not_sent_and_fails_the_step() {
+    let fake = Fake::new().await;
+    fake.offer("nest", [json!(64), json!(65), json!(100)]);
+    fake.offer("emit", [json!(65)]);
+    let worker = put_to_work(Way::Socket, &fake, |worker| {
+        let nest = |_: StepCtx, depth: usize| async move { Ok::<_, StepError>(nested(depth)) };
+        let emit = |ctx: StepCtx, depth: usize| async move {
+            ctx.log_as("info", "deep", Some(nested(depth)));
+            ctx.emit("deep", nested(depth))
+        };
+        worker.handler("nest", nest).handler("emit", emit)
+    });
+    let all = |state: &State| {
+        let ended = |report: &&Report| matches!(report.op, Op::Complete { .. } | Op::Fail { .. });
+        (state.effects.iter().filter(ended).count() == 4).then_some(())
+    };
+    fake.until("every end", all).await;
+    assert_eq!(fake.set(|state| outputs(state)), [nested(64)]);
+    let kind = |report: &Report| match &report.op {
+        Op::Fail { error, retryable: false, .. } => Some(error.kind.clone()),
+        _ => None,
+    };
+    let kinds: Vec<String> = fake.set(|state| state.effects.iter().filter_map(kind).collect());
+    assert_eq!(kinds, ["BadReport"; 3]);
+    worker.stop(&fake).await;
+}
+
 #[tokio::test]
 async fn for_ever_is_long_enough() {
     let fake = Fake::new().await;

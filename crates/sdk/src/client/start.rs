@@ -148,8 +148,29 @@ pub(crate) fn weigh(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) => 5,
         Value::Number(_) => 12,
-        Value::String(text) => text.len() + 2,
+        Value::String(text) => weigh_text(text),
         Value::Array(items) => 2 + items.iter().map(|item| weigh(item) + 1).sum::<usize>(),
-        Value::Object(fields) => 2 + fields.iter().map(|(name, value)| name.len() + weigh(value) + 4).sum::<usize>(),
+        Value::Object(fields) => {
+            2 + fields.iter().map(|(name, value)| weigh_text(name) + weigh(value) + 2).sum::<usize>()
+        }
+    }
+}
+
+/// The bytes of a text as JSON: a control character takes six.
+pub(crate) fn weigh_text(text: &str) -> usize {
+    let byte = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    2 + text.bytes().map(byte).sum::<usize>()
+}
+
+/// Whether a value is nested deeper than that.
+pub(crate) fn is_deeper(value: &Value, most: usize) -> bool {
+    match value {
+        Value::Array(items) => most == 0 || items.iter().any(|item| is_deeper(item, most - 1)),
+        Value::Object(fields) => most == 0 || fields.values().any(|item| is_deeper(item, most - 1)),
+        _ => false,
     }
 }

@@ -10,6 +10,7 @@ use serde_json::{Number, Value};
 use tokio::sync::oneshot;
 
 use super::failure::StepError;
+use super::outbox::too_deep;
 use super::task::{MAX_EMITS, Said, Shared};
 
 /// The kind of failure of something that the server does not take.
@@ -125,6 +126,9 @@ impl StepCtx {
 
     /// A line with a level of your choice and fields beside it.
     pub fn log_as(&self, level: &str, message: impl Into<String>, meta: Option<Value>) {
+        // A line never fails: what no server takes is left out, and it is said.
+        let meta =
+            meta.map(|meta| too_deep(&meta).map_or(meta, |problem| Value::String(format!("what was here {problem}"))));
         self.0.log(Log { level: level.to_owned(), msg: message.into(), meta });
     }
 
@@ -154,9 +158,11 @@ impl StepCtx {
     }
 }
 
-fn json(what: &str, value: impl Serialize) -> Result<Value, StepError> {
-    serde_json::to_value(value)
-        .map_err(|error| StepError::permanent(format!("{what} cannot be written as JSON: {error}")).kind(BAD_REPORT))
+/// What is to be sent, as JSON that a server takes.
+pub(crate) fn json(what: &str, value: impl Serialize) -> Result<Value, StepError> {
+    let wrong = |problem: String| StepError::permanent(format!("{what} {problem}")).kind(BAD_REPORT);
+    let json = serde_json::to_value(value).map_err(|error| wrong(format!("cannot be written as JSON: {error}")))?;
+    too_deep(&json).map_or(Ok(json), |problem| Err(wrong(problem)))
 }
 
 pub(crate) fn bad_input(what: &str, error: &serde_json::Error) -> StepError {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::ctx::{BAD_REPORT, StepCtx, bad_input};
+use super::ctx::{BAD_REPORT, StepCtx, bad_input, json};
 use super::failure::StepError;
 use super::outbox::{MAX_REPORT_BYTES, weigh_op};
 use super::task::{Said, Shared};
@@ -36,9 +36,7 @@ where
         async move {
             let input = In::deserialize(&ctx.task().input).map_err(|error| bad_input("the input", &error))?;
             let output = handler(ctx, input).await.map_err(Into::into)?;
-            serde_json::to_value(output).map_err(|error| {
-                StepError::permanent(format!("the output cannot be written as JSON: {error}")).kind(BAD_REPORT)
-            })
+            json("the output", output)
         }
         .boxed()
     })

@@ -47,6 +47,7 @@ pub(crate) async fn open(client: &Client, unanswered: &Unanswered, hello: &Hello
         to_repeat: unanswered.all(),
         unanswered: unanswered.clone(),
         claiming: None,
+        repeating: false,
         others: FuturesUnordered::new(),
         piggy_backed: false,
         beating: false,
@@ -67,6 +68,8 @@ struct HttpLink {
     unanswered: Unanswered,
     /// The long poll. One claim is on its way at a time, here or with a report.
     claiming: Option<BoxFuture<'static, Answer>>,
+    /// That which is on its way is a repeat of one before.
+    repeating: bool,
     others: FuturesUnordered<BoxFuture<'static, Answer>>,
     piggy_backed: bool,
     beating: bool,
@@ -129,6 +132,10 @@ impl Link for HttpLink {
         }
     }
 
+    fn is_settled(&self) -> bool {
+        self.to_repeat.is_empty() && !(self.repeating && self.claiming.is_some())
+    }
+
     async fn close(&mut self) {}
 }
 
@@ -140,7 +147,7 @@ impl HttpLink {
                 self.claimed(&claim, room, tasks);
             }
             Answer::Reported { id, claim, result } => {
-                let ReportedTasks { outcomes, tasks, news } = result.map_err(lost)?;
+                let ReportedTasks { outcomes, tasks, news } = result.map_err(not_taken)?;
                 self.heard.push_back(FromServer::Reported { id, outcomes, news });
                 if let Some(claim) = claim {
                     self.piggy_backed = false;
@@ -167,13 +174,15 @@ impl HttpLink {
 
     /// A long poll, if there is room and no claim is on its way.
     fn claim(&mut self) {
-        if self.claiming.is_some() || self.piggy_backed || self.draining {
+        if self.claiming.is_some() || self.piggy_backed {
             return;
         }
-        // A repeat is about what was claimed already; it does not wait for more.
-        let (claim, wait) = match self.to_repeat.pop() {
+        // A repeat is about what was claimed already; it does not wait for more, and is made by who drains as well.
+        let again = self.to_repeat.pop();
+        self.repeating = again.is_some();
+        let (claim, wait) = match again {
             Some(claim) => (claim, Duration::ZERO),
-            None if self.credit > 0 => (self.unanswered.begin(self.credit), CLAIM_WAIT),
+            None if self.credit > 0 && !self.draining => (self.unanswered.begin(self.credit), CLAIM_WAIT),
             None => return,
         };
         // For a repeat there may be less room than it was for.
@@ -231,7 +240,9 @@ impl HttpLink {
         if std::mem::replace(&mut self.draining, true) {
             return;
         }
-        self.claiming = None;
+        if !self.repeating {
+            self.claiming = None;
+        }
         let (client, path) = (self.client.clone(), self.path("drain"));
         self.others.push(Box::pin(async move {
             let drained: Result<Value, Refusal> = client.post_once(&path, &serde_json::json!({}), Duration::ZERO).await;
@@ -244,6 +255,14 @@ impl HttpLink {
 
     fn path(&self, call: &str) -> String {
         format!("/v1/workers/{}/{call}", segment(&self.worker_id))
+    }
+}
+
+/// Reports that the server does not take as they are would not be taken the next time.
+fn not_taken(refusal: Refusal) -> Cut {
+    match refusal.error {
+        error @ Error::Api { status: 400 | 413 | 422, .. } => Cut::Refused(error),
+        error => lost(Refusal { error, ..refusal }),
     }
 }
 

@@ -111,8 +111,11 @@ impl Line {
         pause
     }
 
-    pub fn is_up(&self) -> bool {
-        matches!(self.state, State::Up(_))
+    pub fn up_now(&self) -> Option<&Up> {
+        match &self.state {
+            State::Up(up) => Some(up),
+            _ => None,
+        }
     }
 
     pub fn up(&mut self) -> Option<&mut Up> {
@@ -173,6 +176,10 @@ impl Up {
 
     pub fn heartbeat(&self) -> Duration {
         self.heartbeat
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.link.is_settled()
     }
 
     /// When there is something to do: a heartbeat, or to give the server up.

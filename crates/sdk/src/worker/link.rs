@@ -49,6 +49,10 @@ pub(crate) trait Link: Send {
     fn say(&mut self, message: ToServer);
     /// Sends what there is to send, and gives the next message. May be called off at any await without losing anything.
     async fn hear(&mut self) -> Result<FromServer, Cut>;
+    /// There is no claim whose tasks may be this worker's without its knowing.
+    fn is_settled(&self) -> bool {
+        true
+    }
     /// Ends it in good order, if that is possible within a moment.
     async fn close(&mut self);
 }

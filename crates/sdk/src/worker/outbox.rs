@@ -8,13 +8,15 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::task::TaskId;
-use crate::client::weigh;
+use crate::client::{is_deeper, weigh, weigh_text};
 
 /// Reports in one batch, and about how many bytes they have: well below the server's limit of a message.
 const MAX_BATCH: usize = 512;
 const MAX_BATCH_BYTES: usize = 4 << 20;
 /// The largest single report, which then goes alone.
 pub(crate) const MAX_REPORT_BYTES: usize = 12 << 20;
+/// How deep a payload may be nested, for the server to take it.
+const MAX_DEPTH: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -38,6 +40,8 @@ impl Pending {
 pub(crate) struct Outbox {
     waiting: VecDeque<Pending>,
     on_its_way: Option<Batch>,
+    /// So many reports go alone: the server did not take them together, and one of them is why.
+    alone: usize,
     /// Of the last batch. A reply to a batch of an earlier connection must not be taken for this one's.
     id: u64,
 }
@@ -72,9 +76,11 @@ impl Outbox {
         if self.on_its_way.is_some() || self.waiting.is_empty() {
             return None;
         }
-        let (mut reports, mut bytes) = (Vec::with_capacity(self.waiting.len().min(MAX_BATCH)), 0);
+        let most = if self.alone > 0 { 1 } else { MAX_BATCH };
+        self.alone = self.alone.saturating_sub(1);
+        let (mut reports, mut bytes) = (Vec::with_capacity(self.waiting.len().min(most)), 0);
         while let Some(next) = self.waiting.front()
-            && reports.len() < MAX_BATCH
+            && reports.len() < most
             && (reports.is_empty() || bytes + next.bytes <= MAX_BATCH_BYTES)
         {
             bytes += next.bytes;
@@ -101,6 +107,19 @@ impl Outbox {
         settled
     }
 
+    /// The server does not take the batch that is on its way, and never will. If that is one report, here it is; else they
+    /// go again one by one.
+    pub fn refused(&mut self) -> Option<Pending> {
+        let mut batch = self.on_its_way.take()?;
+        if batch.reports.len() == 1 {
+            return batch.reports.pop();
+        }
+        self.alone = batch.reports.len();
+        self.on_its_way = Some(batch);
+        self.take_back();
+        None
+    }
+
     /// The connection ended: what was on its way goes again, under the same numbers.
     pub fn take_back(&mut self) {
         if let Some(batch) = self.on_its_way.take() {
@@ -109,19 +128,27 @@ impl Outbox {
     }
 }
 
+/// What is wrong with a payload that no server takes.
+pub(crate) fn too_deep(payload: &Value) -> Option<String> {
+    is_deeper(payload, MAX_DEPTH).then(|| format!("is nested more than {MAX_DEPTH} deep"))
+}
+
 /// About how many bytes a report has.
 pub(crate) fn weigh_op(op: &Op) -> usize {
     match op {
         Op::Complete { output, emits, logs } => {
             let emits = emits.iter().map(|emit| emit.event.len() + weigh(&emit.payload) + 32).sum::<usize>();
-            let logs = logs.iter().map(|log| log.msg.len() + log.meta.as_ref().map_or(0, weigh) + 40).sum::<usize>();
+            let logs =
+                logs.iter().map(|log| weigh_text(&log.msg) + log.meta.as_ref().map_or(0, weigh) + 40).sum::<usize>();
             weigh(output) + emits + logs
         }
-        Op::Fail { error, .. } => error.message.len() + error.kind.len() + error.stack.as_ref().map_or(0, String::len),
+        Op::Fail { error, .. } => {
+            weigh_text(&error.message) + weigh_text(&error.kind) + error.stack.as_deref().map_or(0, weigh_text)
+        }
         Op::Emit(emit) => emit.event.len() + weigh(&emit.payload),
         Op::Publish { name, key, payload } => name.len() + key.as_ref().map_or(0, weigh) + weigh(payload),
-        Op::Log(log) => log.msg.len() + log.meta.as_ref().map_or(0, weigh),
-        Op::Progress { msg, .. } => msg.as_ref().map_or(0, String::len),
+        Op::Log(log) => weigh_text(&log.msg) + log.meta.as_ref().map_or(0, weigh),
+        Op::Progress { msg, .. } => msg.as_deref().map_or(0, weigh_text),
         other => serde_json::to_value(other).as_ref().map_or(0, |op: &Value| weigh(op)),
     }
 }
@@ -163,6 +190,26 @@ mod tests {
         assert_eq!(outbox.answered(second, all).len(), 2);
         let (_, batch) = outbox.next_batch().unwrap();
         assert_eq!(names(&batch), [("a".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn of_reports_that_are_refused_together_the_one_that_is_why_is_found() {
+        let mut outbox = Outbox::default();
+        ["a", "b", "c"].into_iter().for_each(|task| outbox.push(report(task, 1)));
+        outbox.next_batch().unwrap();
+        assert!(outbox.refused().is_none(), "any of three");
+        outbox.push(report("d", 1));
+        for (task, taken) in [("a", true), ("b", false), ("c", true)] {
+            let (id, batch) = outbox.next_batch().unwrap();
+            assert_eq!(names(&batch), [(task.to_owned(), 1)]);
+            match taken {
+                true => assert_eq!(outbox.answered(id, vec![outcome(task, Verdict::Applied)]).len(), 1),
+                false => assert_eq!(&*outbox.refused().unwrap().task, task),
+            }
+        }
+        outbox.push(report("e", 1));
+        assert_eq!(outbox.next_batch().unwrap().1.len(), 2, "the others go together");
+        assert!(Outbox::default().refused().is_none());
     }
 
     #[test]

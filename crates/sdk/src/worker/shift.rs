@@ -172,6 +172,10 @@ impl Shift {
         if self.running > 0 {
             tracing::warn!(tasks = self.running, "not finished in time and let go; their leases will end");
         }
+        let unheard = self.desk.outbox.len();
+        if unheard > 0 {
+            tracing::warn!(reports = unheard, "not acknowledged by a server and lost: what they are of is done again");
+        }
         // One that blocks its thread is not waited for either.
         let _ = tokio::time::timeout(LET_GO, self.crew.shutdown()).await;
         self.line.close().await;
@@ -220,7 +224,12 @@ impl Shift {
                 return Some(Ok(()));
             }
             Event::Cut(Cut::Refused(error)) if !self.line.was_up() => return Some(Err(error)),
-            Event::Cut(Cut::Refused(error)) => self.cut(&error.to_string(), None),
+            Event::Cut(Cut::Refused(error)) => {
+                if matches!(error, Error::Api { status: 400 | 413 | 422, .. }) {
+                    self.desk.refused(&error.to_string());
+                }
+                self.cut(&error.to_string(), None);
+            }
             Event::Cut(Cut::Lost { why, after }) => self.cut(&why, after),
         }
         None
@@ -376,7 +385,11 @@ impl Shift {
     fn is_done(&self) -> bool {
         let Some(drain) = &self.drain else { return false };
         let idle = self.desk.held.is_empty() && self.desk.outbox.is_empty();
-        (idle && (drain.confirmed || !self.line.is_up())) || Instant::now() >= drain.until
+        let last_word = match self.line.up_now() {
+            Some(up) => drain.confirmed && up.is_settled(),
+            None => true,
+        };
+        (idle && last_word) || Instant::now() >= drain.until
     }
 
     /// When there is something to do even if nothing happens.
@@ -457,33 +470,46 @@ impl Desk {
         true
     }
 
+    /// What was sent last is not taken: as if a report had been answered so, if it was one alone.
+    fn refused(&mut self, why: &str) {
+        if let Some(pending) = self.outbox.refused() {
+            let outcome = Outcome::new(&*pending.report.task_id, Verdict::Invalid);
+            let outcome = Outcome { message: Some(why.to_owned()), ..outcome };
+            self.settle(pending, outcome);
+        }
+    }
+
     fn reported(&mut self, id: u64, outcomes: Vec<Outcome>) {
         for (pending, outcome) in self.outbox.answered(id, outcomes) {
-            let Pending { task, report, last, answer, .. } = pending;
-            let invalid = outcome.outcome == Verdict::Invalid;
-            let message = || outcome.message.clone().unwrap_or_else(|| "the server does not say why".to_owned());
-            if invalid {
-                tracing::warn!(task = &*task, "the server does not take a report: {}", message());
+            self.settle(pending, outcome);
+        }
+    }
+
+    fn settle(&mut self, pending: Pending, outcome: Outcome) {
+        let Pending { task, report, last, answer, .. } = pending;
+        let invalid = outcome.outcome == Verdict::Invalid;
+        let message = || outcome.message.clone().unwrap_or_else(|| "the server does not say why".to_owned());
+        if invalid {
+            tracing::warn!(task = &*task, "the server does not take a report: {}", message());
+        }
+        match (last, invalid, &report.op) {
+            (false, ..) => {}
+            // It is still this worker's task, so it ends with what is wrong.
+            (true, true, Op::Complete { .. } | Op::Defer { .. }) => {
+                self.say(&task, fail(BAD_REPORT, message(), false), true, None);
             }
-            match (last, invalid, &report.op) {
-                (false, ..) => {}
-                // It is still this worker's task, so it ends with what is wrong.
-                (true, true, Op::Complete { .. } | Op::Defer { .. }) => {
-                    self.say(&task, fail(BAD_REPORT, message(), false), true, None);
+            (true, _, op) => {
+                let applied = outcome.outcome == Verdict::Applied;
+                self.completed += u64::from(applied && matches!(op, Op::Complete { .. }));
+                self.failed += u64::from(applied && matches!(op, Op::Fail { .. }));
+                if let (Some(held), Some(told)) = (self.held.remove(&task), &self.told) {
+                    told(&held.shared.task, op, &outcome);
                 }
-                (true, _, op) => {
-                    let applied = outcome.outcome == Verdict::Applied;
-                    self.completed += u64::from(applied && matches!(op, Op::Complete { .. }));
-                    self.failed += u64::from(applied && matches!(op, Op::Fail { .. }));
-                    if let (Some(held), Some(told)) = (self.held.remove(&task), &self.told) {
-                        told(&held.shared.task, op, &outcome);
-                    }
-                }
             }
-            if let Some(answer) = answer {
-                // Whoever asked may have been stopped.
-                let _ = answer.send(outcome);
-            }
+        }
+        if let Some(answer) = answer {
+            // Whoever asked may have been stopped.
+            let _ = answer.send(outcome);
         }
     }
 }

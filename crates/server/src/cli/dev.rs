@@ -10,11 +10,11 @@ use std::time::Duration;
 use eddyline_server::ServeArgs;
 use tokio::sync::watch;
 
-use super::Context;
 use super::connect::{Remote, Where};
 use super::processes::asked_to_end;
 use super::screen::{Ink, Line};
 use super::trouble::Trouble;
+use super::{Context, warnings_only};
 
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_millis(300);
@@ -43,14 +43,7 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
         return Err(Trouble::usage(format!("--watch {}: there is no such directory", dir.display())));
     }
     // What a developer has to know is said here; the server's own log is for when something is wrong.
-    match std::env::var_os("EDDY_LOG") {
-        Some(_) => eddyline_server::logs(false),
-        None => {
-            let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_target(false);
-            // It fails where logs were set up before, which is as good.
-            let _ = logs.with_writer(std::io::stderr).try_init();
-        }
-    }
+    warnings_only();
     let args = ServeArgs { store: Some(dev.store.clone()), listen: Some(dev.listen.clone()), ..ServeArgs::default() };
     let server = eddyline_server::start(&args).await?;
     let at = Where { url: server.url(), ..ctx.at.clone() };

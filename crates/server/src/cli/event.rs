@@ -97,6 +97,8 @@ async fn token_of(ctx: &Context, gate: &str) -> Result<String, Trouble> {
     let gates: Vec<GateInfo> = ctx.remote()?.list_of("/v1/gates", &[("run", run.to_owned())]).await?;
     match gates.into_iter().find(|open| open.gate_id == gate) {
         Some(GateInfo { token: Some(token), .. }) => Ok(token),
+        // Whoever may not open it does not get to see its token: the server says so.
+        Some(open) if matches!(open.reason.as_str(), "manual" | "webhook") => Ok(gate.to_owned()),
         Some(open) => Err(Trouble::refused(format!("a gate for {} is not opened by hand", because(&open.reason)))),
         None => Err(not_open(ctx, run, gate).await?),
     }

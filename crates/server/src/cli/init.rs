@@ -82,7 +82,7 @@ pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
         Lang::Shell => "eddy dev -- ./worker.sh",
         Lang::Rust => "eddy dev -- cargo run",
     };
-    let enter = if init.dir.as_os_str() == "." { String::new() } else { format!("  cd {}\n", init.dir.display()) };
+    let enter = if init.dir.as_os_str() == "." { String::new() } else { format!("  cd {}\n", typed(&init.dir)) };
     if ctx.screen.json {
         let files: Vec<PathBuf> = templates.iter().map(|file| init.dir.join(file.path)).collect();
         return ctx.screen.document(&json!({ "files": files }));
@@ -93,6 +93,14 @@ pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
     ctx.screen.say(format!(
         "\nWhat to type next:\n{enter}  {dev}\nand in another terminal:\n  eddy start greet --input '{{\"name\": \"Ada\"}}' --wait"
     ))
+}
+
+/// A path as it is typed to a shell.
+fn typed(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+@%,:".contains(c);
+    let text = if text.starts_with('-') { format!("./{text}") } else { text };
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// The crate `eddyline`: from the sources that this `eddy` was built from, if they are still there.
@@ -127,6 +135,19 @@ fn write(init: &Init, file: &Template, text: &str) -> std::io::Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_entered_as_it_is_called() {
+        for (path, entered) in [
+            ("a/b-c", "a/b-c"),
+            ("-dash", "./-dash"),
+            ("sp ace", "'sp ace'"),
+            ("it's", r"'it'\''s'"),
+            ("$(x)", "'$(x)'"),
+        ] {
+            assert_eq!(typed(Path::new(path)), entered);
+        }
+    }
 
     #[test]
     fn the_crate_is_taken_from_where_it_is() {

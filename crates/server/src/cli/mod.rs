@@ -156,6 +156,18 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Shows what goes wrong on the way, or as much as `EDDY_LOG` asks for.
+fn warnings_only() {
+    match std::env::var_os("EDDY_LOG") {
+        Some(_) => eddyline_server::logs(false),
+        None => {
+            let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_target(false);
+            // It fails where logs were set up before, which is as good.
+            let _ = logs.with_writer(std::io::stderr).try_init();
+        }
+    }
+}
+
 async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
     match command {
         Command::Demo => demo::run(ctx).await,

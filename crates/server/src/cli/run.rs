@@ -182,6 +182,9 @@ async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(
     ctx.screen.lines(&lines.into_iter().map(|line| line.cut(width)).collect::<Vec<_>>())
 }
 
+/// What waits is told in so many sentences.
+const SENTENCES: usize = 12;
+
 async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
     let moment = Moment::read(&ctx.remote()?, run).await?;
     if ctx.screen.json {
@@ -206,7 +209,11 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
     let sentences = words::explain(header, &moment.steps);
     if !sentences.is_empty() {
         ctx.screen.say("")?;
-        sentences.iter().try_for_each(|sentence| ctx.screen.line(&Line::plain(sentence)))?;
+        sentences.iter().take(SENTENCES).try_for_each(|sentence| ctx.screen.line(&Line::plain(sentence)))?;
+        if sentences.len() > SENTENCES {
+            let more = format!("… and {} more: `eddy run show --json` has them all", sentences.len() - SENTENCES);
+            ctx.screen.line(&Line::default().with(Ink::Faint, more))?;
+        }
     }
     Ok(())
 }

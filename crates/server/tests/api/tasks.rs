@@ -102,6 +102,24 @@ async fn a_report_brings_the_next_task_with_it() {
 }
 
 #[tokio::test]
+async fn a_worker_that_drains_gets_nothing_new_but_what_it_was_given_and_did_not_hear_of() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {}, b: {}}").await;
+    rig.run("f", json!(1)).await;
+    let id = rig.post("/v1/workers", json!({"host": "h", "pid": 1})).await.text("worker_id");
+    let claim = async |request: &str| {
+        let claim = json!({"worker_id": id, "max": 1, "request_id": request});
+        rig.post("/v1/tasks/claim", claim).await.body["tasks"].clone()
+    };
+    let first = claim("one").await;
+    assert_eq!(first.as_array().unwrap().len(), 1);
+    rig.post(&format!("/v1/workers/{id}/drain"), json!({})).await;
+    assert_eq!(claim("one").await[0]["task_id"], first[0]["task_id"]);
+    assert_eq!(claim("two").await, json!([]));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}, b: {run: b}}").await;

@@ -145,8 +145,12 @@ impl<'a> Tree<'a> {
         if owner.is_none() || inside.len() <= SHOWN {
             return inside.to_vec();
         }
-        let of = |status: &'static str| inside.iter().filter(move |at| self.steps[**at].status == status);
-        ["failed", "running", "waiting"].into_iter().flat_map(of).copied().take(SHOWN).collect()
+        let of = |status: &'static str| inside.iter().copied().filter(move |at| self.steps[*at].status == status);
+        let ongoing: Vec<usize> = ["running", "waiting"].into_iter().flat_map(of).take(SHOWN).collect();
+        // However many failed, some of what goes on is seen as well.
+        let failed: Vec<usize> = of("failed").take(SHOWN - ongoing.len().min(SHOWN / 3)).collect();
+        let room = SHOWN - failed.len();
+        failed.into_iter().chain(ongoing.into_iter().take(room)).collect()
     }
 
     fn row(&self, owner: Option<usize>, at: usize, depth: usize) -> Row {
@@ -164,7 +168,10 @@ impl<'a> Tree<'a> {
     fn counted(&self, hidden: &[usize], depth: usize) -> Row {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for at in hidden {
-            *counts.entry(self.steps[*at].status.as_str()).or_default() += 1;
+            let step = &self.steps[*at];
+            // To the server both go on; to whoever looks, nobody has got the one yet.
+            let in_line = step.status == "running" && words::running(step).is_none();
+            *counts.entry(if in_line { "in line" } else { step.status.as_str() }).or_default() += 1;
         }
         let counts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {status}")).collect();
         let name = Line::plain("  ".repeat(depth)).with(Ink::Faint, format!("… {} more", hidden.len()));

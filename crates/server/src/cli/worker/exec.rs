@@ -10,10 +10,10 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::command::{Job, Verdict, carry_out};
-use crate::cli::Context;
 use crate::cli::processes::{asked_to_end, kill_all};
 use crate::cli::screen::{Ink, Line, Screen};
 use crate::cli::trouble::Trouble;
+use crate::cli::{Context, warnings_only};
 
 /// Lines of standard error that are on their way.
 const LINES_UNDER_WAY: usize = 100;
@@ -81,6 +81,7 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     // Asked first: a wrong address is told as by every other command, and not by a worker that goes on trying.
     let remote = ctx.remote()?;
     remote.get::<Value>("/v1/info", &[]).await?;
+    warnings_only();
     let grace = Duration::from(exec.grace);
     let mut worker = Worker::with_client(remote.client().clone()).cancel_grace(grace + AFTER_GRACE);
     for queue in &exec.queues {
