@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use serde::Serialize;
 
 use super::trouble::Trouble;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Where there is no terminal to ask.
 const WIDTH: usize = 100;
@@ -67,16 +68,18 @@ impl Line {
         Line::default().with(Ink::Plain, text)
     }
 
-    /// What others wrote (names, messages) may hold control characters, which must not reach a terminal.
+    /// What others wrote (names, messages) may hold control characters and such as turn a text around, which must not
+    /// reach a terminal.
     pub fn with(mut self, ink: Ink, text: impl Into<String>) -> Line {
         let text: String = text.into();
-        let text = if text.contains(char::is_control) { text.replace(char::is_control, " ") } else { text };
+        let acts = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        let text = if text.contains(acts) { text.replace(acts, " ") } else { text };
         self.0.push((ink, text));
         self
     }
 
     pub fn width(&self) -> usize {
-        self.0.iter().map(|(_, text)| text.chars().count()).sum()
+        self.0.iter().map(|(_, text)| text.width()).sum()
     }
 
     pub fn padded(self, width: usize) -> Line {
@@ -97,8 +100,18 @@ impl Line {
         let mut left = width.saturating_sub(1);
         let mut cut = Line::default();
         for (ink, text) in self.0 {
-            let piece: String = text.chars().take(left).collect();
-            left -= piece.chars().count();
+            let mut piece = String::new();
+            for letter in text.chars() {
+                match left.checked_sub(letter.width().unwrap_or(0)) {
+                    Some(rest) => left = rest,
+                    // Nothing of what follows either, however narrow.
+                    None => {
+                        left = 0;
+                        break;
+                    }
+                }
+                piece.push(letter);
+            }
             cut.0.push((ink, piece));
         }
         cut.with(Ink::Faint, "…")
@@ -189,7 +202,7 @@ impl Screen {
 
 /// Columns as wide as what is in them; the last one is not padded.
 pub fn table(heads: &[&str], rows: &[Vec<Line>]) -> Vec<Line> {
-    let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count()).collect();
+    let mut widths: Vec<usize> = heads.iter().map(|head| head.width()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.width());
@@ -211,6 +224,19 @@ pub fn table(heads: &[&str], rows: &[Vec<Line>]) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn letters_are_as_wide_as_a_terminal_draws_them() {
+        let line = Line::plain("日本語").with(Ink::Bad, "ab");
+        assert_eq!(line.width(), 8);
+        for (width, cut) in [(8, "日本語ab"), (7, "日本語…"), (6, "日本…"), (5, "日本…"), (4, "日…"), (1, "…")]
+        {
+            let line = line.clone().cut(width);
+            assert_eq!(line.paint(false), cut);
+            assert!(line.width() <= width);
+        }
+        assert_eq!(Line::plain("a\u{202e}b\u{1b}c").paint(false), "a b c");
+    }
 
     #[test]
     fn what_others_wrote_cannot_steer_the_terminal() {

@@ -139,6 +139,26 @@ async fn cancels_drains_and_signs_of_life_reach_the_worker() {
 }
 
 #[tokio::test]
+async fn a_worker_that_has_fallen_silent_is_given_nothing_that_another_could_have() {
+    let lease = Duration::from_millis(1_500);
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(1_500)), ..args() }).await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let mut frozen = Socket::open(&rig, json!({})).await;
+    frozen.say(json!({"type": "credit", "n": 5})).await;
+    // As a process that is stopped: the connection stands, but nobody reads, and so nobody answers pings.
+    tokio::time::sleep(lease * 6 / 5).await;
+    let run = rig.run("f", json!(1)).await;
+    let task = rig.claim("another").await;
+    assert_eq!((&task["run_id"], &task["attempt"]), (&json!(run), &json!(1)), "no attempt was used up");
+    rig.report(&task, json!({"op": "complete"})).await;
+    // It wakes up, and its room counts again.
+    frozen.say(json!({"type": "heartbeat", "tasks": []})).await;
+    let run = rig.run("f", json!(2)).await;
+    assert_eq!(frozen.until("tasks").await["tasks"][0]["run_id"], json!(run));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_worker_that_says_it_drains_is_shown_so_and_is_online_until_then() {
     let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
     let mut socket = Socket::open(&rig, json!({"flows": ["job"], "queues": ["slow"]})).await;

@@ -43,6 +43,8 @@ pub(super) struct Session<'a> {
     credits: u32,
     draining: bool,
     heard_at: Instant,
+    /// It answers neither pings nor anything else, though it is not given up yet.
+    quiet: bool,
     /// At most one claim and one frame of reports are on their way.
     claim: Option<BoxFuture<'static, EngineResult<Part>>>,
     reporting: Option<BoxFuture<'static, EngineResult<Done>>>,
@@ -81,6 +83,7 @@ impl Session<'_> {
             credits: 0,
             draining: false,
             heard_at: Instant::now(),
+            quiet: false,
             claim: None,
             reporting: None,
         };
@@ -131,7 +134,12 @@ impl Session<'_> {
                     }
                 }
                 _ = pings.tick() => {
-                    if self.heard_at.elapsed() > 2 * lease && !self.has_spoken(wire).await? {
+                    self.quiet = self.heard_at.elapsed() >= lease * 2 / 3 && !self.has_spoken(wire).await?;
+                    if self.quiet {
+                        // What it is given now would be lost with what it has: others get it, until it is heard again.
+                        self.claim = None;
+                    }
+                    if self.quiet && self.heard_at.elapsed() > 2 * lease {
                         return Err(Failure::new(Code::Timeout, "nothing was heard for two leases").into());
                     }
                     if self.heard_at.elapsed() <= lease
@@ -155,7 +163,7 @@ impl Session<'_> {
                     self.push(wire, part?).await?;
                 }
                 heard = wire.hear(), if self.reporting.is_none() => {
-                    self.heard_at = Instant::now();
+                    (self.heard_at, self.quiet) = (Instant::now(), false);
                     if let Heard::Said(said) = heard? {
                         self.take(wire, said).await?;
                     }
@@ -179,7 +187,7 @@ impl Session<'_> {
 
     /// A claim for the room there is, unless one is on its way or rides on reports.
     fn ask(&mut self) {
-        if self.claim.is_none() && self.reporting.is_none() && self.credits > 0 && !self.draining {
+        if self.claim.is_none() && self.reporting.is_none() && self.credits > 0 && !self.draining && !self.quiet {
             let (engine, ns, claim) = (self.engine().clone(), self.ns.clone(), self.wanted());
             let claim = async move { engine.ask(&ns, claim, false).await?.part(CLAIM_FOR).await };
             self.claim = Some(claim.boxed());

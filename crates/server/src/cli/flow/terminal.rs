@@ -3,6 +3,7 @@
 
 use super::picture::{Edge, Node, Picture};
 use crate::cli::screen::{Ink, Line};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Between boxes that stand side by side.
 const BETWEEN: usize = 2;
@@ -85,22 +86,23 @@ fn boxed(node: &Node, text_width: usize, width: usize) -> Vec<Line> {
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let indent = " ".repeat(text.len() - text.trim_start().len() + 2);
     let mut lines = Vec::new();
-    let mut line: Vec<char> = Vec::new();
-    let mut broken = |line: &mut Vec<char>| lines.push(std::mem::replace(line, indent.chars().collect()));
+    let mut line = String::new();
+    let mut broken = |line: &mut String| lines.push(std::mem::replace(line, indent.clone()));
     for word in text.split_inclusive(' ') {
-        let has_words = line.iter().any(|letter| *letter != ' ');
-        if has_words && line.len() + word.trim_end().chars().count() > width {
+        let has_words = line.contains(|letter| letter != ' ');
+        if has_words && line.width() + word.trim_end().width() > width {
             broken(&mut line);
         }
         for letter in word.chars() {
-            if line.len() >= width && letter != ' ' {
+            let wide = letter.width().unwrap_or(0);
+            if line.width() + wide > width && letter != ' ' && line != indent {
                 broken(&mut line);
             }
             line.push(letter);
         }
     }
     broken(&mut line);
-    lines.into_iter().map(|line| line.into_iter().collect::<String>().trim_end().to_owned()).collect()
+    lines.into_iter().map(|line: String| line.trim_end().to_owned()).collect()
 }
 
 /// As many in a row as fit.
