@@ -12,6 +12,8 @@ use super::trouble::{Outcome, Trouble};
 use crate::error::StoreError;
 
 const PAGE_BYTES: u64 = 4_096;
+/// The file system that writes the log in one piece (`gather.c`).
+const GATHER: &str = "eddyline-gather";
 /// How long a connection waits for another; only a tool that looks into the file from outside makes it wait.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 /// Prepared statements that a connection keeps.
@@ -50,7 +52,7 @@ pub(super) fn sync_directory(dir: &Path) -> std::io::Result<()> {
 /// The connection that writes.
 pub(super) fn open_writer(dir: &Path, options: &Options) -> Outcome<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(database(dir), flags)?;
+    let conn = Connection::open_with_flags_and_vfs(database(dir), flags, GATHER)?;
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "page_size", PAGE_BYTES as i64)?;
     let mode: String = conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;

@@ -1,0 +1,238 @@
+/*
+ * A file system for SQLite (a VFS, https://sqlite.org/vfs.html) that writes the log in one piece.
+ *
+ * SQLite writes its log page by page, and each page as a header of 24 bytes and a body: two system calls for 4 KiB, and
+ * hundreds for a group of commits. Here everything goes to the usual file system, but writes to a log that follow one
+ * another are kept and go there together. Nobody can tell the difference:
+ *
+ *   - before a sync, what was kept is written, and if that fails the sync fails;
+ *   - before the log is read, measured, cut or closed through this file, what was kept is written;
+ *   - before other connections are told of new pages, which is what the barrier of the shared memory is for, what was
+ *     kept is written, so that they find them in the file even where nothing is synced;
+ *   - before a lock is taken or given back, what was kept is written: nothing is left for when another may write.
+ *
+ * It holds no locks and knows no threads: SQLite uses a file from one thread at a time.
+ */
+
+#include <string.h>
+
+#include <sqlite3.h>
+
+/* How much is kept at most: 31 pages with their headers. The usual file system takes less than 128 KiB at a time. */
+#define MOST_BYTES (127 << 10)
+
+typedef struct Gathered Gathered;
+
+struct Gathered {
+    /* First, since SQLite knows it as this. */
+    sqlite3_file base;
+    /* The file as the usual file system has it, right behind this one in memory. */
+    sqlite3_file *file;
+    /* Of a database the log, while it is open; of a log the database. Otherwise nothing. */
+    Gathered *other;
+    int is_log;
+    /* Why what was kept could not be written, where there was no way to say so. From then on nothing is written. */
+    int failed;
+    /* What is kept, and where it belongs. */
+    char *kept;
+    int length;
+    sqlite3_int64 at;
+};
+
+static Gathered *gathered(sqlite3_file *base) {
+    return (Gathered *)base;
+}
+
+/* Writes what is kept. If that fails it is forgotten: whoever is told so takes everything back. */
+static int release(Gathered *self) {
+    int length = self->length;
+    if (self->failed != SQLITE_OK) return self->failed;
+    if (length == 0) return SQLITE_OK;
+    self->length = 0;
+    return self->file->pMethods->xWrite(self->file, self->kept, length, self->at);
+}
+
+static int gather_write(sqlite3_file *base, const void *bytes, int count, sqlite3_int64 at) {
+    Gathered *self = gathered(base);
+    if (self->is_log) {
+        int follows = at == self->at + self->length && count <= MOST_BYTES - self->length;
+        if (!follows || self->failed != SQLITE_OK) {
+            int result = release(self);
+            if (result != SQLITE_OK) return result;
+        }
+        if (self->kept == NULL) self->kept = sqlite3_malloc(MOST_BYTES);
+        if (self->kept != NULL && count <= MOST_BYTES - self->length) {
+            if (self->length == 0) self->at = at;
+            memcpy(self->kept + self->length, bytes, (size_t)count);
+            self->length += count;
+            return SQLITE_OK;
+        }
+    }
+    return self->file->pMethods->xWrite(self->file, bytes, count, at);
+}
+
+static int gather_sync(sqlite3_file *base, int flags) {
+    Gathered *self = gathered(base);
+    int result = release(self);
+    return result != SQLITE_OK ? result : self->file->pMethods->xSync(self->file, flags);
+}
+
+static int gather_read(sqlite3_file *base, void *bytes, int count, sqlite3_int64 at) {
+    Gathered *self = gathered(base);
+    int result = release(self);
+    return result != SQLITE_OK ? result : self->file->pMethods->xRead(self->file, bytes, count, at);
+}
+
+static int gather_size(sqlite3_file *base, sqlite3_int64 *size) {
+    Gathered *self = gathered(base);
+    int result = release(self);
+    return result != SQLITE_OK ? result : self->file->pMethods->xFileSize(self->file, size);
+}
+
+static int gather_truncate(sqlite3_file *base, sqlite3_int64 size) {
+    Gathered *self = gathered(base);
+    int result = release(self);
+    return result != SQLITE_OK ? result : self->file->pMethods->xTruncate(self->file, size);
+}
+
+static int gather_control(sqlite3_file *base, int op, void *argument) {
+    Gathered *self = gathered(base);
+    int result = release(self);
+    return result != SQLITE_OK ? result : self->file->pMethods->xFileControl(self->file, op, argument);
+}
+
+static int gather_close(sqlite3_file *base) {
+    Gathered *self = gathered(base);
+    int written = release(self);
+    int closed = self->file->pMethods->xClose(self->file);
+    if (self->other != NULL) self->other->other = NULL;
+    sqlite3_free(self->kept);
+    return written != SQLITE_OK ? written : closed;
+}
+
+/* The log of a database is about to be seen, or written, by others. */
+static void share(Gathered *self) {
+    if (self->other != NULL) self->other->failed = release(self->other);
+}
+
+static void gather_shm_barrier(sqlite3_file *base) {
+    Gathered *self = gathered(base);
+    share(self);
+    self->file->pMethods->xShmBarrier(self->file);
+}
+
+static int gather_shm_lock(sqlite3_file *base, int offset, int count, int flags) {
+    Gathered *self = gathered(base);
+    share(self);
+    return self->file->pMethods->xShmLock(self->file, offset, count, flags);
+}
+
+/* From here on everything is passed on as it is. */
+
+static int gather_lock(sqlite3_file *base, int lock) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xLock(file, lock);
+}
+
+static int gather_unlock(sqlite3_file *base, int lock) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xUnlock(file, lock);
+}
+
+static int gather_is_reserved(sqlite3_file *base, int *answer) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xCheckReservedLock(file, answer);
+}
+
+static int gather_sector(sqlite3_file *base) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xSectorSize(file);
+}
+
+static int gather_device(sqlite3_file *base) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xDeviceCharacteristics(file);
+}
+
+static int gather_shm_map(sqlite3_file *base, int page, int size, int extend, void volatile **memory) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xShmMap(file, page, size, extend, memory);
+}
+
+static int gather_shm_unmap(sqlite3_file *base, int remove) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xShmUnmap(file, remove);
+}
+
+static int gather_fetch(sqlite3_file *base, sqlite3_int64 at, int count, void **memory) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xFetch(file, at, count, memory);
+}
+
+static int gather_unfetch(sqlite3_file *base, sqlite3_int64 at, void *memory) {
+    sqlite3_file *file = gathered(base)->file;
+    return file->pMethods->xUnfetch(file, at, memory);
+}
+
+static const sqlite3_io_methods methods = {
+    .iVersion = 3,
+    .xClose = gather_close,
+    .xRead = gather_read,
+    .xWrite = gather_write,
+    .xTruncate = gather_truncate,
+    .xSync = gather_sync,
+    .xFileSize = gather_size,
+    .xLock = gather_lock,
+    .xUnlock = gather_unlock,
+    .xCheckReservedLock = gather_is_reserved,
+    .xFileControl = gather_control,
+    .xSectorSize = gather_sector,
+    .xDeviceCharacteristics = gather_device,
+    .xShmMap = gather_shm_map,
+    .xShmLock = gather_shm_lock,
+    .xShmBarrier = gather_shm_barrier,
+    .xShmUnmap = gather_shm_unmap,
+    .xFetch = gather_fetch,
+    .xUnfetch = gather_unfetch,
+};
+
+static int gather_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *base, int flags, int *opened) {
+    sqlite3_vfs *usual = vfs->pAppData;
+    Gathered *self = gathered(base);
+    int result;
+    memset(self, 0, sizeof *self);
+    self->file = (sqlite3_file *)(self + 1);
+    self->file->pMethods = NULL;
+    result = usual->xOpen(usual, name, self->file, flags, opened);
+    if (self->file->pMethods == NULL) return result;
+    /* A file without shared memory can have no log. */
+    if (result == SQLITE_OK && self->file->pMethods->iVersion < 3) result = SQLITE_CANTOPEN;
+    if (result != SQLITE_OK) {
+        self->file->pMethods->xClose(self->file);
+        return result;
+    }
+    base->pMethods = &methods;
+    if (flags & SQLITE_OPEN_WAL) {
+        self->is_log = 1;
+        self->other = gathered(sqlite3_database_file_object(name));
+        self->other->other = self;
+    }
+    return SQLITE_OK;
+}
+
+/*
+ * Makes it known to SQLite under its name, when the program starts; nobody has it who does not ask for it. Of the usual
+ * file system only opening is done otherwise. Its other functions do not look at whose they are.
+ */
+__attribute__((constructor)) static void eddyline_gather(void) {
+    static sqlite3_vfs gathering;
+    sqlite3_vfs *usual = sqlite3_vfs_find(NULL);
+    if (usual == NULL || usual->iVersion < 3) return;
+    gathering = *usual;
+    gathering.pNext = NULL;
+    gathering.zName = "eddyline-gather";
+    gathering.pAppData = usual;
+    gathering.szOsFile = (int)sizeof(Gathered) + usual->szOsFile;
+    gathering.xOpen = gather_open;
+    sqlite3_vfs_register(&gathering, 0);
+}
