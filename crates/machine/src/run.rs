@@ -468,6 +468,12 @@ impl Header {
             _ => Status::Running,
         }
     }
+
+    /// Whether none of its tasks is given out: it is paused, or something with much in it is being cancelled, one
+    /// transition after the other, and what is to be cancelled must not begin meanwhile.
+    pub fn holds_tasks(&self) -> bool {
+        self.paused || self.agenda.iter().any(|work| matches!(work, Work::Sweep { .. } | Work::Cancel(_)))
+    }
 }
 
 impl Outcome {

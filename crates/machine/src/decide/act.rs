@@ -19,6 +19,7 @@ impl Decider<'_> {
         if self.header.phase == Phase::Ended {
             return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
         }
+        self.cancel_if_doomed(id)?;
         // As it is written, not as somebody wrote it: `each[3]`, not `each[+3]`.
         let name = &self.name_of(id);
         if let Some(end) = self.at(id).end() {

@@ -195,6 +195,9 @@ impl<'a> Decider<'a> {
         if let (Input::Start(start), Phase::New) = (input, self.header.phase) {
             return self.start(start);
         }
+        if let Some(id) = target(input) {
+            self.cancel_if_doomed(id)?;
+        }
         match input {
             Input::Start(_) => Ok(Answer::Nothing),
             _ if self.header.phase == Phase::New => Ok(Answer::Invalid("the run has not started".to_owned())),
@@ -312,6 +315,25 @@ impl<'a> Decider<'a> {
     }
 }
 
+/// The activation that an input is about, if it says so by number.
+fn target(input: &Input) -> Option<ActId> {
+    match input {
+        Input::Report(report) => Some(report.task.activation),
+        Input::Expired { task, .. } => Some(task.activation),
+        Input::Due(timer) => Some(timer.activation),
+        Input::OpenGate { activation, .. }
+        | Input::CancelGate { activation, .. }
+        | Input::ChildEnded { activation, .. } => Some(*activation),
+        Input::Start(_)
+        | Input::Cancel { .. }
+        | Input::Pause { .. }
+        | Input::Resume { .. }
+        | Input::Act { .. }
+        | Input::Continue
+        | Input::Drain { .. } => None,
+    }
+}
+
 /// The small things everything else is made of.
 impl<'a> Decider<'a> {
     fn edit(&mut self, id: ActId) -> &mut Activation {
@@ -384,6 +406,18 @@ impl<'a> Decider<'a> {
     /// A container that is on its way to its end.
     fn is_closing(&self, id: ActId) -> bool {
         self.at(id).inside().is_none_or(|inside| inside.closing.is_some())
+    }
+
+    /// What is to be cancelled, and is not yet because a transition had no room for it, is cancelled before anything else
+    /// happens to it.
+    fn cancel_if_doomed(&mut self, id: ActId) -> Done {
+        if self.exists(id) && self.is_doomed(id) { self.cancel(id) } else { Ok(()) }
+    }
+
+    fn is_doomed(&self, id: ActId) -> bool {
+        let above = std::iter::successors(self.at(id).parent(), |of| self.at(*of).parent());
+        let mut around = above.filter_map(|of| self.at(of).inside());
+        self.at(id).is_open() && !self.agenda.is_empty() && around.any(|inside| inside.closing.is_some())
     }
 
     fn name_of(&self, id: ActId) -> String {

@@ -266,14 +266,14 @@ impl Model {
         }
     }
 
-    /// Claims a task, as a store does: the run is neither paused nor ended, the task not closed.
+    /// Claims a task, as a store does: its run gives tasks out, and it is not closed.
     pub fn claim(&mut self, run: RunId, fence: Fence) -> Option<Task> {
         let now = self.now;
         let kept = self.runs.get_mut(&run)?;
         let header = kept.run.header.clone();
         let n = kept.records.len() as u64 + 1;
         let row = kept.tasks.get_mut(&fence)?;
-        if row.claimed || row.closed || header.paused {
+        if row.claimed || row.closed || header.holds_tasks() {
             return None;
         }
         row.claimed = true;

@@ -208,6 +208,7 @@ suite! { ($)
         tasks_of_a_paused_run_are_offered_in_their_old_order_after_it
         a_task_that_a_paused_run_adds_waits_for_its_resume
         a_run_that_is_paused_and_resumed_offers_its_tasks_once
+        what_is_being_cancelled_is_not_offered_meanwhile
         a_new_attempt_is_a_new_task;
     claims:
         a_task_is_claimed_at_most_once_by_many_at_once

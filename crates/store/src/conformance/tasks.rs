@@ -122,6 +122,20 @@ pub async fn a_task_that_a_paused_run_adds_waits_for_its_resume(t: &mut Trial<'_
     assert_eq!(names_of(&t.take(10).await), ["b"]);
 }
 
+/// There is more of it than one transition touches, so it takes several.
+pub async fn what_is_being_cancelled_is_not_offered_meanwhile(t: &mut Trial<'_>) {
+    let flow = "{name: wide, steps: {each: {spread: 'range(1500)', max_parallel: 1500, run: h, undo: {run: u}}}}";
+    let run = t.start(&t.flow(flow), json!(null)).await;
+    t.deliver().await;
+    let first = t.take_one().await;
+    t.cancel(run).await;
+    assert!(t.beside(run).await.tasks.len() > 100, "most of it is still to be cancelled");
+    assert_eq!((t.take(10).await.len(), t.queue("default").await.ready), (0, 0));
+    t.complete(&first, json!(1)).await;
+    t.deliver().await;
+    assert_eq!(names_of(&t.take(10).await), ["undo:each[0]"]);
+}
+
 pub async fn a_run_that_is_paused_and_resumed_offers_its_tasks_once(t: &mut Trial<'_>) {
     let run = t.start(&t.flow("{name: two, steps: {a: {}, b: {}}}"), json!(null)).await;
     let held = t.take_one().await;

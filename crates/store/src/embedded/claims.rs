@@ -22,7 +22,7 @@ impl Group<'_> {
         if changes.is_empty() && !lines.knows(run) {
             return Ok(());
         }
-        for queue in lines.set_run(ns, run, &header.flow, header.paused, encoded.memo) {
+        for queue in lines.set_run(ns, run, &header.flow, header.holds_tasks(), encoded.memo) {
             self.hint(Change::Tasks { ns: ns.clone(), queue });
         }
         for (change, added) in changes.iter().zip(&encoded.tasks) {

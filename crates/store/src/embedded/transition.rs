@@ -172,7 +172,7 @@ impl Group<'_> {
         if same_place && same_facts {
             self.write(
                 "UPDATE runs SET paused = ?2, memo = ?3, version = ?4, crc = ?5, header = ?6 WHERE position = ?1",
-                params![position, header.paused, memo, version, crc, text],
+                params![position, header.holds_tasks(), memo, version, crc, text],
             )?;
         } else if same_facts {
             self.write(
@@ -180,7 +180,7 @@ impl Group<'_> {
                  started_at = ?8, ended_at = ?9 WHERE position = ?1",
                 params![
                     position,
-                    header.paused,
+                    header.holds_tasks(),
                     memo,
                     version,
                     crc,
@@ -196,7 +196,7 @@ impl Group<'_> {
                  started_at = ?8, ended_at = ?9, flow = ?10, external_id = ?11 WHERE position = ?1",
                 params![
                     position,
-                    header.paused,
+                    header.holds_tasks(),
                     memo,
                     version,
                     crc,
@@ -234,7 +234,7 @@ impl Group<'_> {
                 now,
                 started_at,
                 ended_at,
-                header.paused,
+                header.holds_tasks(),
                 encoded.memo as i64,
                 header.version.0 as i64,
                 seal_header(&encoded.header, header.run),

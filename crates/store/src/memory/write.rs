@@ -224,7 +224,7 @@ impl Rows {
         let run = header.run;
         if !transition.tasks.is_empty() || self.lines.knows(run) {
             let memo = header.code.as_ref().map_or(0, |code| code.n);
-            let resumed = self.lines.set_run(ns, run, &header.flow, header.paused, memo);
+            let resumed = self.lines.set_run(ns, run, &header.flow, header.holds_tasks(), memo);
             self.changes.extend(resumed.into_iter().map(|queue| Change::Tasks { ns: ns.clone(), queue }));
         }
         let Some(kept) = self.runs.get_mut(&run) else { return };
