@@ -172,29 +172,109 @@ fn read(bytes: &[u8]) -> Result<Heard, Cut> {
     Ok(Heard::Said(said))
 }
 
-/// What was pushed to workers whose connection has ended since. A worker that comes back says what it has of it; the rest
-/// never arrived.
+/// What was pushed to workers and is not done, by their connections. A worker that comes back says what it has of it; the
+/// rest never arrived. It may come back before the end of its last connection is noticed here.
 #[derive(Debug, Default)]
-pub(crate) struct Left(Mutex<HashMap<(Namespace, String), Pushed>>);
+pub(crate) struct Left(Mutex<Workers>);
 
-#[derive(Debug)]
-struct Pushed {
-    until: Instant,
-    tasks: Vec<TaskId>,
+#[derive(Debug, Default)]
+struct Workers {
+    /// Connections are numbered.
+    last: u64,
+    by_name: HashMap<(Namespace, String), Connections>,
+}
+
+/// The connections of one worker.
+#[derive(Debug, Default)]
+struct Connections {
+    newest: u64,
+    /// Of the newest, while it is open: what the worker said that it has.
+    has: Option<Vec<TaskId>>,
+    /// What was pushed over those that have ended, until its leases end too.
+    pushed: Vec<TaskId>,
+    until: Option<Instant>,
 }
 
 impl Left {
-    fn put(&self, ns: &Namespace, worker: &str, tasks: Vec<TaskId>, lease: Duration) {
-        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Their leases have ended by themselves.
-        left.retain(|_, pushed| Instant::now() < pushed.until);
-        if !tasks.is_empty() && left.len() < MAX_LEFT {
-            left.insert((ns.clone(), worker.to_owned()), Pushed { until: Instant::now() + lease, tasks });
-        }
+    /// A worker connects: the number of the connection, and what never arrived over those before.
+    fn arrive(&self, ns: &Namespace, worker: &str, has: Vec<TaskId>) -> (u64, Vec<TaskId>) {
+        let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.last += 1;
+        let number = workers.last;
+        let connections = workers.by_name.entry((ns.clone(), worker.to_owned())).or_default();
+        connections.newest = number;
+        let mut lost = std::mem::take(&mut connections.pushed);
+        lost.retain(|task| !has.contains(task));
+        connections.has = Some(has);
+        (number, lost)
     }
 
-    fn take(&self, ns: &Namespace, worker: &str) -> Vec<TaskId> {
-        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        left.remove(&(ns.clone(), worker.to_owned())).map(|pushed| pushed.tasks).unwrap_or_default()
+    /// A connection has ended, with what was pushed over it and is not done: what of it never arrived, if that is known.
+    fn part(&self, ns: &Namespace, worker: &str, number: u64, held: Vec<TaskId>, lease: Duration) -> Vec<TaskId> {
+        let (mut workers, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        let by_name = &mut workers.by_name;
+        let key = (ns.clone(), worker.to_owned());
+        let connections = by_name.entry(key.clone()).or_default();
+        if let Some(has) = connections.has.as_ref().filter(|_| number < connections.newest) {
+            return held.into_iter().filter(|task| !has.contains(task)).collect();
+        }
+        connections.has = None;
+        connections.pushed.extend(held);
+        connections.until = Some(now + lease);
+        // Leases that have ended by themselves leave nothing to be told.
+        let lives = |known: &Connections| !known.pushed.is_empty() && known.until.is_some_and(|until| now < until);
+        by_name.retain(|_, known| known.has.is_some() || lives(known));
+        if by_name.len() > MAX_LEFT {
+            by_name.remove(&key);
+        }
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use eddyline_machine::{Fence, RunId};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn task(number: u64) -> TaskId {
+        TaskId { run: RunId(Uuid::from_u128(1)), fence: Fence(number) }
+    }
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_a_worker_does_not_have_when_it_comes_back_never_arrived() {
+        let (left, ns) = (Left::default(), Namespace::default());
+        let (first, lost) = left.arrive(&ns, "w", vec![]);
+        assert_eq!(lost, []);
+        assert_eq!(left.part(&ns, "w", first, vec![task(1), task(2)], LEASE), []);
+        assert_eq!(left.arrive(&ns, "other", vec![]).1, []);
+        assert_eq!(left.arrive(&ns, "w", vec![task(2)]).1, [task(1)]);
+    }
+
+    #[test]
+    fn a_worker_may_be_back_before_it_is_noticed_that_it_went() {
+        let (left, ns) = (Left::default(), Namespace::default());
+        let (first, _) = left.arrive(&ns, "w", vec![]);
+        let (second, lost) = left.arrive(&ns, "w", vec![task(2)]);
+        assert_eq!(lost, []);
+        assert_eq!(left.part(&ns, "w", first, vec![task(1), task(2)], LEASE), [task(1)]);
+        // Or even be gone again: then it is told when it comes back once more.
+        let (third, _) = left.arrive(&ns, "w", vec![]);
+        assert_eq!(left.part(&ns, "w", third, vec![], LEASE), []);
+        assert_eq!(left.part(&ns, "w", second, vec![task(3)], LEASE), []);
+        assert_eq!(left.arrive(&ns, "w", vec![]).1, [task(3)]);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_workers_that_left_nothing() {
+        let (left, ns) = (Left::default(), Namespace::default());
+        let (number, _) = left.arrive(&ns, "w", vec![task(1)]);
+        assert_eq!(left.part(&ns, "w", number, vec![], LEASE), []);
+        let (number, _) = left.arrive(&ns, "x", vec![]);
+        assert_eq!(left.part(&ns, "x", number, vec![task(1)], Duration::ZERO), []);
+        assert!(left.0.lock().unwrap_or_else(PoisonError::into_inner).by_name.is_empty());
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use eddyline_engine::{
     Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, Result as EngineResult, TaskId, Waiting,
 };
-use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, RegisterWorker, Task};
+use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, RegisterWorker, Task, WorkerRegistered};
 use eddyline_store::{Namespace, Offer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
@@ -87,21 +87,29 @@ impl Session<'_> {
             claim: None,
             reporting: None,
         };
-        session.take_up(tasks).await?;
-        wire.send(&FromServer::Welcome { worker: welcome(engine, record.id) }).await?;
-        let ended = session.run(wire, drains).await;
+        let has: Vec<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
+        has.iter().for_each(|task| session.held.add_again(*task));
+        let (number, lost) = api.left().arrive(&session.ns, &session.worker, has);
+        let ended = session.begin(wire, welcome(engine, record.id), lost, drains).await;
         let lease = Duration::from_millis(u64::try_from(engine.config().lease_ms).unwrap_or(0));
-        api.left().put(&session.ns, &session.worker, session.held.all(), lease);
+        let lost = api.left().part(&session.ns, &session.worker, number, session.held.all(), lease);
+        if let Err(error) = engine.release(&session.ns, &session.worker, &lost).await {
+            tracing::warn!(worker = session.worker, "tasks that never arrived wait for their leases: {error}");
+        }
         ended
     }
 
-    /// What an earlier connection pushed and the worker does not have never arrived.
-    async fn take_up(&mut self, tasks: Vec<String>) -> Result<(), Cut> {
-        let has: Vec<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
-        has.iter().for_each(|task| self.held.add_again(*task));
-        let mut lost = self.api.left().take(&self.ns, &self.worker);
-        lost.retain(|task| !has.contains(task));
-        Ok(self.engine().release(&self.ns, &self.worker, &lost).await?)
+    /// What earlier connections pushed and never arrived is offered again; then the worker is welcome.
+    async fn begin(
+        &mut self,
+        wire: &mut Wire,
+        welcome: WorkerRegistered,
+        lost: Vec<TaskId>,
+        drains: watch::Receiver<()>,
+    ) -> Result<(), Cut> {
+        self.engine().release(&self.ns, &self.worker, &lost).await?;
+        wire.send(&FromServer::Welcome { worker: welcome }).await?;
+        self.run(wire, drains).await
     }
 
     async fn run(&mut self, wire: &mut Wire, mut drains: watch::Receiver<()>) -> Result<(), Cut> {
