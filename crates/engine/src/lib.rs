@@ -23,6 +23,7 @@ mod hot;
 mod inbox;
 mod instance;
 mod keys;
+mod lack;
 mod lease_reaper;
 mod queues;
 mod read;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_machine::explain::{Bound, WaitsFor, explain};
+use eddyline_machine::explain::{Bound, Lack, WaitsFor, explain};
 use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
 use eddyline_machine::time::iso;
 use eddyline_machine::view::{AttemptView, RunView, StepView};
 use eddyline_machine::{Data, Failure, Fence, Millis, Numbered, RunId, Status, TimerKind};
-use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary};
+use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary, TaskRow};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -82,7 +82,7 @@ impl Engine {
             Some(outcome) if rows.header.status().is_end() => self.outcome(run, outcome).await?,
             _ => (None, None),
         };
-        let waiting_for = self.explained(&flow, run, &rows).await?;
+        let waiting_for = self.explained(ns, &flow, run, &rows).await?;
         let emitted_events = emitted(&flow, &rows);
         Ok(RunInfo { status: rows.header.status(), summary, input, output, error, emitted_events, waiting_for })
     }
@@ -118,7 +118,7 @@ impl Engine {
     ) -> Result<(Vec<StepInfo>, usize)> {
         let (flow, rows, _) = self.whole(ns, run).await?;
         let view = self.view(run).await?;
-        let mut waits: BTreeMap<String, WaitsFor> = self.explained(&flow, run, &rows).await?.into_iter().collect();
+        let mut waits: BTreeMap<String, WaitsFor> = self.explained(ns, &flow, run, &rows).await?.into_iter().collect();
         let total = rows.activations.len().saturating_sub(1);
         let (mut steps, mut bytes) = (Vec::new(), 0usize);
         for activation in rows.activations.iter().skip(1).skip(from).take(limit) {
@@ -266,21 +266,31 @@ impl Engine {
         summary.ok_or_else(|| EngineError::no_run(run))
     }
 
-    /// What the activations of a run wait for, with what only its timers and its tasks in line tell.
-    async fn explained(&self, flow: &Registered, run: RunId, rows: &Run) -> Result<Vec<(String, WaitsFor)>> {
+    /// What the activations of a run wait for, with what only its timers, its tasks in line and the workers tell.
+    async fn explained(
+        &self,
+        ns: &Namespace,
+        flow: &Registered,
+        run: RunId,
+        rows: &Run,
+    ) -> Result<Vec<(String, WaitsFor)>> {
         let mut open: Vec<(String, WaitsFor)> =
             explain(&flow.flow, rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
         if !open.iter().any(|(_, waits)| matches!(waits, WaitsFor::Delay { .. } | WaitsFor::Worker { .. })) {
             return Ok(open);
         }
         let beside = self.instance.store.beside(run).await?;
+        let in_line: Vec<TaskRow> = beside.tasks.into_iter().filter(|row| row.held.is_none() && !row.closed).collect();
+        let mut lacks: BTreeMap<Fence, Lack> = self.lacks(ns, in_line.iter().map(|row| &row.task)).await?;
         let mut bounds: BTreeMap<Fence, Bound> =
-            beside.tasks.into_iter().filter_map(|row| Some((row.task.fence, row.bound?))).collect();
+            in_line.into_iter().filter_map(|row| Some((row.task.fence, row.bound?))).collect();
         let delay = beside.timers.iter().find(|timer| timer.key.kind == TimerKind::Delay);
         for (_, waits) in &mut open {
             match waits {
                 WaitsFor::Delay { until } => *until = delay.map(|timer| iso(timer.due)),
-                WaitsFor::Worker { fence, bound, .. } => *bound = bounds.remove(fence),
+                WaitsFor::Worker { fence, bound, lack, .. } => {
+                    (*bound, *lack) = (bounds.remove(fence), lacks.remove(fence));
+                }
                 _ => {}
             }
         }

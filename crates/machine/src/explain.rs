@@ -37,6 +37,9 @@ pub enum WaitsFor {
         /// Why nobody gets it at the moment. Known to whoever knows its queue.
         #[serde(skip_serializing_if = "Option::is_none")]
         bound: Option<Bound>,
+        /// What no worker has of what it asks for. Known to whoever knows the workers.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        lack: Option<Lack>,
     },
     /// Its next attempt.
     BackOff {
@@ -77,6 +80,20 @@ pub enum Bound {
     /// A limit that it names: so many tasks that pass it are being worked on; without a number, its rate, or a worker that
     /// asked for it to be slowed down.
     Limit { name: String, most: Option<u32> },
+}
+
+/// What a task in line asks for and no worker that is known has: the first of these that nobody is left for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Lack {
+    /// Nobody takes from its queue.
+    Queue,
+    /// Nobody of those has its handler, or its function.
+    Handler,
+    /// Nobody of those has all of its labels.
+    Labels { labels: Vec<String> },
+    /// Nobody of those has the build that its run is pinned to.
+    Build { build: String },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -190,5 +207,5 @@ fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> Wait
             crate::flow::Body::Graph(_) => Default::default(),
         },
     };
-    WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence, bound: None }
+    WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence, bound: None, lack: None }
 }

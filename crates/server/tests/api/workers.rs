@@ -276,3 +276,43 @@ async fn a_payload_near_its_limit_is_taken_with_a_warning() {
     assert!(said["warning"].as_str().unwrap().starts_with("the output has"), "{said}");
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn a_task_says_what_no_worker_has_of_what_it_asks_for() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {shot: {queue: pictures, run: render, requires: [gpu, eu]}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let waits = async |run: &str| rig.get(&format!("/v1/runs/{run}")).await.body["waiting_for"][0]["waits_for"].clone();
+    let register = async |worker: serde_json::Value| {
+        let said = rig.post("/v1/workers", worker).await;
+        assert_eq!(said.status, 201);
+        said.text("worker_id")
+    };
+    assert_eq!(waits(&run).await["lack"], json!({"what": "queue"}));
+    register(json!({"queues": ["other"], "handlers": ["render"], "labels": ["gpu", "eu"]})).await;
+    assert_eq!(waits(&run).await["lack"], json!({"what": "queue"}), "it takes from another");
+    register(json!({"queues": ["pictures"], "handlers": ["paint"], "labels": ["gpu", "eu"]})).await;
+    assert_eq!(waits(&run).await["lack"], json!({"what": "handler"}));
+    register(json!({"queues": ["pictures"], "labels": ["gpu"]})).await;
+    assert_eq!(waits(&run).await["lack"], json!({"what": "labels", "labels": ["gpu", "eu"]}));
+    let steps = rig.get(&format!("/v1/runs/{run}/steps")).await;
+    assert_eq!(steps.items()[0]["waits_for"], waits(&run).await, "of the step as of the run");
+
+    // What is lacking is said beside what keeps it from everybody.
+    rig.post("/v1/queues/pictures/pause", json!({})).await;
+    let both = waits(&run).await;
+    assert_eq!((&both["bound"]["what"], &both["lack"]["what"]), (&json!("paused"), &json!("labels")));
+    rig.post("/v1/queues/pictures/resume", json!({})).await;
+
+    let able = register(json!({"queues": ["pictures"], "handlers": ["render"], "labels": ["eu", "x", "gpu"]})).await;
+    assert!(waits(&run).await.get("lack").is_none());
+    rig.post(&format!("/v1/workers/{able}/drain"), json!({})).await;
+    assert_eq!(waits(&run).await["lack"]["what"], "labels", "whoever drains gets nothing more");
+    rig.delete(&format!("/v1/workers/{able}")).await;
+    let able = register(json!({"queues": ["pictures"], "handlers": ["render"], "labels": ["gpu", "eu"]})).await;
+    assert_eq!(rig.claim(&able).await["step"], "shot");
+    assert!(waits(&run).await.get("lack").is_none(), "nobody is needed for what somebody has");
+    rig.delete(&format!("/v1/workers/{able}")).await;
+    assert!(waits(&run).await.get("lack").is_none(), "until its lease ends");
+    rig.server.stop().await;
+}

@@ -180,6 +180,25 @@ fn what_keeps_a_task_from_every_worker_is_said() {
 }
 
 #[test]
+fn what_no_worker_has_is_said_and_beside_what_keeps_a_task_from_every_one() {
+    let lacks = [
+        json!({"what": "queue"}),
+        json!({"what": "handler"}),
+        json!({"what": "labels", "labels": ["gpu"]}),
+        json!({"what": "labels", "labels": ["gpu", "eu"]}),
+        json!({"what": "build", "build": "b7"}),
+    ];
+    let waits = |lack: &Value| json!({"what": "worker", "handler": "send", "queue": "slow", "attempt": 1, "fence": 3, "lack": lack});
+    let mut all: Vec<Value> = lacks.iter().map(waits).collect();
+    all.push(with(waits(&lacks[1]), json!({"bound": {"what": "concurrency", "most": 2}})));
+    let named = |(at, waits): (usize, &Value)| step(&format!("mail{at}"), "running", json!({"waits_for": waits}));
+    let steps: Vec<StepInfo> = all.iter().enumerate().map(named).collect();
+    let run = run("running", json!({}));
+    let told = [picture(&run, &steps, &[], 100), explain(&run, &steps).join("\n")];
+    insta::assert_snapshot!(told.join("\n\n"));
+}
+
+#[test]
 fn what_is_waited_for_in_words() {
     let (run, steps) = under_way();
     insta::assert_snapshot!(explain(&run, &steps).join("\n"));

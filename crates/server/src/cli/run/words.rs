@@ -31,9 +31,10 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
         "gate" => format!("waits {}", gate(waits)),
         "worker" => match running(step) {
             Some(worker) => format!("on {}", short(worker)),
-            None => match bound(waits) {
-                Some(bound) => format!("waits: {bound}"),
-                None => format!("waits for a worker on queue {}", text("queue")),
+            None => match (bound(waits), lack(waits)) {
+                (Some(bound), _) => format!("waits: {bound}"),
+                (None, Some(lack)) => format!("waits: no worker is known that {lack}"),
+                (None, None) => format!("waits for a worker on queue {}", text("queue")),
             },
         },
         "back_off" => match last_error(step) {
@@ -88,9 +89,13 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         "gate" => format!("waits {}", gate(waits)),
         "worker" => match running(step) {
             Some(worker) => format!("is running, attempt {attempt} of worker {worker}"),
-            None => match bound(waits) {
-                Some(bound) => format!("waits to be handed out (attempt {attempt}): {bound}"),
-                None => format!(
+            None => match (bound(waits), lack(waits)) {
+                (Some(bound), None) => format!("waits to be handed out (attempt {attempt}): {bound}"),
+                (Some(bound), Some(lack)) => {
+                    format!("waits to be handed out (attempt {attempt}): {bound}; and no worker is known that {lack}")
+                }
+                (None, Some(lack)) => format!("waits for a worker (attempt {attempt}): none is known that {lack}"),
+                (None, None) => format!(
                     "waits for a worker that takes {} on queue {} (attempt {attempt})",
                     text("handler"),
                     text("queue")
@@ -131,6 +136,22 @@ fn bound(waits: &Value) -> Option<String> {
         None => format!("queue {queue}"),
     };
     Some(format!("{who} {why}"))
+}
+
+/// What no worker does that would get the task.
+fn lack(waits: &Value) -> Option<String> {
+    let lack = waits.get("lack")?;
+    let text = |field: &str| waits[field].as_str().unwrap_or_default();
+    let takes = format!("takes {} on queue {}", text("handler"), text("queue"));
+    Some(match lack["what"].as_str()? {
+        "queue" => format!("takes from queue {}", text("queue")),
+        "labels" => {
+            let labels: Vec<&str> = lack["labels"].as_array()?.iter().filter_map(Value::as_str).collect();
+            format!("{takes} and has the label{} {}", if labels.len() == 1 { "" } else { "s" }, labels.join(", "))
+        }
+        "build" => format!("{takes} in the build {}", lack["build"].as_str()?),
+        _ => takes,
+    })
 }
 
 fn open_arms(waits: &Value) -> impl Iterator<Item = &str> {
