@@ -1,8 +1,9 @@
 //! Gates are found: by run, by reason, by token, by id.
 
 use eddyline_machine::record::GateId;
-use eddyline_machine::{ActId, RunId};
+use eddyline_machine::{ActId, OpenedBy, RunId};
 use eddyline_store::{GateFilter, GateRow, MAX_PAGE, Namespace, Page};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::engine::Engine;
@@ -33,15 +34,30 @@ impl Engine {
         Ok(self.instance.store.gates(None, &filter, Page { after: None, limit: 1 }).await?.pop())
     }
 
+    /// Opens the gate of a token, or of an id: whoever may open gates may see the token of one that has been arrived at, and
+    /// an id finds the others as a token does.
+    pub async fn open_gate_named(&self, ns: &Namespace, named: &str, by: OpenedBy, body: Value) -> Result<()> {
+        let Some(id) = parse(named) else { return self.open_gate(ns, named, by, body).await };
+        let gates = self.instance.store.beside(id.run).await?.gates;
+        let gate = gates.into_iter().find(|gate| gate.id == id && gate.ns == *ns).ok_or_else(|| unknown(named))?;
+        match gate.token {
+            Some(token) => self.open_gate(ns, &token, by, body).await,
+            None => Err(EngineError::Conflict(format!("the gate {named} opens by its event or its time, not by hand"))),
+        }
+    }
+
     /// Cancels a gate by its id, as timelines show it: `<run>.<activation>`.
     pub async fn cancel_gate_of(&self, ns: &Namespace, id: &str, by: &str) -> Result<()> {
-        let unknown = || EngineError::NotFound { what: "gate", id: id.chars().take(120).collect() };
-        let GateId { run, activation } = parse(id).ok_or_else(unknown)?;
+        let GateId { run, activation } = parse(id).ok_or_else(|| unknown(id))?;
         match self.cancel_gate(ns, run, activation, by).await {
-            Err(EngineError::Invalid { .. } | EngineError::NotFound { .. }) => Err(unknown()),
+            Err(EngineError::Invalid { .. } | EngineError::NotFound { .. }) => Err(unknown(id)),
             other => other,
         }
     }
+}
+
+fn unknown(id: &str) -> EngineError {
+    EngineError::NotFound { what: "gate", id: id.chars().take(120).collect() }
 }
 
 fn parse(id: &str) -> Option<GateId> {

@@ -168,8 +168,12 @@ impl Decider<'_> {
             return Ok(Answer::Invalid("there is no such gate".to_owned()));
         }
         let name = self.name_of(id);
-        if !matches!(self.at(id).gate, GateState::Waiting { .. }) {
-            return Ok(Answer::Conflict(format!("the gate of {name} is not waiting")));
+        match self.at(id).gate {
+            GateState::Waiting { .. } => {}
+            GateState::Ahead { .. } => {
+                return Ok(Answer::Conflict(format!("the run has not got to the gate of {name} yet")));
+            }
+            _ => return Ok(Answer::Conflict(format!("the gate of {name} is no longer waited at"))),
         }
         let (act, step_key) = (ActName::CancelGate, Some(name.clone()));
         self.record(Entry::Act { act, by: by.to_owned(), step_key, from: None, reason: None });

@@ -60,11 +60,10 @@ fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
     })
 }
 
-/// `POST /v1/gates/{gate}`, where the gate is a token
+/// `POST /v1/gates/{gate}`, where the gate is a token or an id
 pub(crate) async fn open(mut call: Call) -> Answer {
     let payload = call.any_json_or_null().await?;
-    let token = call.param("gate").to_owned();
-    opened(call.engine().open_gate(call.ns(), &token, OpenedBy::Manual, payload).await)
+    opened(call.engine().open_gate_named(call.ns(), call.param("gate"), OpenedBy::Manual, payload).await)
 }
 
 /// `DELETE /v1/gates/{gate}`, where the gate is an id

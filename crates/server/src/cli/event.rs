@@ -3,14 +3,14 @@
 use eddyline_protocol::{GateInfo, Page, PublishEvent, Published};
 use serde_json::Value;
 
-use super::connect::{segment, understood};
+use super::connect::{Remote, segment, understood};
 use super::screen::{Ink, Line, table};
 use super::trouble::{Exit, Trouble};
 use super::{Context, input};
 
-/// The kinds of the records that tell of gates.
-const AT_GATES: [&str; 4] =
-    ["step.await.scheduled", "step.await.triggered", "step.await.timeout", "step.await.cancelled"];
+/// The kinds of the records that tell of the end of a gate, in words.
+const CLOSED: [(&str, &str); 3] =
+    [("step.await.triggered", "opened"), ("step.await.timeout", "timed out"), ("step.await.cancelled", "cancelled")];
 
 #[derive(Debug, clap::Subcommand)]
 pub enum EventCommand {
@@ -76,8 +76,11 @@ pub async fn gate(ctx: &Context, command: GateCommand) -> Result<(), Trouble> {
         GateCommand::List { run, reason } => list(ctx, run, reason).await,
         GateCommand::Open { gate, payload } => {
             let payload = payload.as_deref().map(input::read).transpose()?.unwrap_or_default();
-            let token = token_of(ctx, &gate).await?;
-            let answer: Value = ctx.remote()?.post(&format!("/v1/gates/{}", segment(&token)), &payload).await?;
+            let remote = ctx.remote()?;
+            let answer: Value = match remote.post(&format!("/v1/gates/{}", segment(&gate)), &payload).await {
+                Err(trouble) => return Err(not_opened(&remote, &gate, trouble).await),
+                answer => answer?,
+            };
             if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say("opened") }
         }
         GateCommand::Cancel { gate } => {
@@ -87,60 +90,30 @@ pub async fn gate(ctx: &Context, command: GateCommand) -> Result<(), Trouble> {
     }
 }
 
-/// An id is `<run>.<number>`; whoever may see tokens may use it instead of one.
-async fn token_of(ctx: &Context, gate: &str) -> Result<String, Trouble> {
-    let Some((run, _)) = gate.rsplit_once('.').filter(|(run, number)| {
-        run.len() == 36 && !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
-    }) else {
-        return Ok(gate.to_owned());
-    };
-    let gates: Vec<GateInfo> = ctx.remote()?.list_of("/v1/gates", &[("run", run.to_owned())]).await?;
-    match gates.into_iter().find(|open| open.gate_id == gate) {
-        Some(GateInfo { token: Some(token), .. }) => Ok(token),
-        // Whoever may not open it does not get to see its token: the server says so.
-        Some(open) if matches!(open.reason.as_str(), "manual" | "webhook") => Ok(gate.to_owned()),
-        Some(open) => Err(Trouble::refused(format!("a gate for {} is not opened by hand", because(&open.reason)))),
-        None => Err(not_open(ctx, run, gate).await?),
-    }
+/// The run of a gate that is named by its id, `<run>.<number>`, rather than by its token.
+fn run_of(gate: &str) -> Option<&str> {
+    let (run, number) = gate.rsplit_once('.')?;
+    let is_id = run.len() == 36 && !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
+    is_id.then_some(run)
 }
 
-/// Why a gate is not among those that are open: the timeline of its run tells one that was closed from one that never was.
-async fn not_open(ctx: &Context, run: &str, gate: &str) -> Result<Trouble, Trouble> {
-    let (remote, path) = (ctx.remote()?, format!("/v1/streams/nq:flow:{}", segment(run)));
+/// Why a gate could not be opened: how it was closed and when, if the timeline of its run tells that. Whoever may open gates
+/// need not be allowed to read timelines.
+async fn not_opened(remote: &Remote, gate: &str, trouble: Trouble) -> Trouble {
+    let Some(run) = run_of(gate).filter(|_| trouble.exit() == Exit::Refused) else { return trouble };
+    let path = format!("/v1/streams/nq:flow:{}", segment(run));
     let (mut last, mut after) = (None, Some("0".to_owned()));
     while let Some(from) = after {
         let mut query = vec![("after", from)];
-        query.extend(AT_GATES.map(|kind| ("kind", kind.to_owned())));
-        let page: Page<Value> = match remote.get(&path, &query).await {
-            // Whoever may open gates need not be allowed to read timelines.
-            Err(trouble) if trouble.exit() == Exit::Denied => {
-                return Ok(Trouble::not_found(format!("no gate {gate} is open")));
-            }
-            page => page?,
-        };
+        query.extend(CLOSED.map(|(kind, _)| ("kind", kind.to_owned())));
+        let Ok(page) = remote.get::<Page<Value>>(&path, &query).await else { return trouble };
         last = page.items.into_iter().rfind(|record| record["data"]["token"] == gate).or(last);
         after = page.next;
     }
-    let Some(record) = last else {
-        return Ok(Trouble::not_found(format!("there is no gate {gate}")));
-    };
-    let what = match record["kind"].as_str() {
-        Some("step.await.triggered") => "opened",
-        Some("step.await.timeout") => "timed out",
-        Some("step.await.cancelled") => "cancelled",
-        // What waited at it has ended, or is about to.
-        _ => return Ok(Trouble::refused(format!("nothing waits at the gate {gate} any more"))),
-    };
+    let Some(record) = last else { return trouble };
+    let how = CLOSED.into_iter().find(|(kind, _)| record["kind"] == *kind).map_or("closed", |(_, how)| how);
     let at = record["ts"].as_str().unwrap_or_default();
-    Ok(Trouble::refused(format!("the gate {gate} is no longer open: {what} at {at}")))
-}
-
-fn because(reason: &str) -> &str {
-    match reason {
-        "event" => "an event",
-        "time" => "a time",
-        other => other,
-    }
+    Trouble::refused(format!("the gate {gate} is no longer open: {how} at {at}"))
 }
 
 async fn list(ctx: &Context, run: Option<String>, reason: Option<String>) -> Result<(), Trouble> {

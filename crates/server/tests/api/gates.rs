@@ -155,3 +155,49 @@ async fn an_event_has_a_name_or_nothing_of_its_list_is_published() {
     assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["status"], "completed");
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn a_gate_is_opened_by_its_id_before_its_run_gets_there_too() {
+    let rig = Rig::start().await;
+    let ok = "ok: {after: [ask], await: {manual: true}}";
+    rig.flow(
+        "f",
+        &format!(
+            "steps: {{ask: {{run: ask}}, {ok}, paid: {{await: {{event: paid}}}}}}\noutput: \"${{steps.ok.output}}\""
+        ),
+    )
+    .await;
+    let run = rig.run("f", json!(1)).await;
+    let gates = rig.get(&format!("/v1/gates?run={run}")).await;
+    assert_eq!(gates.items().len(), 1, "nobody waits at the other yet");
+    let by_event = format!("/v1/gates/{}", gates.items()[0]["gate_id"].as_str().unwrap());
+    assert_eq!(rig.post(&by_event, json!(1)).await.code(), (409, "conflict"), "an event opens it");
+
+    // The numbers of the steps are those of their activations: which of them has a gate ahead is found out.
+    let other = rig.header("eddyline-namespace", "other");
+    let mut opened = Vec::new();
+    for number in 0..5 {
+        let path = format!("/v1/gates/{run}.{number}");
+        if path == by_event {
+            continue;
+        }
+        assert_eq!(other.post(&path, json!(1)).await.code(), (404, "not_found"), "{path}");
+        assert_eq!(rig.post(&format!("/hooks/{run}.{number}"), json!(1)).await.code(), (404, "not_found"), "no secret");
+        match rig.post(&path, json!({"by": "ann"})).await.status {
+            200 => opened.push(path),
+            status => assert_eq!(status, 404, "{path}"),
+        }
+    }
+    let [path] = &opened[..] else { panic!("{opened:?}") };
+    assert_eq!(rig.post(path, json!({"by": "bob"})).await.code(), (409, "conflict"), "a gate opens once");
+    let early = rig.delete(path).await;
+    assert_eq!(early.code(), (409, "conflict"));
+    assert!(early.body["error"]["message"].as_str().unwrap().contains("has not got to the gate of ok yet"));
+    let task = rig.claim("w").await;
+    rig.report(&task, json!({"op": "complete", "seq": 1})).await;
+    assert_eq!(rig.post("/v1/events", json!({"name": "paid"})).await.status, 200);
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!(result.body["output"], json!({"by": "ann"}));
+    assert_eq!(rig.post(path, json!(1)).await.code(), (409, "conflict"), "after the end of its run too");
+    rig.server.stop().await;
+}

@@ -142,6 +142,21 @@ fn a_run_that_has_not_begun_says_when_it_will() {
 }
 
 #[test]
+fn a_gate_is_opened_by_its_id_before_the_run_gets_there() {
+    let server = Server::start();
+    server
+        .apply("name: f\nsteps: {ask: {}, ok: {after: [ask], await: {manual: true}}}\noutput: '${steps.ok.output}'\n");
+    let run = start(&server, &["f"]);
+    let gate = format!("{run}.2");
+    server.eddy(&["gate", "open", &gate, r#"{"by": "ada"}"#]).good();
+    let twice = server.eddy(&["gate", "open", &gate]).bad(5);
+    assert!(twice.err.contains("the gate of ok was opened before"), "{twice:?}");
+    server.eddy(&["run", "complete", &run, "ask"]).good();
+    let shown = server.eddy(&["--json", "run", "show", &run]).good().json();
+    assert_eq!((&shown["run"]["status"], &shown["run"]["output"]), (&json!("completed"), &json!({"by": "ada"})));
+}
+
+#[test]
 fn runs_are_acted_upon() {
     let server = Server::start();
     server.apply(HOLD);
@@ -159,6 +174,9 @@ fn runs_are_acted_upon() {
     server.eddy(&["gate", "open", gate, r#"{"by": "ada"}"#]).good();
     let twice = server.eddy(&["gate", "open", gate]).bad(5);
     assert!(twice.err.contains(&format!("the gate {gate} is no longer open: opened at 20")), "{twice:?}");
+    let tell = gate.strip_suffix(".1").map(|run| format!("{run}.2")).unwrap();
+    let event = server.eddy(&["gate", "open", &tell]).bad(5);
+    assert!(event.err.contains(&format!("the gate {tell} opens by its event or its time, not by hand")), "{event:?}");
     let none = server.eddy(&["gate", "open", &format!("{run}.99")]).bad(4);
     assert!(none.err.contains(&format!("there is no gate {run}.99")), "{none:?}");
     server.eddy(&["event", "publish", "news", "1", "--key", "8"]).good();
