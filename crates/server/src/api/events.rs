@@ -19,6 +19,10 @@ pub(crate) async fn publish(mut call: Call) -> Answer {
         let details = wrong.iter().map(|(at, why)| json!({"path": format!("[{at}].name"), "message": why})).collect();
         return Err(Failure::bad(format!("an event cannot have this name: {first}")).details(details));
     }
+    if let Some(at) = events.iter().position(|event| event.id.as_deref() == Some("")) {
+        let details = vec![json!({"path": format!("[{at}].id"), "message": "it is empty"})];
+        return Err(Failure::bad("the id of an event is empty: give one, or leave `id` out").details(details));
+    }
     check_labels(events.iter().filter_map(|event| event.id.as_ref()))?;
     let published = events.len();
     let requests = events.into_iter().map(|event| PublishRequest {

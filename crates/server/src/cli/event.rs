@@ -1,5 +1,6 @@
 //! `eddy event` and `eddy gate`: what runs are told from outside.
 
+use clap::builder::NonEmptyStringValueParser;
 use eddyline_protocol::{GateInfo, Page, PublishEvent, Published};
 use serde_json::Value;
 
@@ -24,7 +25,7 @@ pub enum EventCommand {
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
         /// The same id again changes nothing
-        #[arg(long)]
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         id: Option<String>,
     },
 }

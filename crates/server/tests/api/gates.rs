@@ -150,6 +150,9 @@ async fn an_event_has_a_name_or_nothing_of_its_list_is_published() {
     let error = &refused.body["error"];
     assert!(error["message"].as_str().unwrap().contains("`a/b` is not a name"), "{error}");
     assert_eq!((&error["details"][0]["path"], &error["details"][1]["path"]), (&json!("[1].name"), &json!("[2].name")));
+    let refused = rig.post("/v1/events", json!([{"name": "paid"}, {"name": "paid", "id": ""}])).await;
+    assert_eq!(refused.code(), (400, "bad_request"));
+    assert_eq!(refused.body["error"]["details"][0]["path"], "[1].id");
     assert_eq!(gate(&rig, &run).await["activation"], "paid", "it still waits");
     assert_eq!(rig.post("/v1/events", json!([{"name": "paid"}, {"name": "A-b_c.9"}])).await.status, 200);
     assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["status"], "completed");

@@ -135,6 +135,8 @@ fn every_way_to_go_wrong_has_its_code() {
     eddy(dir.path(), &["worker", "exec", "no-command"]).bad(2);
     let rate = eddy(dir.path(), &["queue", "set", "q", "--rate", "5/x"]).bad(2);
     assert!(rate.err.contains("\"x\" is not a length of time"), "{rate:?}");
+    let id = eddy(dir.path(), &["event", "publish", "paid", "--id", "", "--url", &away]).bad(2);
+    assert!(id.err.contains("a value is required for '--id <ID>'"), "{id:?}");
     eddy(dir.path(), &["frobnicate"]).bad(2);
     eddy(dir.path(), &["run", "list", "--url", "no url"]).bad(2);
     eddy(dir.path(), &["backup", "--store", "nothing", "to"]).bad(4);
