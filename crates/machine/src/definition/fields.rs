@@ -176,11 +176,17 @@ pub fn wrong_name(name: &str) -> Option<String> {
 /// A handler, a label or a kind of error: what workers say, whatever it looks like.
 pub(super) fn word(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
     let (word, canonical) = text(draft, path, node)?;
-    if word.trim().is_empty() || word.chars().count() > MAX_NAME_CHARS || word.chars().any(char::is_control) {
-        draft.problem(path, node.at, format!("expected one line of 1 to {MAX_NAME_CHARS} characters"));
+    if let Some(message) = wrong_word(&word) {
+        draft.problem(path, node.at, message);
         return None;
     }
     Some((word, canonical))
+}
+
+/// Why it is not what a handler, a label or a kind of error can be called.
+pub fn wrong_word(word: &str) -> Option<String> {
+    let wrong = word.trim().is_empty() || word.chars().count() > MAX_NAME_CHARS || word.chars().any(char::is_control);
+    wrong.then(|| format!("expected one line of 1 to {MAX_NAME_CHARS} characters"))
 }
 
 /// A whole number in a range.

@@ -31,7 +31,7 @@ mod yaml;
 
 pub use analysis::{Analysis, Edge, analysis};
 pub use duration::{MAX_DURATION_MS, duration};
-pub use fields::wrong_name;
+pub use fields::{wrong_name, wrong_word};
 pub use problem::{Problem, Problems};
 pub use schema::{CheckSchema, SchemaFault};
 

@@ -133,6 +133,12 @@ fn every_way_to_go_wrong_has_its_code() {
     eddy(dir.path(), &["start", "x", "--input", "{not json"]).bad(2);
     eddy(dir.path(), &["start", "x", "--delay", "soon"]).bad(2);
     eddy(dir.path(), &["worker", "exec", "no-command"]).bad(2);
+    for handler in ["a\nb", "\u{1b}[2J", " ", &"x".repeat(129)] {
+        let ran = eddy(dir.path(), &["worker", "exec", &format!("{handler}=true"), "--url", &away]).bad(2);
+        assert!(ran.err.contains("no step has such a handler: expected one line of 1 to 128 characters"), "{ran:?}");
+    }
+    let twice = eddy(dir.path(), &["worker", "exec", "a=1", "b=1", "a=2", "--url", &away]).bad(2);
+    assert_eq!(twice.err, "error: the handler a is given twice\n");
     let rate = eddy(dir.path(), &["queue", "set", "q", "--rate", "5/x"]).bad(2);
     assert!(rate.err.contains("\"x\" is not a length of time"), "{rate:?}");
     let id = eddy(dir.path(), &["event", "publish", "paid", "--id", "", "--url", &away]).bad(2);

@@ -1,10 +1,11 @@
 //! `eddy worker exec`: a worker that runs a command for each task.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline::{StepCtx, StepError, Worker};
-use eddyline_machine::definition::wrong_name;
+use eddyline_machine::definition::{wrong_name, wrong_word};
 use eddyline_protocol::{Op, Outcome, Span, Task, Verdict as Answer};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
@@ -65,10 +66,20 @@ pub struct Exec {
 
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((handler, command)) if !handler.is_empty() && !command.trim().is_empty() => {
-            Ok((handler.to_owned(), command.to_owned()))
-        }
+        Some((handler, command)) if !handler.is_empty() && !command.trim().is_empty() => match wrong_word(handler) {
+            None => Ok((handler.to_owned(), command.to_owned())),
+            Some(wrong) => Err(format!("no step has such a handler: {wrong}")),
+        },
         _ => Err("expected HANDLER=COMMAND, such as pay=./pay.sh".to_owned()),
+    }
+}
+
+/// Which of two commands a handler would run is not guessed.
+fn refuse_twice(commands: &[(String, String)]) -> Result<(), Trouble> {
+    let mut seen = BTreeSet::new();
+    match commands.iter().find(|(handler, _)| !seen.insert(handler)) {
+        Some((handler, _)) => Err(Trouble::usage(format!("the handler {handler} is given twice"))),
+        None => Ok(()),
     }
 }
 
@@ -78,6 +89,7 @@ fn queue(text: &str) -> Result<String, String> {
 }
 
 pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
+    refuse_twice(&exec.commands)?;
     // Asked first: a wrong address is told as by every other command, and not by a worker that goes on trying.
     let remote = ctx.remote()?;
     remote.get::<Value>("/v1/info", &[]).await?;
