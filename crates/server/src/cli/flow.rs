@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use eddyline_engine::parse_definition;
 use eddyline_machine::Flow;
-use eddyline_machine::definition::{Parsed, Problem, Problems, parse_named};
+use eddyline_machine::definition::{Parsed, Problem, Problems, parse_named, wrong_name};
 use eddyline_protocol::{FlowInfo, FlowRegistered};
 use serde_json::{Value, json};
 
@@ -19,6 +19,7 @@ use super::Context;
 use super::connect::{Remote, segment, understood};
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
+use difference::{Side, difference};
 
 /// How a definition's file ends.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
@@ -265,23 +266,20 @@ fn all_sound(ctx: &Context, sources: &[Source]) -> Result<Vec<Parsed>, Trouble> 
     }
 }
 
-/// Where a flow was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
-    InFile,
-    OnServer,
-}
-
 /// The flow in a file if there is such a file, else the one that is registered under that name.
-async fn flow_of(ctx: &Context, named: &str) -> Result<(Flow, Found), Trouble> {
+async fn flow_of(ctx: &Context, named: &str) -> Result<Side, Trouble> {
     let path = Path::new(named);
     if path.is_file() {
-        return Ok((one(ctx, path)?, Found::InFile));
+        // It could as well be the name of a flow.
+        if !is_definition(path) && wrong_name(named).is_none() {
+            ctx.screen.aside(format!("{named} is a file here, and is taken for it, not for a registered flow"));
+        }
+        return Ok(Side { flow: one(ctx, path)?, file: Some(named.to_owned()) });
     }
     if is_definition(path) {
         return Err(Trouble::usage(format!("there is no file {named}")));
     }
-    Ok((registered(ctx, named).await?, Found::OnServer))
+    registered(ctx, named).await
 }
 
 fn one(ctx: &Context, path: &Path) -> Result<Flow, Trouble> {
@@ -295,9 +293,9 @@ fn one(ctx: &Context, path: &Path) -> Result<Flow, Trouble> {
     }
 }
 
-async fn registered(ctx: &Context, name: &str) -> Result<Flow, Trouble> {
+async fn registered(ctx: &Context, name: &str) -> Result<Side, Trouble> {
     let info = ctx.remote()?.flow(name, None).await?;
-    flow_from(&info)
+    Ok(Side { flow: flow_from(&info)?, file: None })
 }
 
 /// A registered definition, as this binary understands it.
@@ -312,7 +310,7 @@ pub fn flow_from(info: &FlowInfo) -> Result<Flow, Trouble> {
 }
 
 async fn graph(ctx: &Context, named: &str, mermaid: bool, dot: bool) -> Result<(), Trouble> {
-    let (flow, _) = flow_of(ctx, named).await?;
+    let flow = flow_of(ctx, named).await?.flow;
     let picture = picture::picture(&flow);
     if ctx.screen.json {
         let analysis = eddyline_server::analysis(&flow);
@@ -326,21 +324,21 @@ async fn graph(ctx: &Context, named: &str, mermaid: bool, dot: bool) -> Result<(
 }
 
 async fn diff(ctx: &Context, file: &Path, with: Option<&str>) -> Result<(), Trouble> {
-    let new = one(ctx, file)?;
-    let (old, found) = match with {
+    let new = Side { flow: one(ctx, file)?, file: Some(file.display().to_string()) };
+    let old = match with {
         Some(with) => flow_of(ctx, with).await?,
-        None => (registered(ctx, &new.name).await?, Found::OnServer),
+        None => registered(ctx, &new.flow.name).await?,
     };
-    let difference = difference::difference(&old, &new);
+    let difference = difference(&old, &new);
     if ctx.screen.json {
         return ctx.screen.document(&difference);
     }
     ctx.screen.lines(&difference.lines())?;
     // Of what is compared with another file, or with another flow, no run is known to come.
-    if found == Found::OnServer && old.name == new.name && old.version != new.version {
+    if old.file.is_none() && old.flow.name == new.flow.name && old.flow.version != new.flow.version {
         ctx.screen.say(format!(
             "\nRuns that are under way keep {}; runs started after `eddy flow apply` get {}.",
-            old.version, new.version
+            old.flow.version, new.flow.version
         ))?;
     }
     Ok(())

@@ -73,7 +73,13 @@ fn a_new_version_is_told_in_words() {
     // Neither is registered: nothing is known of runs.
     assert!(!added.contains("under way"), "{added}");
     let same = eddy(dir.path(), &["flow", "diff", "fulfil.yaml", "fulfil.yaml"]).good().out;
-    assert!(same.contains("nothing changes"), "{same}");
+    assert!(same.contains("in both (file fulfil.yaml, file fulfil.yaml): nothing changes"), "{same}");
+    // A flow of another name is named.
+    std::fs::write(dir.path().join("other.yaml"), FULFIL.replace("name: fulfil", "name: other")).unwrap();
+    let other = eddy(dir.path(), &["flow", "diff", "other.yaml", "fulfil.yaml"]).good().out;
+    let title = other.lines().next().unwrap();
+    assert!(title.starts_with("fulfil  6ac3ae1f909e7146 (file fulfil.yaml) → other  "), "{other}");
+    assert!(title.ends_with(" (file other.yaml)") && other.ends_with("\n\nnothing but the name differs\n"), "{other}");
 }
 
 #[test]

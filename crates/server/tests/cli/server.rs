@@ -416,3 +416,24 @@ fn flows_are_listed_shown_compared_and_missed() {
     assert!(bad.err.contains("there is no step `b` here"), "{bad:?}");
     assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("╭─ pay"), "it stays as it was");
 }
+
+#[test]
+fn a_difference_says_which_side_is_a_file_and_which_is_registered() {
+    let server = Server::start();
+    server.apply("name: order\nsteps: {a: {}}\n");
+    server.write("new.yaml", "name: order\nsteps: {a: {}, b: {}}\n");
+    let registered = server.eddy(&["flow", "diff", "new.yaml", "order"]).good();
+    assert!(registered.line().contains(" (registered) → ") && registered.err.is_empty(), "{registered:?}");
+    assert!(registered.out.contains("Runs that are under way keep"), "{registered:?}");
+    let json = server.eddy(&["--json", "flow", "diff", "new.yaml"]).good().json();
+    assert_eq!((&json["from_file"], &json["to_file"]), (&Value::Null, &json!("new.yaml")));
+    // A file that has the name of a flow is what is taken, and that is said.
+    server.write("order", "name: mine\nsteps: {a: {}}\n");
+    let file = server.eddy(&["flow", "diff", "new.yaml", "order"]).good();
+    assert!(file.line().starts_with("mine  ") && file.line().contains(" (file order) → order  "), "{file:?}");
+    assert_eq!(file.err, "order is a file here, and is taken for it, not for a registered flow\n");
+    assert!(!file.out.contains("under way"), "{file:?}");
+    let json = server.eddy(&["--json", "flow", "diff", "new.yaml", "order"]).good().json();
+    assert_eq!((&json["flow"], &json["from_flow"]), (&json!("order"), &json!("mine")));
+    assert!(server.eddy(&["flow", "graph", "order"]).good().err.contains("order is a file here"));
+}

@@ -26,9 +26,21 @@ const DURATIONS: [&str; 9] = [
 #[derive(Debug, Serialize)]
 pub struct Difference {
     pub flow: String,
+    /// The version of what is compared with, which may be a flow of another name.
     pub from: String,
+    pub from_flow: String,
+    /// None if it is the one that is registered.
+    pub from_file: Option<String>,
     pub to: String,
+    pub to_file: Option<String>,
     pub changes: Vec<Change>,
+}
+
+/// A flow, and the file that it is in. Without one it is registered.
+#[derive(Debug)]
+pub struct Side {
+    pub flow: Flow,
+    pub file: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -40,7 +52,19 @@ pub struct Change {
     pub details: Vec<String>,
 }
 
-pub fn difference(old: &Flow, new: &Flow) -> Difference {
+pub fn difference(old: &Side, new: &Side) -> Difference {
+    Difference {
+        flow: new.flow.name.clone(),
+        from: old.flow.version.clone(),
+        from_flow: old.flow.name.clone(),
+        from_file: old.file.clone(),
+        to: new.flow.version.clone(),
+        to_file: new.file.clone(),
+        changes: changes(&old.flow, &new.flow),
+    }
+}
+
+fn changes(old: &Flow, new: &Flow) -> Vec<Change> {
     let mut changes = Vec::new();
     let (before, after) = (object(&old.canonical), object(&new.canonical));
     let details = fields(&before, &after, &["name", "steps", "finally"]);
@@ -55,17 +79,25 @@ pub fn difference(old: &Flow, new: &Flow) -> Difference {
     }
     let inner = |finally: &Map<String, Value>| finally.get("steps").map(object).unwrap_or_default();
     steps("finally.", &inner(&before), &inner(&after), &mut changes);
-    Difference { flow: new.name.clone(), from: old.version.clone(), to: new.version.clone(), changes }
+    changes
 }
 
 impl Difference {
     pub fn lines(&self) -> Vec<Line> {
+        let (old, new) = (place(self.from_file.as_deref()), place(self.to_file.as_deref()));
         if self.from == self.to {
-            return vec![Line::plain(format!("{} is {} in both: nothing changes", self.flow, self.to))];
+            let same = format!("{} is {} in both ({old}, {new}): nothing changes", self.flow, self.to);
+            return vec![Line::plain(same)];
         }
-        let mut lines = vec![
-            Line::default().with(Ink::Strong, &self.flow).with(Ink::Faint, format!("  {} → {}", self.from, self.to)),
-        ];
+        let (from, to) = (format!("  {} ({old}) → ", self.from), format!("  {} ({new})", self.to));
+        let title = Line::default().with(Ink::Strong, &self.from_flow).with(Ink::Faint, from);
+        let mut lines = vec![match self.from_flow == self.flow {
+            true => title.with(Ink::Faint, to.trim_start()),
+            false => title.with(Ink::Strong, &self.flow).with(Ink::Faint, to),
+        }];
+        if self.changes.is_empty() {
+            lines.extend([Line::default(), Line::plain("nothing but the name differs")]);
+        }
         for change in &self.changes {
             let (ink, sign) = match change.how {
                 "added" => (Ink::Good, "+"),
@@ -78,6 +110,10 @@ impl Difference {
         }
         lines
     }
+}
+
+fn place(file: Option<&str>) -> String {
+    file.map_or_else(|| "registered".to_owned(), |file| format!("file {file}"))
 }
 
 fn steps(path: &str, old: &Map<String, Value>, new: &Map<String, Value>, changes: &mut Vec<Change>) {
