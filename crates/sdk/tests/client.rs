@@ -117,6 +117,10 @@ async fn a_key_and_a_namespace_go_with_every_request_and_the_key_into_no_message
     assert_eq!(seen.headers["authorization"], "Bearer eddy_secret");
     assert_eq!(seen.headers["eddyline-namespace"], "shop");
     assert!(!format!("{client:?}").contains("secret"));
+    for strange in ["naïve", "tab\u{7f}"] {
+        let error = client.clone().with_key(strange).info().await.unwrap_err();
+        assert!(matches!(&error, Error::Config(why) if why.contains("which no key has")), "{error}");
+    }
     let error = client.with_key("line\nbreak").info().await.unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error}");
 }

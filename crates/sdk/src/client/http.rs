@@ -35,6 +35,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A server that asks for a longer pause than this is not waited for: the caller is told.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(10);
 
+const NOT_A_KEY: &str =
+    "the key is not one: it has a letter outside of ASCII, or a control character, which no key has";
+
 /// Whether a request that may have been done already may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
@@ -153,8 +156,10 @@ pub(crate) fn headers(key: Option<&str>, namespace: Option<&str>) -> Result<Head
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("eddyline-rust/", env!("CARGO_PKG_VERSION"))));
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     if let Some(key) = key {
-        let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
-            .map_err(|_| Error::Config("the key has characters that no key has".to_owned()))?;
+        let wrong = || Error::Config(NOT_A_KEY.to_owned());
+        // A header could carry other letters as well, but no server would understand them.
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| wrong())?;
+        value.to_str().map_err(|_| wrong())?;
         value.set_sensitive(true);
         headers.insert(AUTHORIZATION, value);
     }

@@ -111,6 +111,11 @@ pub(crate) fn given(key: &str, now: Millis) -> Result<KeyRecord, String> {
     if key.len() < SHORTEST_GIVEN {
         return Err(format!("the admin key has {} characters; at least {SHORTEST_GIVEN} are needed", key.len()));
     }
+    if !key.chars().all(|c| c.is_ascii() && !c.is_ascii_control()) {
+        return Err(
+            "the admin key has a letter outside of ASCII, or a control character: no request could show it".into()
+        );
+    }
     Ok(record(key, Namespace::default(), "admin".to_owned(), &[Scope::Admin], now, None))
 }
 

@@ -64,6 +64,7 @@ impl Remote {
     pub fn new(at: &Where) -> Result<Remote, Trouble> {
         let mut client = Client::new(&at.url).map_err(|error| Trouble::usage(error.to_string()))?;
         if let Some(key) = &at.api_key {
+            refuse_strange(key, at.key_from)?;
             client = client.with_key(key);
         }
         if let Some(namespace) = &at.namespace {
@@ -170,6 +171,16 @@ impl Remote {
         };
         Trouble::from_api(status, error).help(help)
     }
+}
+
+/// Something else was meant, such as the name of the key, or it was copied with more than itself.
+fn refuse_strange(key: &str, from: Option<&str>) -> Result<(), Trouble> {
+    if key.chars().all(|c| c.is_ascii() && !c.is_ascii_control()) {
+        return Ok(());
+    }
+    let from = from.map(|from| format!(" from {from}")).unwrap_or_default();
+    let wrong = "it has a letter outside of ASCII, or a control character, which no key has";
+    Err(Trouble::usage(format!("the key{from} is not one: {wrong}")))
 }
 
 pub fn understood<T: DeserializeOwned>(value: Value) -> Result<T, Trouble> {

@@ -43,7 +43,7 @@ pub enum GateCommand {
     /// Let what waits at a gate go on
     Open {
         /// Its token; or its id, as `eddy gate list` shows it
-        #[arg(value_name = "TOKEN|ID")]
+        #[arg(value_name = "TOKEN|ID", value_parser = NonEmptyStringValueParser::new())]
         gate: String,
         /// What is handed to it: JSON, @FILE, or - for standard input
         #[arg(value_name = "JSON")]
@@ -51,7 +51,7 @@ pub enum GateCommand {
     },
     /// Cancel a gate: what waits at it fails
     Cancel {
-        #[arg(value_name = "ID")]
+        #[arg(value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
         gate: String,
     },
 }

@@ -164,6 +164,19 @@ fn every_way_to_go_wrong_has_its_code() {
     }
     let watch = eddy(dir.path(), &["dev", "--store", "memory:", "--watch", "nothing", "--", "true"]).bad(2);
     assert!(watch.err.contains("--watch nothing: there is no such directory"), "{watch:?}");
+    let key = eddy(dir.path(), &["run", "list", "--api-key", "clé", "--url", &away]).bad(2);
+    assert!(key.err.contains("the key from --api-key is not one") && !key.err.contains("clé"), "{key:?}");
+    let mut strange = command();
+    strange.args(["run", "list", "--url", &away]).env("EDDY_KEY", "é");
+    assert!(finish(strange).bad(2).err.contains("the key from EDDY_KEY is not one"));
+    let admin = "é".repeat(40);
+    let listen = ["--store", "memory:", "--listen", "127.0.0.1:0", "--keys", "on", "--admin-key", &admin];
+    let admin = eddy(dir.path(), &[&["serve"], &listen[..]].concat()).bad(2);
+    assert!(admin.err.contains("no request could show it"), "{admin:?}");
+    for what in ["open", "cancel"] {
+        let gate = eddy(dir.path(), &["gate", what, "", "--url", &away]).bad(2);
+        assert!(gate.err.contains("a value is required for '<"), "{gate:?}");
+    }
     let help = eddy(dir.path(), &["--help"]).good().out;
     assert!(help.contains("Exit codes:") && help.contains("  3    the server cannot be reached"), "{help}");
 }
