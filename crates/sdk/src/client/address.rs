@@ -37,10 +37,12 @@ impl Address {
         if authority.as_str().contains('@') {
             return Err(wrong("a key does not go into the address"));
         }
-        // What is not a number is no port, and not the usual one either.
+        // What is not a number is no port, and not the usual one either. Nobody is reached at 0.
         let port = authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':'));
-        let is_number = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit()) && authority.port_u16().is_some();
-        if port.is_some_and(|port| !is_number(port)) {
+        let is_port = |port: &str| {
+            port.bytes().all(|digit| digit.is_ascii_digit()) && authority.port_u16().is_some_and(|port| port > 0)
+        };
+        if port.is_some_and(|port| !is_port(port)) {
             return Err(wrong("its port is not a number from 1 to 65535"));
         }
         if uri.query().is_some() {
@@ -143,7 +145,7 @@ mod tests {
         for text in ["", "localhost:7070", "ftp://x", "http://", "http://key@host", "http://host/?x=1", "/v1"] {
             assert!(matches!(Address::parse(text), Err(Error::Config(_))), "{text}");
         }
-        for port in ["99999", "abc", "-1", "", "+80"] {
+        for port in ["99999", "abc", "-1", "", "+80", "0", "00"] {
             for host in ["127.0.0.1", "[::1]", "host"] {
                 let text = format!("http://{host}:{port}/eddy");
                 assert!(matches!(Address::parse(&text), Err(Error::Config(_))), "{text}");

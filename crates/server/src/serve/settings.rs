@@ -141,10 +141,12 @@ fn listen(written: String) -> Result<String, StartError> {
     let (host, port) = written.rsplit_once(':').unwrap_or(("", &written));
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let is_host = bare.map_or(!host.is_empty() && !host.contains(':'), |ip| ip.parse::<Ipv6Addr>().is_ok());
-    match port.parse::<u16>() {
-        Ok(_) if is_host => Ok(written),
+    // `parse` would take a sign as well.
+    let port = Some(port).filter(|port| port.bytes().all(|digit| digit.is_ascii_digit()));
+    match port.and_then(|port| port.parse::<u16>().ok()) {
+        Some(_) if is_host => Ok(written),
         // A port alone, or one behind nothing, is the one that is meant.
-        Ok(port) if host.is_empty() => {
+        Some(port) if host.is_empty() => {
             Err(StartError::Usage(format!("--listen \"{written}\": expected HOST:PORT, such as 127.0.0.1:{port}")))
         }
         _ => Err(StartError::Usage(format!("--listen \"{written}\": expected HOST:PORT, such as {DEFAULT_LISTEN}"))),
@@ -199,7 +201,20 @@ mod tests {
         let told = |written: &str| listen(written.to_owned()).unwrap_err().to_string();
         assert!(told("17270").ends_with("such as 127.0.0.1:17270"), "{}", told("17270"));
         assert!(told(":8080").ends_with("such as 127.0.0.1:8080"), "{}", told(":8080"));
-        for bad in ["", ":", "foo:bar", ":99999", "localhost", "::1", "::1:7070", "[::1]", "[x]:1", "http://x:1"] {
+        for bad in [
+            "",
+            ":",
+            "foo:bar",
+            ":99999",
+            "localhost",
+            "::1",
+            "::1:7070",
+            "[::1]",
+            "[x]:1",
+            "http://x:1",
+            ":+80",
+            "127.0.0.1:+80",
+        ] {
             assert!(told(bad).ends_with("such as 127.0.0.1:7070"), "{}", told(bad));
         }
     }

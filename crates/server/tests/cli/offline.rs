@@ -151,12 +151,15 @@ fn every_way_to_go_wrong_has_its_code() {
     assert!(id.err.contains("a value is required for '--id <ID>'"), "{id:?}");
     eddy(dir.path(), &["frobnicate"]).bad(2);
     eddy(dir.path(), &["run", "list", "--url", "no url"]).bad(2);
+    let nowhere = eddy(dir.path(), &["run", "list", "--url", "http://127.0.0.1:0"]).bad(2);
+    assert!(nowhere.err.contains("its port is not a number from 1 to 65535"), "{nowhere:?}");
     eddy(dir.path(), &["backup", "--store", "nothing", "to"]).bad(4);
     eddy(dir.path(), &["doctor", "--store", "nothing"]).bad(1);
     for (command, listen, example) in [
         ("serve", "17270", "127.0.0.1:17270"),
         ("serve", "foo:bar", "127.0.0.1:7070"),
         ("serve", ":99999", "127.0.0.1:7070"),
+        ("serve", "127.0.0.1:+0", "127.0.0.1:7070"),
         ("dev", "17270", "127.0.0.1:17270"),
     ] {
         let ran = eddy(dir.path(), &[command, "--store", "memory:", "--listen", listen]).bad(2);
