@@ -388,6 +388,6 @@ async fn list(ctx: &Context) -> Result<(), Trouble> {
     }
     match rows.is_empty() {
         true => ctx.screen.say("no flow is registered yet: `eddy flow apply FILE`"),
-        false => ctx.screen.lines(&table(&["FLOW", "VERSION", "STEPS", "RUNS"], &rows)),
+        false => ctx.screen.rows(table(&["FLOW", "VERSION", "STEPS", "RUNS"], &rows)),
     }
 }

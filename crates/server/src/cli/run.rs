@@ -177,9 +177,7 @@ async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(
     if rows.is_empty() {
         return ctx.screen.say("no runs");
     }
-    let width = ctx.screen.edge().max(120);
-    let lines = table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", "ERROR"], &rows);
-    ctx.screen.lines(&lines.into_iter().map(|line| line.cut(width)).collect::<Vec<_>>())
+    ctx.screen.rows(table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", "ERROR"], &rows))
 }
 
 /// What waits is told in so many sentences.

@@ -184,6 +184,11 @@ impl Screen {
         lines.iter().try_for_each(|line| self.line(line))
     }
 
+    /// Lines of which each is to be a row on the screen: what goes beyond its edge is cut.
+    pub fn rows(&self, lines: Vec<Line>) -> Result<(), Trouble> {
+        lines.into_iter().try_for_each(|line| self.line(&line.cut(self.edge())))
+    }
+
     /// One document, readable by people as well.
     pub fn document(&self, value: &impl Serialize) -> Result<(), Trouble> {
         self.say(serde_json::to_string_pretty(value).map_err(io::Error::from)?)

@@ -7,9 +7,6 @@ use super::connect::segment;
 use super::run::timeline::{Timeline, line, patiently};
 use super::trouble::Trouble;
 
-/// Wide enough for most records, and short enough to be read.
-const LINE: usize = 160;
-
 #[derive(Debug, clap::Args)]
 pub struct Tail {
     run: String,
@@ -31,7 +28,7 @@ pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
         for record in &records {
             match ctx.screen.json {
                 true => ctx.screen.ndjson(record)?,
-                false => ctx.screen.line(&line(record).cut(ctx.screen.edge().max(LINE)))?,
+                false => ctx.screen.rows(vec![line(record)])?,
             }
         }
         if timeline.ended || (records.is_empty() && over) {

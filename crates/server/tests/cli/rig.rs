@@ -58,6 +58,27 @@ pub fn finish(mut command: Command) -> Ran {
     }
 }
 
+/// On a terminal of so many columns; what it shows, in lines.
+pub fn on_terminal(mut command: Command, columns: u16) -> Vec<String> {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let size = rustix::termios::Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&ours, size).unwrap();
+    let theirs = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+    let theirs = std::fs::OpenOptions::new().read(true).write(true).open(theirs).unwrap();
+    command.stdout(theirs).env("TERM", "xterm").arg("--color=never");
+    let mut process = Process(command.spawn().unwrap());
+    // It holds the other side of the terminal as well.
+    drop(command);
+    let mut shown = Vec::new();
+    // A terminal that nobody has any more is read to its end, which is an error.
+    let _ = std::fs::File::from(ours).read_to_end(&mut shown);
+    assert!(process.0.wait().unwrap().success());
+    String::from_utf8(shown).unwrap().lines().map(str::to_owned).collect()
+}
+
 pub fn eddy(dir: &Path, args: &[&str]) -> Ran {
     let mut command = command();
     command.current_dir(dir).args(args);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::rig::{Ran, Server, finish};
+use super::rig::{Ran, Server, finish, on_terminal};
 
 const ORDER: &str = r#"
 name: order
@@ -436,4 +436,23 @@ fn a_difference_says_which_side_is_a_file_and_which_is_registered() {
     let json = server.eddy(&["--json", "flow", "diff", "new.yaml", "order"]).good().json();
     assert_eq!((&json["flow"], &json["from_flow"]), (&json!("order"), &json!("mine")));
     assert!(server.eddy(&["flow", "graph", "order"]).good().err.contains("order is a file here"));
+}
+
+#[test]
+fn rows_end_where_the_terminal_does_and_are_whole_where_there_is_none() {
+    let server = Server::start();
+    let name = "a-flow-of-quite-some-length";
+    server.apply(&format!("name: {name}\nsteps: {{a: {{}}}}\n"));
+    let run = start(&server, &[name, "--input", &json!("x".repeat(300)).to_string()]);
+    server.eddy(&["run", "fail", &run, "a", "--message", &"for no reason at all ".repeat(10)]).good();
+    for args in [&["run", "list"][..], &["flow", "list"], &["tail", &run]] {
+        let whole = server.eddy(args).good().out;
+        assert!(!whole.contains('…') && whole.lines().any(|line| line.chars().count() > 60), "{args:?}: {whole}");
+        let shown = on_terminal(server.command(args), 60);
+        assert_eq!(shown.len(), whole.lines().count(), "{args:?}: {shown:?}");
+        assert!(shown.iter().any(|line| line.ends_with('…')), "{args:?}: {shown:?}");
+        for line in shown {
+            assert!(line.chars().count() <= 60, "{args:?}: {line}");
+        }
+    }
 }

@@ -16,8 +16,6 @@ use crate::cli::trouble::{Exit, Trouble};
 
 /// How often a picture is drawn again while nothing happens, for its clock.
 const TICK: Duration = Duration::from_millis(500);
-/// Where lines are only added they may be longer than a picture is wide.
-const LINE: usize = 160;
 /// Between two readings of all steps: a busy run must not be read with every record.
 const GAP: Duration = Duration::from_millis(100);
 
@@ -142,7 +140,7 @@ impl Drawing<'_> {
     fn record(&self, record: &serde_json::Value) -> Result<(), Trouble> {
         match (self.screen.live, self.screen.json) {
             (_, true) => self.screen.ndjson(record),
-            (false, false) => self.screen.line(&timeline::line(record).cut(self.screen.edge().max(LINE))),
+            (false, false) => self.screen.line(&timeline::line(record)),
             (true, false) => Ok(()),
         }
     }
