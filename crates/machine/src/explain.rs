@@ -138,7 +138,7 @@ fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         },
         State::Open(inside) => {
             let to_come = match &inside.what {
-                What::Spread { items, next, .. } => items - next,
+                What::Spread { items, next, .. } if inside.closing.is_none() => items - next,
                 _ => 0,
             };
             WaitsFor::Inside { open: inside.open, to_come }

@@ -534,6 +534,17 @@ fn items_become_activations_as_the_window_reaches_them() {
 }
 
 #[test]
+fn a_spread_that_closes_has_no_items_to_come() {
+    let flow = "{name: f, steps: {e: {spread: input, run: h, max_parallel: 2, undo: {run: u}}}}";
+    let mut t = Trial::new(flow, json!([1, 2, 3]));
+    assert!(waits(&t).contains(r#"e {"what":"inside","open":2,"to_come":1}"#), "{}", waits(&t));
+    t.claim("e[1]");
+    t.fail("e[0]", "no");
+    assert_eq!(t.steps(), "e open, e[0] failed, e[1] draining");
+    assert!(waits(&t).contains(r#"e {"what":"inside","open":1,"to_come":0}"#), "{}", waits(&t));
+}
+
+#[test]
 fn an_expression_that_fails_deep_in_an_inline_chain_fails_its_step_and_commits() {
     let mut t = Trial::new(
         "{name: f, steps: {a: {}, b: {after: [a], set: '${steps.a.output.n}'}, c: {after: [b], set: '${10 / steps.b.output}'}, d: {after: [c]}, h: {after: ['failed:c']}}}",

@@ -240,6 +240,8 @@ fn many_items_are_counted_and_those_that_need_a_look_are_shown() {
         });
     }
     insta::assert_snapshot!(picture(&run("running", json!({})), &steps, &[], 100));
+    let told = explain(&run("running", json!({})), &steps);
+    assert_eq!(told[0], "each has 60 items to come, which wait for some of the 4 that are open to end (max_parallel)");
 }
 
 #[test]

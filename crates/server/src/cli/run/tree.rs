@@ -136,7 +136,8 @@ impl<'a> Tree<'a> {
         }
         let hidden: Vec<usize> = inside.iter().copied().filter(|at| !shown.contains(at)).collect();
         if !hidden.is_empty() {
-            rows.push(self.counted(&hidden, depth));
+            let to_come = owner.map_or(0, |owner| words::to_come(&self.steps[owner]));
+            rows.push(self.counted(&hidden, to_come, depth));
         }
     }
 
@@ -165,7 +166,8 @@ impl<'a> Tree<'a> {
         Row { name, time: time.unwrap_or_default(), note: words::note(step) }
     }
 
-    fn counted(&self, hidden: &[usize], depth: usize) -> Row {
+    /// Those that are not shown, and those that are still to come.
+    fn counted(&self, hidden: &[usize], to_come: u64, depth: usize) -> Row {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for at in hidden {
             let step = &self.steps[*at];
@@ -173,8 +175,12 @@ impl<'a> Tree<'a> {
             let in_line = step.status == "running" && words::running(step).is_none();
             *counts.entry(if in_line { "in line" } else { step.status.as_str() }).or_default() += 1;
         }
-        let counts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {status}")).collect();
-        let name = Line::plain("  ".repeat(depth)).with(Ink::Faint, format!("… {} more", hidden.len()));
+        let mut counts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {status}")).collect();
+        if to_come > 0 {
+            counts.push(format!("{to_come} to come"));
+        }
+        let more = hidden.len() as u64 + to_come;
+        let name = Line::plain("  ".repeat(depth)).with(Ink::Faint, format!("… {more} more"));
         Row { name, time: String::new(), note: Line::default().with(Ink::Faint, counts.join(", ")) }
     }
 }

@@ -42,7 +42,7 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
             None => "tries again".to_owned(),
         },
         "child" => format!("run {}", text("run_id")),
-        "inside" => match waits["to_come"].as_u64().unwrap_or(0) {
+        "inside" => match to_come(step) {
             0 => String::new(),
             more => format!("{more} to come"),
         },
@@ -109,12 +109,26 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
             _ => "waits to be tried again".to_owned(),
         },
         "child" => format!("waits for the run {} that it started", text("run_id")),
+        "inside" if to_come(step) > 0 => format!(
+            "has {} to come, which wait for some of the {} that are open to end (max_parallel)",
+            items(to_come(step)),
+            waits["open"].as_u64().unwrap_or(0)
+        ),
         "last_report" => "was cancelled, and waits for the last report of its worker".to_owned(),
         "news" => "is suspended until there is news of what it asked for".to_owned(),
         "function" => "is tried again by its function".to_owned(),
         "next_transition" => "is about to be decided".to_owned(),
         _ => return None,
     })
+}
+
+/// Items of a spread that have not come into being: no more are open at once than may be.
+pub fn to_come(step: &StepInfo) -> u64 {
+    step.waits_for.as_ref().and_then(|waits| waits["to_come"].as_u64()).unwrap_or(0)
+}
+
+fn items(count: u64) -> String {
+    if count == 1 { "1 item".to_owned() } else { format!("{count} items") }
 }
 
 /// What keeps a task from every worker: which queue or limit, and what is with it.
