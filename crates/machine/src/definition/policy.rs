@@ -64,7 +64,9 @@ fn jitter(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<f64> {
 
 /// `written` counts the arms, those that could not be read included.
 pub(super) fn join(draft: &mut Draft<'_>, path: &str, node: &Node, written: usize, arms: &[DraftArm]) -> Out<Join> {
-    if written == 0 {
+    // `all` is what a step has that says nothing.
+    let is_all = matches!(&node.value, NodeValue::String(word) if word == "all");
+    if written == 0 && !is_all {
         let help = "say what it waits for in `after` or `subscribes`, or leave `join` out";
         draft.problem_with(path, node.at, "`join` without anything to join", help);
         return None;

@@ -200,3 +200,10 @@ fn durations() {
         assert!(duration(text).is_err(), "{text}");
     }
 }
+
+/// What every step has that says nothing of it may be said.
+#[test]
+fn a_step_that_waits_for_nothing_may_say_that_it_joins_all() {
+    let graph = graph("{name: f, steps: {a: {join: all}}}");
+    assert_eq!(step(&graph, "a").join, Join::All);
+}
