@@ -16,7 +16,7 @@ use crate::shutdown::Shutdown;
 const AFTER_ERROR_MS: Millis = 500;
 
 /// One loop of the engine.
-pub(crate) trait Chore: Send + Sync {
+pub(crate) trait Chore: Send {
     const NAME: &'static str;
 
     /// Works off some of what there is; how long until there is more, as far as it is known. Zero: there is more.

@@ -152,6 +152,10 @@ struct Pending {
 }
 
 impl Pending {
+    fn is_message(&self) -> bool {
+        matches!(self.taken, Some(Taken::Message(_)))
+    }
+
     fn answer(self) {
         let _ = self.reply.send(Ok(self.outcomes));
     }

@@ -66,7 +66,7 @@ impl Engine {
         let instance = Instance { store, flows, committing, config };
         let (set, rounds) = (JoinSet::new(), BTreeMap::new());
         let mut loops = Loops { set, rounds, interests: Vec::new(), stopping: stopping.clone() };
-        loops.spawn(Inbox(instance.clone()));
+        loops.spawn(Inbox::new(instance.clone()));
         loops.spawn(Events(instance.clone()));
         loops.spawn(Timers(instance.clone()));
         loops.spawn(LeaseReaper(instance.clone()));

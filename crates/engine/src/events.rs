@@ -4,6 +4,8 @@
 //! them. A gate is committed first as well, with a message to its own run that makes it look back over what was published
 //! before. Whichever of the two commits later sees the other, so an event and a gate made at the same moment always meet.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use eddyline_machine::definition::wrong_name;
 use eddyline_machine::{
     ActId, Data, Due as Since, EventWait, GateChange, Input, Message, MessageBody, Millis, OpenedBy, RunId, Transition,
@@ -224,33 +226,76 @@ pub(crate) fn look_backs(transition: &Transition) -> impl Iterator<Item = Messag
     })
 }
 
-/// What a message that makes a gate look back comes to: the opening by the oldest event that it waits for, if any.
-pub(crate) async fn looked_back(store: &dyn Store, ns: &Namespace, run: RunId, message: &str) -> Result<Option<Input>> {
-    let Some(activation) = message.strip_prefix(LOOK).and_then(|id| id.parse().ok()).map(ActId) else {
-        return Ok(None);
-    };
-    let gates = store.beside(run).await?.gates;
-    let gate = gates.into_iter().find(|gate| gate.id.activation == activation && !gate.closed);
-    let Some((at, wait)) =
-        gate.and_then(|gate| gate.arrival).and_then(|arrived| Some((arrived.at, arrived.gate.event?)))
-    else {
-        return Ok(None);
-    };
-    let since = since(at, &wait);
-    let feed = Feed::Events { name: Some(wait.name), key: wait.key };
-    let mut after = wait.after;
-    loop {
-        let events = store.feed(ns, &feed, Page { after, limit: MAX_PAGE }).await?;
-        let Some(last) = events.last() else { return Ok(None) };
-        after = Some(last.position);
-        for event in &events {
-            if let Fed::Event { payload, .. } = &event.what
-                && event.at >= since
-            {
-                return Ok(Some(open(activation, event.position, payload)));
+/// What new gates of a run wait for that look back, by the messages that make them.
+pub(crate) struct LookBack<'a> {
+    store: &'a dyn Store,
+    ns: &'a Namespace,
+    waits: BTreeMap<ActId, Wait>,
+    /// What was found last: many gates of a run wait for the same.
+    found: Option<(Wait, Option<(u64, Data)>)>,
+}
+
+/// For which event a gate waits, from which moment on.
+type Wait = (EventWait, Millis);
+
+impl<'a> LookBack<'a> {
+    /// Reads the gates that the messages are for, once for all of them.
+    pub async fn of(store: &'a dyn Store, ns: &'a Namespace, run: RunId, messages: &[Message]) -> Result<LookBack<'a>> {
+        let look: BTreeSet<ActId> = messages.iter().filter_map(|message| looks(&message.id)).collect();
+        let mut all = LookBack { store, ns, waits: BTreeMap::new(), found: None };
+        let (Some(first), Some(last)) = (look.first(), look.last()) else { return Ok(all) };
+        let filter = GateFilter { run: Some(run), activations: Some((*first, *last)), ..GateFilter::default() };
+        let mut page = Page::default();
+        loop {
+            let gates = store.gates(Some(ns), &filter, page).await?;
+            let Some(last) = gates.last() else { return Ok(all) };
+            page.after = Some(last.position);
+            for gate in gates {
+                if let (true, Some(arrived)) = (look.contains(&gate.id.activation), gate.arrival)
+                    && let Some(wait) = arrived.gate.event
+                {
+                    let since = since(arrived.at, &wait);
+                    all.waits.insert(gate.id.activation, (wait, since));
+                }
             }
         }
     }
+
+    /// What a message comes to: the opening of its gate by the oldest event that it waits for, if any.
+    pub async fn opening(&mut self, message: &str) -> Result<Option<Input>> {
+        let Some((activation, wait)) = looks(message).and_then(|id| Some((id, self.waits.remove(&id)?))) else {
+            return Ok(None);
+        };
+        let event = match self.found.take() {
+            Some((known, event)) if known == wait => event,
+            _ => self.oldest(&wait).await?,
+        };
+        let opening = event.as_ref().map(|(position, payload)| open(activation, *position, payload));
+        self.found = Some((wait, event));
+        Ok(opening)
+    }
+
+    async fn oldest(&self, (wait, since): &Wait) -> Result<Option<(u64, Data)>> {
+        let feed = Feed::Events { name: Some(wait.name.clone()), key: wait.key.clone() };
+        let mut after = wait.after;
+        loop {
+            let events = self.store.feed(self.ns, &feed, Page { after, limit: MAX_PAGE }).await?;
+            let Some(last) = events.last() else { return Ok(None) };
+            after = Some(last.position);
+            for event in events {
+                if let Fed::Event { payload, .. } = event.what
+                    && event.at >= *since
+                {
+                    return Ok(Some((event.position, payload)));
+                }
+            }
+        }
+    }
+}
+
+/// The activation whose gate a message makes look back.
+fn looks(message: &str) -> Option<ActId> {
+    message.strip_prefix(LOOK)?.parse().ok().map(ActId)
 }
 
 /// Where the events of a namespace are told from; made before anything can be published there.

@@ -1,40 +1,55 @@
 //! What one run says to another, delivered in order, consumed in the commit of the target.
+//!
+//! The messages of a run are handed in together, so that they are decided together. Runs do not wait for each other: one
+//! with a long line of messages keeps no other from its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use eddyline_machine::{ChildEnd, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Namespace, Taken};
-use futures_util::future::join_all;
+use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
+use eddyline_store::{Change, Command, DocumentCommit, Due, DueBatch, DueItem, Namespace, Taken};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::assignment::materialise;
 use crate::chore::Chore;
-use crate::committer::NewRun;
+use crate::committer::{Answered, NewRun, Order};
 use crate::error::{EngineError, Result};
-use crate::events::looked_back;
+use crate::events::LookBack;
 use crate::flows::Registered;
 use crate::instance::Instance;
 
 /// The kinds of failure that the start of a child can come to.
 const NO_FLOW: &str = "FlowNotFound";
 const BAD_INPUT: &str = "InvalidInput";
+/// How long a round waits for its deliveries. Most are done by then; the others go on beside the next round.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// What messages that are handed in together weigh, at most, unless it is a single one.
+const BYTES_AT_ONCE: usize = 4 << 20;
 
-pub(crate) struct Inbox(pub Instance);
+pub(crate) struct Inbox {
+    instance: Instance,
+    /// Each of another run.
+    deliveries: FuturesUnordered<BoxFuture<'static, Result<()>>>,
+}
 
 impl Chore for Inbox {
     const NAME: &'static str = "inbox";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let due = self.0.store.due(Due::Messages, self.0.config.due_batch).await?;
-        let deliveries = due.items.into_iter().filter_map(|item| match item {
-            DueItem::Messages { ns, to, messages } => Some(self.deliver(ns, to, messages)),
-            _ => None,
-        });
-        for delivered in join_all(deliveries).await {
-            if let Err(error) = delivered {
-                tracing::warn!(instance = self.0.config.instance, "messages are delivered again later: {error}");
+        let room = self.instance.config.due_batch.saturating_sub(self.deliveries.len());
+        let due = match room {
+            0 => DueBatch { next_in: Some(0), ..DueBatch::default() },
+            room => self.instance.store.due(Due::Messages, room).await?,
+        };
+        for item in due.items {
+            if let DueItem::Messages { ns, to, messages } = item {
+                let delivery = Delivery { instance: self.instance.clone(), ns, to };
+                self.deliveries.push(Box::pin(async move { delivery.deliver(messages).await }));
             }
         }
-        Ok(due.next_in)
+        let all_done = tokio::time::timeout(PATIENCE, self.finish()).await.is_ok();
+        Ok(if all_done { due.next_in } else { Some(0) })
     }
 
     fn wakes(change: &Change) -> bool {
@@ -42,64 +57,120 @@ impl Chore for Inbox {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.0.config.poll_ms
+        self.instance.config.poll_ms
     }
 }
 
 impl Inbox {
-    /// One run's messages, in the order in which they were sent.
-    async fn deliver(&self, ns: Namespace, to: RunId, messages: Vec<Message>) -> Result<()> {
-        for message in messages {
-            let taken = Some(Taken::Message(message.id.clone()));
-            let delivered = match message.body {
-                MessageBody::Start { flow, start } => self.start(&ns, to, &message.id, &flow, start).await,
-                MessageBody::Input(input) => {
-                    let input = self.completed(&ns, to, &message.id, *input).await?;
-                    self.0.committing.submit(to, vec![input], taken, None).await.map(|_| ())
-                }
-            };
-            match delivered {
-                Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => {
-                    // Nobody is there to hear it: deleted, or never started because its start was refused.
-                    self.drop_message(&ns, to, &message.id, Vec::new()).await?;
-                }
-                other => other?,
+    pub fn new(instance: Instance) -> Inbox {
+        Inbox { instance, deliveries: FuturesUnordered::new() }
+    }
+
+    /// Until everything on its way is delivered.
+    async fn finish(&mut self) {
+        while let Some(delivered) = self.deliveries.next().await {
+            if let Err(error) = delivered {
+                tracing::warn!(instance = self.instance.config.instance, "messages are delivered again later: {error}");
             }
         }
-        Ok(())
+    }
+}
+
+/// To one run.
+struct Delivery {
+    instance: Instance,
+    ns: Namespace,
+    to: RunId,
+}
+
+impl Delivery {
+    /// In the order in which they were sent.
+    async fn deliver(&self, messages: Vec<Message>) -> Result<()> {
+        let mut looking = LookBack::of(&*self.instance.store, &self.ns, self.to, &messages).await?;
+        let (mut together, mut bytes) = (Vec::new(), 0);
+        for message in messages {
+            match message.body {
+                MessageBody::Start { flow, start } => {
+                    self.hand_in(std::mem::take(&mut together)).await?;
+                    self.start(&message.id, &flow, start).await?;
+                }
+                MessageBody::Input(input) => {
+                    let input = self.completed(&message.id, *input, &mut looking).await?;
+                    bytes += weight(&input);
+                    if bytes > BYTES_AT_ONCE {
+                        self.hand_in(std::mem::take(&mut together)).await?;
+                        bytes = weight(&input);
+                    }
+                    together.push((message.id, input));
+                }
+            }
+        }
+        self.hand_in(together).await
+    }
+
+    /// Hands messages in, to be decided together as far as that fits into one transition, and waits until all are.
+    async fn hand_in(&self, messages: Vec<(String, Input)>) -> Result<()> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let (mut orders, mut answers) = (Vec::new(), Vec::new());
+        for (id, input) in messages {
+            let (order, answer) = Order::submit(self.to, vec![input], Some(Taken::Message(id.clone())), None);
+            orders.push(order);
+            answers.push((id, answer));
+        }
+        self.instance.committing.send(Order::All(orders)).await?;
+        self.heard(answers).await
+    }
+
+    /// Those that nobody is there to hear are dropped: the run is deleted, or was never started because its start was
+    /// refused.
+    async fn heard(&self, answers: Vec<(String, Answered)>) -> Result<()> {
+        let (mut unheard, mut failed) = (Vec::new(), None);
+        for (id, answer) in answers {
+            match answer.await.map_err(|_| EngineError::Stopped)? {
+                Ok(_) => {}
+                Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => unheard.push(id),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if !unheard.is_empty() {
+            self.drop_messages(unheard, Vec::new()).await?;
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// A message to itself with what its sender could not know: which of its closed tasks workers have, or which event
     /// a new gate has waited for.
-    async fn completed(&self, ns: &Namespace, run: RunId, id: &str, input: Input) -> Result<Input> {
+    async fn completed(&self, id: &str, input: Input, looking: &mut LookBack<'_>) -> Result<Input> {
         match input {
             Input::Drain { .. } => {}
-            Input::Continue => return Ok(looked_back(&*self.0.store, ns, run, id).await?.unwrap_or(input)),
+            Input::Continue => return Ok(looking.opening(id).await?.unwrap_or(input)),
             _ => return Ok(input),
         }
-        let beside = self.0.store.beside(run).await?;
+        let beside = self.instance.store.beside(self.to).await?;
         let claimed = beside.tasks.iter().filter(|row| row.held.is_some()).map(|row| row.task.fence).collect();
         Ok(Input::Drain { claimed })
     }
 
-    async fn start(&self, ns: &Namespace, to: RunId, id: &str, flow: &str, start: Box<Start>) -> Result<()> {
-        let found = self.0.flows.find(&*self.0.store, ns, flow, None).await?;
+    async fn start(&self, id: &str, flow: &str, start: Box<Start>) -> Result<()> {
+        let found = self.instance.flows.find(&*self.instance.store, &self.ns, flow, None).await?;
         let refusal = match &found {
             None => Some(Failure::new(NO_FLOW, format!("there is no flow {flow}"))),
-            Some(found) => self.bad_input(to, found, &start).await?,
+            Some(found) => self.bad_input(found, &start).await?,
         };
         let Some(flow) = found.filter(|_| refusal.is_none()) else {
-            return self.refuse(ns, to, id, &start, refusal).await;
+            return self.refuse(id, &start, refusal).await;
         };
         let taken = Some(Taken::Message(id.to_owned()));
-        let new = NewRun { ns: ns.clone(), flow, key: None };
-        self.0.committing.submit(to, vec![Input::Start(start)], taken, Some(new)).await?;
-        Ok(())
+        let new = NewRun { ns: self.ns.clone(), flow, key: None };
+        let answer = self.instance.committing.hand_in(self.to, vec![Input::Start(start)], taken, Some(new)).await?;
+        self.heard(vec![(id.to_owned(), answer)]).await
     }
 
-    async fn bad_input(&self, run: RunId, flow: &Arc<Registered>, start: &Start) -> Result<Option<Failure>> {
+    async fn bad_input(&self, flow: &Arc<Registered>, start: &Start) -> Result<Option<Failure>> {
         let input = match &start.input {
-            Some(input) => materialise(&*self.0.store, run, input, &mut Vec::new()).await?,
+            Some(input) => materialise(&*self.instance.store, self.to, input, &mut Vec::new()).await?,
             None => serde_json::Value::Null,
         };
         let problems = flow.check_input(&input).err();
@@ -112,31 +183,41 @@ impl Inbox {
     }
 
     /// It does not start; whoever waits for it is told in the same commit.
-    async fn refuse(&self, ns: &Namespace, to: RunId, id: &str, start: &Start, failure: Option<Failure>) -> Result<()> {
+    async fn refuse(&self, id: &str, start: &Start, failure: Option<Failure>) -> Result<()> {
         let failure = failure.unwrap_or_else(|| Failure::new(NO_FLOW, "it could not be started"));
-        tracing::warn!(instance = self.0.config.instance, run = %to, "not started: {}", failure.message);
+        tracing::warn!(instance = self.instance.config.instance, run = %self.to, "not started: {}", failure.message);
         let told = start.parent.map(|parent| Message {
             to: parent.run,
-            id: format!("refused:{to}"),
+            id: format!("refused:{}", self.to),
             body: MessageBody::Input(Box::new(Input::ChildEnded {
                 activation: parent.activation,
-                child: to,
+                child: self.to,
                 end: ChildEnd::Failed(failure),
             })),
         });
-        self.drop_message(ns, to, id, told.into_iter().collect()).await
+        self.drop_messages(vec![id.to_owned()], told.into_iter().collect()).await
     }
 
-    async fn drop_message(&self, ns: &Namespace, to: RunId, id: &str, messages: Vec<Message>) -> Result<()> {
+    async fn drop_messages(&self, ids: Vec<String>, messages: Vec<Message>) -> Result<()> {
         let commit = DocumentCommit {
-            ns: ns.clone(),
-            command: self.0.command(),
+            ns: self.ns.clone(),
+            command: self.instance.command(),
             documents: Vec::new(),
             messages,
             events: Vec::new(),
-            drops: vec![(to, id.to_owned())],
+            drops: ids.into_iter().map(|id| (self.to, id)).collect(),
         };
-        self.0.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+        self.instance.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
         Ok(())
+    }
+}
+
+/// What an input carries with it, as far as that is counted.
+fn weight(input: &Input) -> usize {
+    let bytes = |data: &Data| data.bytes(BYTES_AT_ONCE);
+    match input {
+        Input::OpenGate { payload, .. } => bytes(payload),
+        Input::ChildEnded { end: ChildEnd::Completed(output), .. } => bytes(output),
+        _ => 0,
     }
 }

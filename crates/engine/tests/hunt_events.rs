@@ -5,7 +5,7 @@
 mod rig;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use eddyline_engine::{Config, PublishRequest, StartRequest};
@@ -19,6 +19,8 @@ fn event(payload: Value) -> Vec<PublishRequest> {
 }
 
 const WAITS: &str = "name: f\nsteps: {paid: {await: {event: paid}}}\noutput: '${steps.paid.output}'";
+const MANY: &str = "name: many\nsteps: {e: {spread: range(input), max_parallel: 5000, steps: {g: {await: {event: paid}}}}}\n\
+                    output: '${steps.e.output}'";
 
 /// The gate came after the event, and before the event was told to anybody.
 #[tokio::test]
@@ -54,6 +56,43 @@ async fn one_event_to_thousands_of_gates_is_told_in_parts() {
     }
     let most = store.most_messages.load(Ordering::SeqCst);
     assert!(most <= 250, "{most} messages of 20 kB in one commit");
+    rig.stop().await;
+}
+
+/// A message to each gate to look back, and one with the event: each was a commit of its own, and each look back read all
+/// gates and messages of the run.
+#[tokio::test]
+async fn one_event_to_many_gates_of_a_run_takes_few_commits_and_reads() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register(MANY).await;
+    let run = rig.start("many", json!(600)).await;
+    rig.engine.publish(&rig.ns, event(json!(1))).await.unwrap();
+    assert_eq!(rig.output(run).await.as_array().map(Vec::len), Some(600));
+    let count = |of: &AtomicUsize| of.load(Ordering::SeqCst);
+    let (commits, reads) = (count(&store.commits), count(&store.reads));
+    assert!(commits <= 100 && reads <= 100, "{commits} commits and {reads} reads for 600 gates");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_run_whose_messages_take_long_keeps_no_other_from_its_own() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register(MANY).await;
+    rig.register("name: child\nsteps: {a: {set: 1}}\noutput: '${steps.a.output}'").await;
+    rig.register("name: parent\nsteps: {a: {flow: child}}\noutput: '${steps.a.output}'").await;
+    store.looking.send_replace(false);
+    let many = rig.start("many", json!(10)).await;
+    while store.reads.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let parent = rig.start("parent", json!(null)).await;
+    let result = rig.engine.result(&rig.ns, parent, Duration::from_secs(5)).await.unwrap();
+    assert_eq!(result.expect("it waited for the messages of another run").output, Some(json!(1)));
+    store.looking.send_replace(true);
+    rig.engine.publish(&rig.ns, event(json!(1))).await.unwrap();
+    assert_eq!(rig.output(many).await.as_array().map(Vec::len), Some(10));
     rig.stop().await;
 }
 

@@ -2,8 +2,10 @@
 
 use eddyline_machine::explain::Bound;
 use eddyline_machine::run::Run;
+use eddyline_machine::{
+    ActId, Data, Expiry, GateArrival, Message, Millis, RunId, Status, Task, TaskRef, TimerKey, Version,
+};
 use eddyline_machine::{Claim, record::GateId};
-use eddyline_machine::{Data, Expiry, GateArrival, Message, Millis, RunId, Status, Task, TaskRef, TimerKey, Version};
 
 use crate::claim::Held;
 use crate::document::Document;
@@ -134,6 +136,8 @@ pub struct Arrived {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GateFilter {
     pub run: Option<RunId>,
+    /// From this activation of the run to that one.
+    pub activations: Option<(ActId, ActId)>,
     pub reason: Option<eddyline_machine::record::GateReason>,
     pub token: Option<String>,
     /// Gates that wait for an event of this name and key, as canonical JSON.
@@ -149,6 +153,7 @@ impl GateRow {
         let Some(arrived) = &self.arrival else { return false };
         !self.closed
             && filter.run.is_none_or(|run| run == self.id.run)
+            && filter.activations.is_none_or(|(from, to)| (from..=to).contains(&self.id.activation))
             && filter.reason.is_none_or(|reason| reason == arrived.gate.reason)
             && filter.event.as_ref().is_none_or(|(name, key)| {
                 arrived.gate.event.as_ref().is_some_and(|event| event.name == *name && event.key == *key)

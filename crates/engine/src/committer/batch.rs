@@ -1,5 +1,6 @@
 //! From commits to answers.
 
+use std::collections::VecDeque;
 use std::task::Context;
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef, Versio
 use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
 
 use super::prepare::{Decided, Prepared};
-use super::{Committer, Order, Outcome, Submission};
+use super::{Committer, Order, Outcome, Pending, Submission};
 use crate::assignment::Handed;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
@@ -197,11 +198,19 @@ impl Committer {
 
     /// The store did not take the batch: nothing of it was written, and everybody is told.
     fn failed(&mut self, prepared: Prepared, error: &StoreError) {
-        self.hot.take(prepared.run);
-        for decided in prepared.decided {
+        let Prepared { run, decided, .. } = prepared;
+        self.hot.take(run);
+        let in_order = decided.iter().any(|decided| decided.pending.is_message());
+        for decided in decided {
             decided.pending.fail(EngineError::Store(error.clone()));
         }
-        self.release(prepared.run);
+        if in_order && let Some(lane) = self.lanes.get_mut(&run) {
+            // Messages never overtake each other: those that come after are delivered again with these.
+            let (after, others): (VecDeque<Pending>, _) = lane.waiting.drain(..).partition(Pending::is_message);
+            lane.waiting = others;
+            after.into_iter().for_each(|pending| pending.fail(EngineError::Store(error.clone())));
+        }
+        self.release(run);
     }
 
     fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {

@@ -31,6 +31,10 @@ pub struct Hooked {
     pub summaries: AtomicUsize,
     /// The most messages that one command had.
     pub most_messages: AtomicUsize,
+    /// How often something of a run was read, but for its summary.
+    pub reads: AtomicUsize,
+    /// What hangs on a run is not told while this is false.
+    pub looking: watch::Sender<bool>,
     /// Events are not told while this is false.
     pub telling: watch::Sender<bool>,
     /// Commits wait while this is false.
@@ -52,6 +56,8 @@ impl Hooked {
             commits: AtomicUsize::new(0),
             summaries: AtomicUsize::new(0),
             most_messages: AtomicUsize::new(0),
+            reads: AtomicUsize::new(0),
+            looking: watch::Sender::new(true),
             telling: watch::Sender::new(true),
             committing: watch::Sender::new(true),
             after_beside: Mutex::new(None),
@@ -70,6 +76,7 @@ impl Store for Hooked {
     }
 
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         self.inner.load(run, since).await
     }
 
@@ -83,6 +90,8 @@ impl Store for Hooked {
     }
 
     async fn beside(&self, run: RunId) -> Result<Beside> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        open(&self.looking).await;
         let beside = self.inner.beside(run).await;
         let then = self.after_beside.lock().unwrap().take();
         if let Some(then) = then {
@@ -132,6 +141,10 @@ impl Store for Hooked {
     }
 
     async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        if filter.run.is_some() {
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            open(&self.looking).await;
+        }
         self.inner.gates(ns, filter, page).await
     }
 

@@ -1,7 +1,7 @@
 //! Gates: found by their token in any state, listed while they are open.
 
 use eddyline_machine::record::GateReason;
-use eddyline_machine::{Input, OpenedBy, RunId};
+use eddyline_machine::{ActId, Input, OpenedBy, RunId};
 use serde_json::json;
 
 use super::starts::trim_fully;
@@ -89,6 +89,11 @@ pub async fn gates_are_listed_by_run_reason_and_event(t: &mut Trial<'_>) {
     assert_eq!(listed(t, &GateFilter::default()).await, order, "in the order of arrival");
     let of_run = GateFilter { run: Some(hooks), ..GateFilter::default() };
     assert_eq!(listed(t, &of_run).await, [order[0].clone(), order[5].clone()]);
+    let last = t.store.gates(Some(&t.ns), &of_run, Page::default()).await.unwrap().pop().expect("a gate").id.activation;
+    let part = |from, to| GateFilter { activations: Some((from, to)), ..of_run.clone() };
+    assert_eq!(listed(t, &part(last, last)).await, order[5..], "of a part of the run");
+    assert_eq!(listed(t, &part(ActId(0), last)).await.len(), 2);
+    assert!(listed(t, &part(ActId(0), ActId(0))).await.is_empty());
     let reason = |reason| GateFilter { reason: Some(reason), ..GateFilter::default() };
     assert_eq!(listed(t, &reason(GateReason::Manual)).await, order[..1]);
     assert_eq!(listed(t, &reason(GateReason::Event)).await, order[1..4]);

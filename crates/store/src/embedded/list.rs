@@ -141,8 +141,10 @@ pub(super) fn gates(
     page: Page,
 ) -> Outcome<Vec<GateRow>> {
     let mut wanted = Where::default();
+    // Those of a run are found by its key, and not among all of the namespace.
+    let of_run = filter.run.is_some() && filter.token.is_none();
     if let Some(ns) = ns {
-        wanted.and("gates.ns = ?", ns.as_str().to_owned());
+        wanted.and(if of_run { "+gates.ns = ?" } else { "gates.ns = ?" }, ns.as_str().to_owned());
     }
     // The gates of a run that is trimmed are on their way out.
     wanted.only("runs.trimmed = 0");
@@ -152,6 +154,10 @@ pub(super) fn gates(
             wanted.only("gates.at IS NOT NULL AND gates.closed = 0");
             if let Some(run) = filter.run {
                 wanted.and("runs.id = ?", run.0.as_bytes().to_vec());
+            }
+            if let Some((from, to)) = filter.activations {
+                wanted.and("gates.activation >= ?", i64::from(from.0));
+                wanted.and("gates.activation <= ?", i64::from(to.0));
             }
             if let Some(reason) = filter.reason {
                 wanted.and("gates.reason = ?", reason_text(reason).to_owned());

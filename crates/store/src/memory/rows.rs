@@ -23,7 +23,7 @@ pub(super) struct Rows {
     pub timers: BTreeSet<(bool, Millis, RunId, TimerKey)>,
     /// In the order in which they were sent.
     pub messages: BTreeMap<u64, (Namespace, Message)>,
-    pub inboxes: BTreeMap<RunId, BTreeMap<u64, String>>,
+    pub inboxes: BTreeMap<RunId, Inbox>,
     pub tokens: HashMap<String, (RunId, ActId)>,
     pub documents: BTreeMap<(Namespace, DocumentKey), Document>,
     pub document_commands: HashMap<CommandId, Committed>,
@@ -38,6 +38,13 @@ pub(super) struct Rows {
     pub next_gate: u64,
     pub next_event: u64,
     pub changes: Vec<Change>,
+}
+
+/// The messages to one run: where each is, in the order in which they were sent, and by its id.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub places: BTreeSet<u64>,
+    pub by_id: HashMap<String, u64>,
 }
 
 #[derive(Debug)]
@@ -96,7 +103,8 @@ impl KeptRun {
 
 impl Rows {
     pub fn beside(&self, run: RunId, now: Millis) -> Beside {
-        let Some(kept) = self.runs.get(&run) else { return Beside { messages: self.inbox(run), ..Beside::default() } };
+        let messages = self.inbox(run, usize::MAX);
+        let Some(kept) = self.runs.get(&run) else { return Beside { messages, ..Beside::default() } };
         let row = |(fence, kept): (&Fence, &KeptTask)| TaskRow {
             task: Task::clone(&kept.task),
             queued_at: kept.queued_at,
@@ -108,12 +116,12 @@ impl Rows {
             tasks: kept.tasks.iter().map(row).collect(),
             timers: kept.timers.values().copied().collect(),
             gates: kept.gates.values().cloned().collect(),
-            messages: self.inbox(run),
+            messages,
         }
     }
 
-    fn inbox(&self, run: RunId) -> Vec<Message> {
-        let places = self.inboxes.get(&run).into_iter().flat_map(|inbox| inbox.keys());
+    fn inbox(&self, run: RunId, most: usize) -> Vec<Message> {
+        let places = self.inboxes.get(&run).into_iter().flat_map(|inbox| &inbox.places).take(most);
         places.filter_map(|place| self.messages.get(place).map(|(_, message)| message.clone())).collect()
     }
 
@@ -150,7 +158,7 @@ impl Rows {
                 more = true;
                 break;
             }
-            let mut messages = self.inbox(message.to);
+            let mut messages = self.inbox(message.to, MAX_INBOX + 1);
             more |= messages.len() > MAX_INBOX;
             messages.truncate(MAX_INBOX);
             self.holds.take_messages(message.to, &messages, now);

@@ -84,7 +84,7 @@ impl Rows {
 
     fn is_there(&self, run: RunId, taken: &Taken, now: Millis) -> bool {
         match taken {
-            Taken::Message(id) => self.inboxes.get(&run).is_some_and(|inbox| inbox.values().any(|have| have == id)),
+            Taken::Message(id) => self.inboxes.get(&run).is_some_and(|inbox| inbox.by_id.contains_key(id)),
             Taken::Timer(key, due) => {
                 let timer = self.runs.get(&run).and_then(|kept| kept.timers.get(key));
                 timer.is_some_and(|timer| timer.due == *due)
@@ -109,12 +109,11 @@ impl Rows {
 
     fn drop_message(&mut self, to: RunId, id: &str) {
         if let Some(inbox) = self.inboxes.get_mut(&to) {
-            let place = inbox.iter().find(|(_, have)| *have == id).map(|(place, _)| *place);
-            if let Some(place) = place {
-                inbox.remove(&place);
+            if let Some(place) = inbox.by_id.remove(id) {
+                inbox.places.remove(&place);
                 self.messages.remove(&place);
             }
-            if inbox.is_empty() {
+            if inbox.places.is_empty() {
                 self.inboxes.remove(&to);
             }
         }
@@ -127,11 +126,12 @@ impl Rows {
 
     fn send(&mut self, ns: &Namespace, message: Message) {
         let inbox = self.inboxes.entry(message.to).or_default();
-        if inbox.values().any(|have| *have == message.id) {
+        if inbox.by_id.contains_key(&message.id) {
             return;
         }
         self.next_message += 1;
-        inbox.insert(self.next_message, message.id.clone());
+        inbox.places.insert(self.next_message);
+        inbox.by_id.insert(message.id.clone(), self.next_message);
         self.messages.insert(self.next_message, (ns.clone(), message));
         self.changes.push(Change::Messages);
     }
