@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use eddyline_machine::memo::MemoState;
+use eddyline_machine::memo::{MemoEntry, MemoState};
 use eddyline_machine::run::{End, Header, MemoKind};
 use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, ValueId};
 use eddyline_store::{Claimed, Found, Store};
@@ -99,7 +99,7 @@ impl Handed {
         let bytes = payloads.into_iter().flatten().map(|data| data.bytes(MAX_INPUT_BYTES)).sum();
         let memo = match task.kind {
             TaskKind::Step => None,
-            TaskKind::Run => Some(memo(store, flows, run, 0).await?),
+            TaskKind::Run => Some(memo(store, flows, run, |_| true).await?),
         };
         Ok(Assignment {
             token: TaskToken { run, activation: task.activation, attempt: task.attempt, fence: task.fence },
@@ -139,15 +139,20 @@ impl Handed {
     }
 }
 
-/// What a code run remembers beyond the change numbered `after`, by name.
-pub(crate) async fn memo(store: &dyn Store, flows: &Flows, run: RunId, after: u64) -> Result<Map<String, Value>> {
+/// What a code run remembers, by name, as far as it is wanted: no payload is read that is not.
+pub(crate) async fn memo(
+    store: &dyn Store,
+    flows: &Flows,
+    run: RunId,
+    wanted: impl Fn(&MemoEntry<'_>) -> bool,
+) -> Result<Map<String, Value>> {
     let Found::Run(loaded) = store.load(run, None).await? else { return Err(EngineError::no_run(run)) };
     let header = &loaded.rows.header;
     let flow = flows.find(store, &loaded.summary.ns, &header.flow, Some(&header.flow_version)).await?;
     let flow = flow.ok_or_else(|| EngineError::no_flow(&header.flow))?;
     let rows = Run::load(loaded.rows, &flow.flow);
     let (mut entries, mut values) = (Map::new(), Vec::new());
-    for entry in rows.memo(after) {
+    for entry in rows.memo(0).filter(|entry| wanted(entry)) {
         let mut body = json!({"kind": kind_name(entry.kind), "n": entry.n, "attempt": entry.attempt});
         match entry.state {
             MemoState::Pending => body["status"] = json!("pending"),

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use eddyline_machine::memo::MemoEntry;
 use eddyline_machine::run::State;
 use eddyline_machine::{Expiry, Fence, Input, RunId, TaskKind, TaskRef};
 use eddyline_store::{Extended, Found, Lease, Namespace, Taken};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use crate::assignment::memo;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
@@ -109,18 +111,37 @@ impl Engine {
         Ok(standing)
     }
 
-    /// What the code run of a task has come to remember beyond the change numbered `seen`, or since the task was claimed.
-    /// None if there is no such run.
-    pub async fn memo_of(&self, ns: &Namespace, task: TaskId, seen: Option<u64>) -> Result<Option<Map<String, Value>>> {
+    /// What the code run of a task remembers beyond the change numbered `after`. None if there is no such run.
+    pub async fn memo_of(&self, ns: &Namespace, task: TaskId, after: u64) -> Result<Option<Map<String, Value>>> {
+        self.remembered(ns, task, |entry| entry.n > after).await
+    }
+
+    /// What has come to the code run of a task beyond the change numbered `seen`, or since the task was claimed: what its
+    /// worker said itself since then is left out, but for entries of these names. None if there is no such run.
+    pub async fn news_of(
+        &self,
+        ns: &Namespace,
+        task: TaskId,
+        seen: Option<u64>,
+        names: &[&str],
+    ) -> Result<Option<Map<String, Value>>> {
+        let handed_over = self.facts.of(&*self.instance.store, task.run, task.fence).await?.memo;
+        let seen = seen.unwrap_or(handed_over);
+        let is_others = |entry: &MemoEntry<'_>| entry.news || entry.n <= handed_over;
+        self.remembered(ns, task, |entry| entry.n > seen && (is_others(entry) || names.contains(&entry.name))).await
+    }
+
+    async fn remembered(
+        &self,
+        ns: &Namespace,
+        task: TaskId,
+        wanted: impl Fn(&MemoEntry<'_>) -> bool,
+    ) -> Result<Option<Map<String, Value>>> {
         if !self.is_of(ns, task.run).await? {
             return Ok(None);
         }
-        let seen = match seen {
-            Some(seen) => seen,
-            None => self.facts.of(&*self.instance.store, task.run, task.fence).await?.memo,
-        };
-        match self.news(task.run, seen).await {
-            Ok(news) => Ok(Some(news)),
+        match memo(&*self.instance.store, &self.instance.flows, task.run, wanted).await {
+            Ok(entries) => Ok(Some(entries)),
             Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => Ok(None),
             Err(error) => Err(error),
         }

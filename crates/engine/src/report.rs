@@ -9,11 +9,11 @@ use eddyline_machine::{
     Answer, Claim, CodeOp, CodeWait, Data, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef,
 };
 use eddyline_store::{ClaimRequest, Lease, Namespace, Offer, RequestId, Store, StoreError, Taken};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use crate::assignment::{Assignment, Handed, memo};
+use crate::assignment::{Assignment, Handed};
 use crate::committer::{Order, Outcome};
 use crate::config::{
     LARGE_PAYLOAD_BYTES, MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS,
@@ -225,11 +225,6 @@ impl Engine {
 
     fn lease_ms(&self, asked: Option<Millis>) -> Millis {
         asked.unwrap_or(self.instance.config.lease_ms).clamp(1, MAX_WAIT_MS)
-    }
-
-    /// What a code run has come to remember beyond the change numbered `after`.
-    pub async fn news(&self, run: RunId, after: u64) -> Result<Map<String, Value>> {
-        memo(&*self.instance.store, &self.instance.flows, run, after).await
     }
 
     /// What is known of the claim of a code run's task.

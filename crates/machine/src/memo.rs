@@ -8,6 +8,8 @@ pub struct MemoEntry<'a> {
     pub name: &'a str,
     pub kind: MemoKind,
     pub n: u64,
+    /// Its newest change is not the function's own doing.
+    pub news: bool,
     pub attempt: u32,
     pub state: MemoState<'a>,
 }
@@ -36,7 +38,8 @@ impl Run {
                 State::Retrying { due, .. } => MemoState::Retry { due: *due },
                 _ => MemoState::Pending,
             };
-            let entry = MemoEntry { name, kind: memo.kind, n: memo.n, attempt: activation.attempt, state };
+            let (kind, n, news, attempt) = (memo.kind, memo.n, memo.news, activation.attempt);
+            let entry = MemoEntry { name, kind, n, news, attempt, state };
             (memo.n > after && !forgotten).then_some(entry)
         })
     }

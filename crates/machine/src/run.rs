@@ -255,6 +255,9 @@ pub struct Memo {
     pub n: u64,
     /// It will bring news by itself.
     pub pending: bool,
+    /// Its newest change is not the function's own doing.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub news: bool,
     /// Of a call: the handler and the queue.
     pub call: Option<(String, String)>,
 }

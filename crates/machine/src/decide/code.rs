@@ -89,6 +89,10 @@ impl Decider<'_> {
                 }
             }
         }
+        if op.kind() != MemoKind::Step && self.at(id).end().is_some() {
+            // It was over at once, like a detached child; what it came to the function does not know.
+            self.entry_brings_news(id);
+        }
         Ok(Answer::Applied(self.said(id)))
     }
 
@@ -258,6 +262,7 @@ impl Decider<'_> {
         }
         if let Place::Memo(memo) = &mut self.edit(id).place {
             memo.n = n;
+            memo.news = true;
         }
     }
 
@@ -315,7 +320,7 @@ impl Decider<'_> {
         self.inside_mut(ROOT)?.open += 1;
         self.header.step_count += 1;
         let name = Arc::from(name);
-        Ok(self.create(Place::Memo(Memo { name, kind, made_by, again, n, pending: false, call: None })))
+        Ok(self.create(Place::Memo(Memo { name, kind, made_by, again, n, pending: false, news: false, call: None })))
     }
 
     fn kind_changed(&mut self, id: ActId, name: &str, was: MemoKind, is: MemoKind) -> Done<Answer> {
@@ -343,6 +348,7 @@ impl Decider<'_> {
         activation.state = State::Ready;
         if let Place::Memo(memo) = &mut activation.place {
             memo.n = n;
+            memo.news = false;
         }
     }
 

@@ -51,15 +51,13 @@ impl OfCode {
         })
     }
 
-    /// Whether an entry of the memo is just what was reported here. What has become of it since is news.
-    pub fn wrote(&self, name: &str, entry: &Value, reported: &[Reported]) -> bool {
-        let said = self.said.iter().filter(|said| said.name.as_deref() == Some(name));
-        let mut said = said.filter_map(|said| match reported.get(said.place)? {
-            Reported::Answer { answer: Answer::Applied(said) | Answer::Duplicate(said), .. } => Some(said.known),
-            _ => None,
+    /// The entries that were known before, however they came about: who asks for one is told what it came to.
+    pub fn known<'a>(&'a self, reported: &[Reported]) -> Vec<&'a str> {
+        let known = self.said.iter().filter(|said| match reported.get(said.place) {
+            Some(Reported::Answer { answer: Answer::Applied(said) | Answer::Duplicate(said), .. }) => said.known,
+            _ => false,
         });
-        let as_reported = if entry["kind"] == "step" { entry["due"] != true } else { entry["status"] == "pending" };
-        as_reported && said.any(|known| !known)
+        known.filter_map(|said| said.name.as_deref()).collect()
     }
 }
 

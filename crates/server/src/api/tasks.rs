@@ -88,7 +88,7 @@ pub(crate) async fn memo(call: Call) -> Answer {
     let unknown = || Failure::not_found("task", call.param("id"));
     let task = TaskId::parse(call.param("id")).ok_or_else(unknown)?;
     let after = call.number("after")?.unwrap_or(0);
-    let memo = call.engine().memo_of(call.ns(), task, Some(after)).await?.ok_or_else(unknown)?;
+    let memo = call.engine().memo_of(call.ns(), task, after).await?.ok_or_else(unknown)?;
     let (memo, next) = words::memo_page(memo, MEMO_PAGE_BYTES);
     ok(&json!({"memo": memo, "next": next.map(|next| next.to_string())}))
 }
@@ -101,8 +101,7 @@ pub(super) struct Told {
     pub up_to: Vec<(TaskId, u64)>,
 }
 
-/// What code runs whose tasks are still held have come to remember beyond what their workers have seen, and beyond what
-/// these very reports say.
+/// What has come to code runs whose tasks are still held beyond what their workers have seen or said themselves.
 pub(super) async fn news_of(
     engine: &Engine,
     ns: &Namespace,
@@ -112,10 +111,10 @@ pub(super) async fn news_of(
     let mut told = Told::default();
     for (token, of_task) in tasks.iter().filter(|(_, of_task)| of_task.is_held(reported)) {
         let task = TaskId { run: token.run, fence: token.fence };
-        let Some(mut entries) = engine.memo_of(ns, task, of_task.seen).await? else { continue };
+        let known = of_task.known(reported);
+        let Some(entries) = engine.news_of(ns, task, of_task.seen, &known).await? else { continue };
         let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
         told.up_to.extend(newest.max(of_task.seen).map(|n| (task, n)));
-        entries.retain(|name, entry| !of_task.wrote(name, entry, reported));
         if !entries.is_empty() {
             told.news.insert(token.task_id(), entries);
         }

@@ -114,7 +114,7 @@ pub(super) async fn beat(
             Holding::Held { memo: Some(handed_over) } => {
                 let id = task.to_string();
                 let seen = asked.seen.get(&id).copied().unwrap_or(handed_over);
-                let news = engine.memo_of(ns, *task, Some(seen)).await?.filter(|news| !news.is_empty());
+                let news = engine.news_of(ns, *task, Some(seen), &[]).await?.filter(|news| !news.is_empty());
                 beat.news.extend(news.map(|news| (id, news)));
             }
             Holding::Lost => beat.lost.push(task.to_string()),

@@ -348,7 +348,7 @@ impl Session<'_> {
                 Holding::Cancelled => beat.cancel.push(task.to_string()),
                 Holding::Held { memo } => {
                     let Some(seen) = self.held.seen(*task).or(memo) else { continue };
-                    let news = self.engine().memo_of(&self.ns, *task, Some(seen)).await?.unwrap_or_default();
+                    let news = self.engine().news_of(&self.ns, *task, Some(seen), &[]).await?.unwrap_or_default();
                     if !news.is_empty() {
                         beat.news.insert(task.to_string(), news);
                     }
