@@ -3,6 +3,7 @@
 //! The messages of a run are handed in together, so that they are decided together. Runs do not wait for each other: one
 //! with a long line of messages keeps no other from its own.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +30,9 @@ const BYTES_AT_ONCE: usize = 4 << 20;
 
 pub(crate) struct Inbox {
     instance: Instance,
-    /// Each of another run.
-    deliveries: FuturesUnordered<BoxFuture<'static, Result<()>>>,
+    deliveries: FuturesUnordered<BoxFuture<'static, (RunId, Result<()>)>>,
+    /// The runs of these deliveries, each of another one.
+    under_way: BTreeSet<RunId>,
 }
 
 impl Chore for Inbox {
@@ -43,9 +45,12 @@ impl Chore for Inbox {
             room => self.instance.store.due(Due::Messages, room).await?,
         };
         for item in due.items {
-            if let DueItem::Messages { ns, to, messages } = item {
+            // What is due again because it takes so long is still on its way.
+            if let DueItem::Messages { ns, to, messages } = item
+                && self.under_way.insert(to)
+            {
                 let delivery = Delivery { instance: self.instance.clone(), ns, to };
-                self.deliveries.push(Box::pin(async move { delivery.deliver(messages).await }));
+                self.deliveries.push(Box::pin(async move { (to, delivery.deliver(messages).await) }));
             }
         }
         let all_done = tokio::time::timeout(PATIENCE, self.finish()).await.is_ok();
@@ -63,12 +68,13 @@ impl Chore for Inbox {
 
 impl Inbox {
     pub fn new(instance: Instance) -> Inbox {
-        Inbox { instance, deliveries: FuturesUnordered::new() }
+        Inbox { instance, deliveries: FuturesUnordered::new(), under_way: BTreeSet::new() }
     }
 
     /// Until everything on its way is delivered.
     async fn finish(&mut self) {
-        while let Some(delivered) = self.deliveries.next().await {
+        while let Some((to, delivered)) = self.deliveries.next().await {
+            self.under_way.remove(&to);
             if let Err(error) = delivered {
                 tracing::warn!(instance = self.instance.config.instance, "messages are delivered again later: {error}");
             }
@@ -140,7 +146,7 @@ impl Delivery {
         failed.map_or(Ok(()), Err)
     }
 
-    /// A message to itself with what its sender could not know: which of its closed tasks workers have, or which event
+    /// A message to itself with what its sender could not know: which of its closed tasks no worker has, or which event
     /// a new gate has waited for.
     async fn completed(&self, id: &str, input: Input, looking: &mut LookBack<'_>) -> Result<Input> {
         match input {
@@ -149,8 +155,8 @@ impl Delivery {
             _ => return Ok(input),
         }
         let beside = self.instance.store.beside(self.to).await?;
-        let claimed = beside.tasks.iter().filter(|row| row.held.is_some()).map(|row| row.task.fence).collect();
-        Ok(Input::Drain { claimed })
+        let unclaimed = beside.tasks.iter().filter(|row| row.closed && row.held.is_none());
+        Ok(Input::Drain { unclaimed: unclaimed.map(|row| row.task.fence).collect() })
     }
 
     async fn start(&self, id: &str, flow: &str, start: Box<Start>) -> Result<()> {

@@ -57,10 +57,11 @@ pub enum Input {
     },
     /// The run goes on with what one transition left over.
     Continue,
-    /// Which of the closed tasks a worker has. Sent to itself by a run that is ending; the engine adds the facts, which
-    /// can no longer grow because closed tasks are not claimed.
+    /// Which of the closed tasks no worker has. Sent to itself by a run that is ending; the engine adds the facts, which
+    /// stay true because closed tasks are not claimed.
     Drain {
-        claimed: Vec<Fence>,
+        #[serde(default)]
+        unclaimed: Vec<Fence>,
     },
 }
 

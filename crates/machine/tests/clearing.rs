@@ -105,3 +105,15 @@ fn after_a_failed_item_no_other_begins_and_the_rest_of_the_run_goes_on() {
     assert!(!t.model.header(run).holds_tasks());
     assert_eq!(t.offered(), ["other"]);
 }
+
+#[test]
+fn word_of_tasks_that_nobody_has_says_nothing_of_those_that_are_closed_with_it() {
+    let mut t = Trial::new("{name: f, steps: {a: {undo: {run: u}}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let cancel = Input::Cancel { by: "somebody".to_owned(), reason: None };
+    // What was found out before the cancel is decided on together with it.
+    t.model.submit(run, vec![cancel, Input::Drain { unclaimed: Vec::new() }]);
+    assert!(matches!(complete(&mut t, &task), Answer::Applied(_)));
+    t.model.deliver_all();
+    assert_eq!(t.offered(), ["undo:a"]);
+}

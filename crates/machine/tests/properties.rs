@@ -404,7 +404,7 @@ impl World {
             1 => Input::Expired { task, why: Expiry::LeaseLost, claim: Claim::default() },
             2 => Input::Due(TimerKey { activation, kind: TimerKind::Gate }).clone(),
             3 => Input::ChildEnded { activation, child: run, end: ChildEnd::Cancelled },
-            4 => Input::Drain { claimed: self.claimed_of(run) },
+            4 => Input::Drain { unclaimed: self.unclaimed_of(run) },
             5 => Input::Act { activation: "no[1].such..step".into(), by: "ann".into(), act: StepAct::Skip },
             6 => Input::Start(Box::default()),
             _ => Input::Continue,
@@ -415,8 +415,9 @@ impl World {
         self.model.submit(run, vec![input]);
     }
 
-    fn claimed_of(&self, run: RunId) -> Vec<Fence> {
-        self.model.runs[&run].tasks.values().filter(|row| row.claimed).map(|row| row.task.fence).collect()
+    fn unclaimed_of(&self, run: RunId) -> Vec<Fence> {
+        let tasks = self.model.runs[&run].tasks.values();
+        tasks.filter(|row| row.closed && !row.claimed).map(|row| row.task.fence).collect()
     }
 
     /// Everything that is waited for comes.

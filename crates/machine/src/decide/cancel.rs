@@ -40,13 +40,13 @@ impl Decider<'_> {
         applied()
     }
 
-    /// Which of the tasks that were closed a worker has; the others can end.
-    pub(super) fn drained(&mut self, claimed: &[Fence]) -> Done<Answer> {
-        let claimed: BTreeSet<Fence> = claimed.iter().copied().collect();
+    /// Which of the tasks that were closed no worker has: they can end.
+    pub(super) fn drained(&mut self, unclaimed: &[Fence]) -> Done<Answer> {
+        let unclaimed: BTreeSet<Fence> = unclaimed.iter().copied().collect();
         let mut any = false;
         for id in (0..self.next_activation).map(ActId) {
             let State::Draining(fence) = self.at(id).state else { continue };
-            if claimed.contains(&fence) {
+            if !unclaimed.contains(&fence) {
                 continue;
             }
             if !self.room(1) {

@@ -212,7 +212,7 @@ impl<'a> Decider<'a> {
             Input::Resume { by } => self.resume(by),
             Input::Act { activation, by, act } => self.act(activation, by, act),
             Input::Continue => Ok(Answer::Nothing),
-            Input::Drain { claimed } => self.drained(claimed),
+            Input::Drain { unclaimed } => self.drained(unclaimed),
         }
     }
 
@@ -293,7 +293,7 @@ impl<'a> Decider<'a> {
             }
         };
         to_itself(changed && !self.header.agenda.is_empty(), "continue", Input::Continue);
-        to_itself(self.drain && !ended, "drain", Input::Drain { claimed: Vec::new() });
+        to_itself(self.drain && !ended, "drain", Input::Drain { unclaimed: Vec::new() });
         Transition {
             base,
             header: self.header,

@@ -248,9 +248,9 @@ impl Model {
                 if !self.runs.contains_key(&message.to) {
                     return true;
                 }
-                if let Input::Drain { claimed } = &mut *input {
-                    let tasks = &self.runs[&message.to].tasks;
-                    *claimed = tasks.values().filter(|row| row.claimed).map(|row| row.task.fence).collect();
+                if let Input::Drain { unclaimed } = &mut *input {
+                    let closed = self.runs[&message.to].tasks.values().filter(|row| row.closed && !row.claimed);
+                    *unclaimed = closed.map(|row| row.task.fence).collect();
                 }
                 self.submit(message.to, vec![*input]);
             }

@@ -343,8 +343,8 @@ impl Drive {
                 return;
             }
             MessageBody::Input(mut input) => {
-                if let Input::Drain { claimed } = &mut *input {
-                    *claimed = self.held_fences(to).await;
+                if let Input::Drain { unclaimed } = &mut *input {
+                    *unclaimed = self.unclaimed_fences(to).await;
                 }
                 self.prepare(to, &[*input]).await
             }
@@ -352,9 +352,10 @@ impl Drive {
         self.commit(RunCommit { takes, ..commit }).await.unwrap();
     }
 
-    pub async fn held_fences(&self, run: RunId) -> Vec<Fence> {
+    /// Of the closed tasks those that nobody has.
+    pub async fn unclaimed_fences(&self, run: RunId) -> Vec<Fence> {
         let tasks = self.beside(run).await.tasks;
-        tasks.into_iter().filter(|row| row.held.is_some()).map(|row| row.task.fence).collect()
+        tasks.into_iter().filter(|row| row.closed && row.held.is_none()).map(|row| row.task.fence).collect()
     }
 
     pub async fn beside(&self, run: RunId) -> Beside {

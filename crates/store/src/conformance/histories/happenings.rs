@@ -282,8 +282,8 @@ impl World<'_> {
                 Some(self.drive.prepare_start(&flow, to, *start).await)
             }
             MessageBody::Input(mut input) if self.is_there(to).await => {
-                if let Input::Drain { claimed } = &mut *input {
-                    *claimed = self.drive.held_fences(to).await;
+                if let Input::Drain { unclaimed } = &mut *input {
+                    *unclaimed = self.drive.unclaimed_fences(to).await;
                 }
                 Some(self.drive.prepare(to, &[*input]).await)
             }
