@@ -19,8 +19,8 @@ use super::wording::in_words;
 /// A body has this long, and a second more for each [`PACE_BYTES`] that have come.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PACE_BYTES: usize = 16 << 10;
-/// What a request is wrapped in is this deep at most.
-const AROUND_PAYLOAD: u16 = 8;
+/// Nothing is parsed that is nested deeper: a payload, and what a request wraps it in.
+pub(crate) const MAX_DEPTH: u16 = MAX_PAYLOAD_DEPTH + 8;
 /// Room made beforehand for a body that says how long it is.
 const FIRST_ROOM: usize = 64 << 10;
 
@@ -152,7 +152,14 @@ pub(crate) fn check_type(headers: &HeaderMap, taken: Taken) -> Result<(), Failur
 
 /// Checked before anything is parsed, so that no text can make the parser nest.
 pub(crate) fn check_depth(bytes: &[u8]) -> Result<(), Failure> {
-    let most = MAX_PAYLOAD_DEPTH + AROUND_PAYLOAD;
+    match is_deeper(bytes, MAX_DEPTH) {
+        true => Err(Failure::bad(format!("the body is nested more than {MAX_DEPTH} deep"))),
+        false => Ok(()),
+    }
+}
+
+/// Whether JSON is nested deeper than that, without parsing it.
+pub(crate) fn is_deeper(bytes: &[u8], most: u16) -> bool {
     let (mut depth, mut text, mut escaped) = (0u16, false, false);
     for byte in bytes {
         match byte {
@@ -162,14 +169,14 @@ pub(crate) fn check_depth(bytes: &[u8]) -> Result<(), Failure> {
             b'[' | b'{' if !text => {
                 depth += 1;
                 if depth > most {
-                    return Err(Failure::bad(format!("the body is nested more than {most} deep")));
+                    return true;
                 }
             }
             b']' | b'}' if !text => depth = depth.saturating_sub(1),
             _ => {}
         }
     }
-    Ok(())
+    false
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::Api;
+use super::apart::{self, List, Unread};
 use super::body::{self, Taken};
 use super::failure::Failure;
 use super::guard::Caller;
@@ -185,6 +186,15 @@ impl Call {
             return Ok(Value::Null);
         }
         body::json(&bytes, &self.head.headers, Taken::Json)
+    }
+
+    /// The body, of which each item of a list is read for itself.
+    pub async fn json_apart<T: DeserializeOwned>(&mut self, list: List) -> Result<(T, Unread), Failure> {
+        let bytes = self.bytes().await?;
+        if !list.bare {
+            body::refuse_list(&bytes)?;
+        }
+        apart::read(&bytes, list, |bytes| body::json(bytes, &self.head.headers, Taken::Json))
     }
 
     /// The body, an object.

@@ -20,8 +20,10 @@ use futures_util::SinkExt;
 use serde_json::Value;
 
 use super::Counted;
+use super::apart::{self, Unread};
 use super::call::{Answer, Call};
 use super::failure::Failure;
+use super::tasks::REPORTS;
 use session::Session;
 
 /// A worker that does not take a message for so long is cut off.
@@ -87,11 +89,10 @@ struct Wire {
     socket: WebSocket,
 }
 
-/// What came in.
-enum Heard {
-    Said(FromWorker<Value>),
-    /// A sign of life and nothing else.
-    Alive,
+/// A message of the worker, and which of its reports could not be read.
+struct Said {
+    message: FromWorker<Value>,
+    unread: Unread,
 }
 
 impl Wire {
@@ -121,12 +122,12 @@ impl Wire {
         }
     }
 
-    /// Can be left and taken up again without losing a message.
-    async fn hear(&mut self) -> Result<Heard, Cut> {
+    /// What is said, or nothing but a sign of life. Can be left and taken up again without losing a message.
+    async fn hear(&mut self) -> Result<Option<Said>, Cut> {
         match self.socket.recv().await {
-            Some(Ok(Message::Text(text))) => read(text.as_bytes()),
-            Some(Ok(Message::Binary(bytes))) => read(&bytes),
-            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Heard::Alive),
+            Some(Ok(Message::Text(text))) => read(text.as_bytes()).map(Some),
+            Some(Ok(Message::Binary(bytes))) => read(&bytes).map(Some),
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
             Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Cut::Gone),
         }
     }
@@ -163,13 +164,14 @@ enum Write {
     Later,
 }
 
-fn read(bytes: &[u8]) -> Result<Heard, Cut> {
-    super::body::check_depth(bytes)?;
-    let said = serde_json::from_slice(bytes);
-    let said = said.map_err(|error| {
-        Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
+fn read(bytes: &[u8]) -> Result<Said, Cut> {
+    let (message, unread) = apart::read(bytes, REPORTS, |bytes| {
+        super::body::check_depth(bytes)?;
+        serde_json::from_slice(bytes).map_err(|error| {
+            Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
+        })
     })?;
-    Ok(Heard::Said(said))
+    Ok(Said { message, unread })
 }
 
 /// What was pushed to workers and is not done, by their connections. A worker that comes back says what it has of it; the

@@ -1,6 +1,7 @@
 //! The API: one table of routes, one file a resource.
 
 mod acts;
+mod apart;
 mod body;
 mod call;
 mod connect;

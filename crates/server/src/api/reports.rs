@@ -8,6 +8,7 @@ use eddyline_protocol as wire;
 use eddyline_protocol::{Outcome, Report, Verdict};
 use serde_json::Value;
 
+use super::apart::Unread;
 use super::call::moment;
 use super::wording::in_words;
 use super::words::{inner_failure, millis};
@@ -62,16 +63,17 @@ impl OfCode {
 }
 
 impl Reading {
-    pub fn new(written: Vec<Value>) -> Reading {
+    /// Of those that are unread it is known what is wrong.
+    pub fn new(written: Vec<Value>, mut unread: Unread) -> Reading {
         let outcomes = Vec::with_capacity(written.len());
         let mut reading = Reading { outcomes, places: Vec::new(), reports: Vec::new(), code: BTreeMap::new() };
         let mut refused: BTreeSet<String> = BTreeSet::new();
-        for written in written {
+        for (at, written) in written.into_iter().enumerate() {
             let task_id = written["task_id"].as_str().map(str::to_owned);
             let outcome = if task_id.as_ref().is_some_and(|task| refused.contains(task)) {
                 Outcome::new(task_id.unwrap_or_default(), Verdict::NotTried)
             } else {
-                match read(written) {
+                match unread.remove(&at).map_or_else(|| read(written), Err) {
                     Ok((report, seen)) => {
                         reading.wants_news(&report, seen);
                         reading.places.push(reading.outcomes.len());

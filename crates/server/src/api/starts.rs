@@ -7,6 +7,7 @@ use eddyline_machine::{Body, Millis, Retry};
 use eddyline_protocol::{BatchItem, BatchStarted, Code, Deadline, RunStarted, StartRun};
 use serde_json::{Value, json};
 
+use super::apart::{List, Unread};
 use super::body::{check_labels, one};
 use super::call::{Answer, Call, answer, moment, ok};
 use super::failure::Failure;
@@ -29,7 +30,9 @@ pub(crate) async fn start(mut call: Call) -> Answer {
 /// `POST /v1/runs/batch`
 pub(crate) async fn batch(mut call: Call) -> Answer {
     let expected = "expected {\"runs\": [{\"flow\": …, \"input\": …}]}, or a list of starts";
-    let starts = match call.any_json().await? {
+    let list = List { field: "runs", bare: true, most: MAX_STARTS };
+    let (body, mut unread): (Value, Unread) = call.json_apart(list).await?;
+    let starts = match body {
         Value::Object(mut batch) => batch.remove("runs").unwrap_or_default(),
         list => list,
     };
@@ -40,6 +43,7 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
     let mut items: Vec<Option<BatchItem>> = Vec::with_capacity(asked.len());
     let (mut requests, mut places) = (Vec::new(), Vec::new());
     for (at, start) in asked.into_iter().enumerate() {
+        let start = unread.remove(&at).map_or(Ok(start), |problem| Err(Failure::bad(problem)));
         items.push(match item(&call, start).await {
             Ok(wanted) => {
                 requests.push(wanted);
@@ -59,8 +63,8 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
 }
 
 /// One start of many.
-async fn item(call: &Call, written: Value) -> Result<StartRequest, Failure> {
-    let mut start: StartRun = one(written, "expected a start {\"flow\": …, \"input\": …}")?;
+async fn item(call: &Call, written: Result<Value, Failure>) -> Result<StartRequest, Failure> {
+    let mut start: StartRun = one(written?, "expected a start {\"flow\": …, \"input\": …}")?;
     match start.flow.take() {
         Some(flow) => request(call, flow, start).await,
         None => Err(Failure::invalid("it does not name its flow")),

@@ -11,6 +11,7 @@ use eddyline_store::{Namespace, Offer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::apart::{List, Unread};
 use super::body::check_labels;
 use super::call::{Answer, Call, MAX_WAIT, ok};
 use super::failure::Failure;
@@ -23,6 +24,8 @@ pub(super) const DEFAULT_QUEUE: &str = "default";
 pub(super) const MAX_QUEUES: usize = 1_000;
 /// Reports in one request.
 pub(super) const MAX_REPORTS: usize = 10_000;
+/// What is read of a request with reports, each for itself.
+pub(super) const REPORTS: List = List { field: "reports", bare: false, most: MAX_REPORTS };
 /// Characters of the text by which a worker knows a claim.
 const MAX_REQUEST_CHARS: usize = 200;
 /// Bytes of a memo in one page.
@@ -56,7 +59,7 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
 
 /// `POST /v1/tasks/report`
 pub(crate) async fn report(mut call: Call) -> Answer {
-    let asked: ReportTasks<Value> = call.json().await?;
+    let (asked, unread): (ReportTasks<Value>, Unread) = call.json_apart(REPORTS).await?;
     if asked.reports.len() > MAX_REPORTS {
         return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one request")));
     }
@@ -66,7 +69,7 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let wait = waits(more.as_ref().and_then(|more| more.wait_ms));
     let claim = more.map(|more| claimant.claim(call.ns(), more.queues, more.max, more.request_id)).transpose()?;
     let _room = if claim.is_none() || wait.is_zero() { None } else { Some(call.api.long_poll()?) };
-    let mut reading = Reading::new(asked.reports);
+    let mut reading = Reading::new(asked.reports, unread);
     let code = std::mem::take(&mut reading.code);
     let reports = std::mem::take(&mut reading.reports);
     let (reported, waiting) = call.engine().report_and_ask(call.ns(), reports, claim).await?;

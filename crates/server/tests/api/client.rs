@@ -50,6 +50,12 @@ pub fn args() -> ServeArgs {
     }
 }
 
+/// JSON by its grammar, which nobody can read.
+pub fn unreadable() -> Vec<String> {
+    let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    vec![deep(70), deep(100), deep(500), r#""\ud800""#.to_owned(), "1e999".to_owned(), r#"{"a": -1e999}"#.to_owned()]
+}
+
 pub const ADMIN_KEY: &str = "an-admin-key-that-only-the-tests-know";
 
 impl Rig {

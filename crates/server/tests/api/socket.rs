@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::client::{Client, DIAMOND, Rig, args};
+use crate::client::{Client, DIAMOND, Rig, args, unreadable};
 
 /// Longer than anything here takes; reached only when something hangs.
 const LONG: Duration = Duration::from_secs(30);
@@ -206,6 +206,31 @@ async fn news_of_a_code_run_is_told_once_on_a_socket() {
     assert_eq!(names, ["c"], "unasked, and what the worker said itself is left out");
     socket.say(json!({"type": "heartbeat", "tasks": [id]})).await;
     assert_eq!(socket.until("beat").await["news"], json!({}), "it was told");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_that_cannot_be_read_does_not_end_the_connection() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}, b: {run: b}}").await;
+    let mut socket = Socket::open(&rig, json!({})).await;
+    for (id, unreadable) in unreadable().into_iter().enumerate() {
+        socket.say(json!({"type": "credit", "n": 2})).await;
+        rig.run("f", json!(1)).await;
+        let mut tasks = Vec::new();
+        while tasks.len() < 2 {
+            tasks.extend(socket.until("tasks").await["tasks"].as_array().unwrap().clone());
+        }
+        let (task, token) = (&tasks[0]["task_id"], &tasks[0]["token"]);
+        let bad = format!(r#"{{"task_id": {task}, "token": {token}, "op": "complete", "output": {unreadable}}}"#);
+        let frame = format!(r#"{{"type": "report", "id": {id}, "reports": [{bad}, {}]}}"#, done(&tasks[1]));
+        socket.0.send(Message::text(frame)).await.unwrap();
+        let reported = socket.until("reported").await;
+        assert_eq!((&reported["id"], &reported["outcomes"][0]["task_id"]), (&json!(id), task));
+        assert_eq!(reported["outcomes"][0]["outcome"], "invalid", "{reported}");
+        assert_eq!(reported["outcomes"][1]["outcome"], "applied", "{reported}");
+        assert_eq!(rig.report(&tasks[0], done(&tasks[0])).await["outcome"], "applied", "it is still the worker's");
+    }
     rig.server.stop().await;
 }
 

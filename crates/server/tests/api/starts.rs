@@ -1,9 +1,10 @@
 //! What a run is started with.
 
 use eddyline_server::ServeArgs;
+use hyper::Method;
 use serde_json::json;
 
-use crate::client::{Rig, args};
+use crate::client::{Rig, args, unreadable};
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const OTHER_TRACE: &str = "00-11111111111111111111111111111111-2222222222222222-00";
@@ -102,6 +103,25 @@ async fn an_item_of_a_batch_that_cannot_be_read_keeps_no_other_from_its_start() 
     }
     for bad in [json!(5), json!({"runs": 5}), json!({"x": []}), json!(null)] {
         assert_eq!(rig.post("/v1/runs/batch", bad).await.code(), (400, "bad_request"));
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_payload_in_a_batch_that_nobody_can_read_is_refused_alone() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {set: 1}}").await;
+    for unreadable in unreadable() {
+        let list = format!(r#"[{{"flow": "f"}}, {{"flow": "f", "input": {unreadable}}}, {{"flow": "f"}}]"#);
+        for body in [list.clone(), format!(r#"{{"runs": {list}}}"#)] {
+            let reply = rig.send(Method::POST, "/v1/runs/batch", Some("application/json"), body.into()).await;
+            assert_eq!((reply.status, reply.body["items"].as_array().map(Vec::len)), (200, Some(3)), "{}", reply.body);
+            let items = reply.items();
+            assert!(items[0]["run_id"].is_string() && items[2]["run_id"].is_string(), "{}", reply.body);
+            // A payload that is a little too deep is read, and then refused as one.
+            let code = items[1]["error"]["code"].as_str().unwrap_or("none");
+            assert!(["bad_request", "invalid"].contains(&code), "{}", reply.body);
+        }
     }
     rig.server.stop().await;
 }

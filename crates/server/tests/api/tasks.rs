@@ -2,9 +2,10 @@
 
 use eddyline_protocol::Span;
 use eddyline_server::ServeArgs;
+use hyper::Method;
 use serde_json::{Value, json};
 
-use crate::client::{Rig, args};
+use crate::client::{Rig, args, unreadable};
 
 /// Longer than anything here takes; reached only when something hangs.
 const LONG: std::time::Duration = std::time::Duration::from_secs(30);
@@ -86,6 +87,42 @@ async fn each_report_is_taken_for_itself() {
     rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
     assert_eq!(rig.report(b, json!({"op": "complete", "seq": 2})).await["outcome"], "closed");
     assert_eq!(rig.get(&format!("/v1/runs/{run}")).await.body["emitted_events"], json!(["told"]));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_that_cannot_be_read_is_in_nobodys_way() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}, b: {run: b}}").await;
+    let post =
+        async |body: String| rig.send(Method::POST, "/v1/tasks/report", Some("application/json"), body.into()).await;
+    for unreadable in unreadable() {
+        rig.run("f", json!(1)).await;
+        let asked = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 2, "wait_ms": 20_000})).await;
+        let [first, second] = &asked.body["tasks"].as_array().unwrap()[..] else { panic!("{}", asked.body) };
+        let report = |task: &Value, output: &str| {
+            let (id, token) = (&task["task_id"], &task["token"]);
+            format!(r#"{{"task_id": {id}, "token": {token}, "op": "complete", "output": {output}}}"#)
+        };
+        let reports = [report(first, &unreadable), report(second, "1"), report(first, "2")].join(", ");
+        let reply = post(format!(r#"{{"worker_id": "w", "reports": [{reports}]}}"#)).await;
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let outcomes: Vec<_> = reply.body["outcomes"].as_array().unwrap().iter().collect();
+        let said: Vec<_> = outcomes.iter().map(|said| said["outcome"].as_str().unwrap()).collect();
+        assert_eq!(said, ["invalid", "applied", "not_tried"], "{}", reply.body);
+        assert_eq!((&outcomes[0]["task_id"], &outcomes[2]["task_id"]), (&first["task_id"], &first["task_id"]));
+        assert!(!outcomes[0]["message"].as_str().unwrap().is_empty());
+        assert_eq!(
+            rig.report(first, json!({"op": "complete"})).await["outcome"],
+            "applied",
+            "it is still the worker's"
+        );
+    }
+    // What is hostile or broken as a whole is refused as a whole.
+    for broken in [format!("{}{}", "[".repeat(2_000), "]".repeat(2_000)), "1 2".to_owned(), "\"".to_owned()] {
+        let reply = post(format!(r#"{{"worker_id": "w", "reports": [{broken}, 1]}}"#)).await;
+        assert_eq!(reply.code(), (400, "bad_request"));
+    }
     rig.server.stop().await;
 }
 

@@ -15,7 +15,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::held::Held;
-use super::{Cut, HELLO, Heard, Wire};
+use super::{Cut, HELLO, Said, Wire};
+use crate::api::apart::Unread;
 use crate::api::failure::Failure;
 use crate::api::reports::Reading;
 use crate::api::tasks::{MAX_REPORTS, Told, news_of};
@@ -172,7 +173,7 @@ impl Session<'_> {
                 }
                 heard = wire.hear(), if self.reporting.is_none() => {
                     (self.heard_at, self.quiet) = (Instant::now(), false);
-                    if let Heard::Said(said) = heard? {
+                    if let Some(said) = heard? {
                         self.take(wire, said).await?;
                     }
                 }
@@ -187,7 +188,7 @@ impl Session<'_> {
         }
         let Some(heard) = wire.hear().now_or_never() else { return Ok(false) };
         self.heard_at = Instant::now();
-        if let Heard::Said(said) = heard? {
+        if let Some(said) = heard? {
             self.take(wire, said).await?;
         }
         Ok(true)
@@ -202,8 +203,8 @@ impl Session<'_> {
         }
     }
 
-    async fn take(&mut self, wire: &mut Wire, said: FromWorker<Value>) -> Result<(), Cut> {
-        match said {
+    async fn take(&mut self, wire: &mut Wire, Said { message, unread }: Said) -> Result<(), Cut> {
+        match message {
             FromWorker::Hello { .. } => Err(Failure::bad("the worker has said hello already").into()),
             FromWorker::Credit { n } => {
                 self.credit(n);
@@ -211,7 +212,7 @@ impl Session<'_> {
             }
             FromWorker::Report { id, reports, credit } => {
                 self.credit(credit);
-                self.report(id, reports)
+                self.report(id, reports, unread)
             }
             FromWorker::Heartbeat { beat } => self.beat(wire, beat).await,
             FromWorker::Drain => {
@@ -235,11 +236,11 @@ impl Session<'_> {
         self.claim = None;
     }
 
-    fn report(&mut self, id: u64, reports: Vec<Value>) -> Result<(), Cut> {
+    fn report(&mut self, id: u64, reports: Vec<Value>, unread: Unread) -> Result<(), Cut> {
         if reports.len() > MAX_REPORTS {
             return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one message")).into());
         }
-        let mut reading = Reading::new(reports);
+        let mut reading = Reading::new(reports, unread);
         let mut code = std::mem::take(&mut reading.code);
         for (token, of_task) in &mut code {
             of_task.seen = of_task.seen.or(self.held.seen(TaskId { run: token.run, fence: token.fence }));
@@ -394,9 +395,9 @@ impl Session<'_> {
 async fn hello(wire: &mut Wire) -> Result<(RegisterWorker, Vec<String>), Cut> {
     loop {
         match wire.hear().await? {
-            Heard::Said(FromWorker::Hello { worker, tasks }) => return Ok((worker, tasks)),
-            Heard::Said(_) => return Err(Failure::bad("a worker says hello first").into()),
-            Heard::Alive => {}
+            Some(Said { message: FromWorker::Hello { worker, tasks }, .. }) => return Ok((worker, tasks)),
+            Some(_) => return Err(Failure::bad("a worker says hello first").into()),
+            None => {}
         }
     }
 }
