@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::nullable;
+
 /// The body of every answer that is not a success.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorBody {
@@ -140,7 +142,7 @@ enum WrittenFailure {
         message: Option<String>,
         stack: Option<String>,
         step: Option<String>,
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         also: Vec<Failure>,
     },
     Nothing,

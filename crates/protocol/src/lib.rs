@@ -68,6 +68,18 @@ mod tests {
         assert_eq!(from_value::<StartRun>(json!({"tags": null})).unwrap(), StartRun::default());
         let complete: Op = from_value(json!({"op": "complete", "emits": null, "logs": null})).unwrap();
         assert_eq!(complete, from_value(json!({"op": "complete"})).unwrap());
+        for (null, left_out) in [
+            (json!({"op": "log", "msg": "m", "level": null}), json!({"op": "log", "msg": "m"})),
+            (json!({"op": "defer", "after": null}), json!({"op": "defer"})),
+            (json!({"op": "step", "name": "s", "retryable": null}), json!({"op": "step", "name": "s"})),
+            (json!({"op": "wait", "name": "w", "webhook": null, "manual": null}), json!({"op": "wait", "name": "w"})),
+            (
+                json!({"op": "child", "name": "c", "flow": "f", "detached": null}),
+                json!({"op": "child", "name": "c", "flow": "f"}),
+            ),
+        ] {
+            assert_eq!(from_value::<Op>(null).unwrap(), from_value::<Op>(left_out).unwrap());
+        }
         let fail: Op = from_value(json!({"op": "fail", "error": {"message": "no"}, "retryable": null})).unwrap();
         assert_eq!(fail, from_value(json!({"op": "fail", "error": {"message": "no"}})).unwrap());
     }

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Span, Timestamp};
+use crate::{Span, Timestamp, nullable};
 
 /// So many in so much time: `{"count": 10, "per": "1s", "burst": 20}`. `per` is a second and `burst` is `count` where they
 /// are left out; a bare number is so many in a second, and a text such as `10/1s` is a rate too.
@@ -151,6 +151,7 @@ impl Scope {
 #[serde(default)]
 pub struct CreateKey {
     /// What it is for, in a person's words.
+    #[serde(deserialize_with = "nullable")]
     pub name: String,
     pub scopes: Vec<Scope>,
     /// The namespace it is bound to; the caller's own where it is left out. Another one takes a key of `default`.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::nullable;
 use crate::tasks::{News, Outcome, Report, Task};
 use crate::workers::{Beat, Heartbeat, RegisterWorker, WorkerRegistered};
 
@@ -126,7 +127,7 @@ impl<R: for<'a> Deserialize<'a>> Typed for FromWorker<R> {
         struct Hello {
             #[serde(flatten)]
             worker: RegisterWorker,
-            #[serde(default)]
+            #[serde(default, deserialize_with = "nullable")]
             tasks: Vec<String>,
         }
         #[derive(Deserialize)]
@@ -137,7 +138,7 @@ impl<R: for<'a> Deserialize<'a>> Typed for FromWorker<R> {
         struct Reports<R> {
             id: u64,
             reports: Vec<R>,
-            #[serde(default)]
+            #[serde(default, deserialize_with = "nullable")]
             credit: u32,
         }
         Ok(match kind {

@@ -16,6 +16,7 @@ use crate::{Span, Timestamp, nullable};
 #[serde(default)]
 pub struct ClaimTasks {
     /// As given at registration. A worker that did not register is taken by this name as well, for its `queues` alone.
+    #[serde(deserialize_with = "nullable")]
     pub worker_id: String,
     /// Those of the registration where it is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,7 +75,7 @@ pub struct Task {
 /// `POST /v1/tasks/report`. The server reads each report for itself, so that a bad one does not sink the others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportTasks<R = Report> {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     pub worker_id: String,
     #[serde(default = "Vec::new")]
     pub reports: Vec<R>,
@@ -157,7 +158,7 @@ pub enum Op {
     },
     /// Not now, and no attempt used up.
     Defer {
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         after: Span,
         /// A limit to slow down as well.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -189,7 +190,7 @@ pub enum Op {
         output: Value,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<Failure>,
-        #[serde(default = "yes")]
+        #[serde(default = "yes", deserialize_with = "yes_or_no")]
         retryable: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_after: Option<Span>,
@@ -217,9 +218,9 @@ pub enum Op {
         event: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<Value>,
-        #[serde(default, skip_serializing_if = "is_no")]
+        #[serde(default, skip_serializing_if = "is_no", deserialize_with = "nullable")]
         webhook: bool,
-        #[serde(default, skip_serializing_if = "is_no")]
+        #[serde(default, skip_serializing_if = "is_no", deserialize_with = "nullable")]
         manual: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout: Option<Span>,
@@ -229,7 +230,7 @@ pub enum Op {
         flow: String,
         #[serde(default)]
         input: Value,
-        #[serde(default, skip_serializing_if = "is_no")]
+        #[serde(default, skip_serializing_if = "is_no", deserialize_with = "nullable")]
         detached: bool,
     },
     /// Of a code run: all that is left hangs on others. The task is offered again when there is news beyond `seen`.
@@ -250,7 +251,7 @@ pub struct Emit {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Log {
-    #[serde(default = "info")]
+    #[serde(default = "info", deserialize_with = "info_or_another")]
     pub level: String,
     pub msg: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -259,6 +260,10 @@ pub struct Log {
 
 fn info() -> String {
     "info".to_owned()
+}
+
+fn info_or_another<'de, D: Deserializer<'de>>(written: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(written)?.unwrap_or_else(info))
 }
 
 fn yes_or_no<'de, D: Deserializer<'de>>(written: D) -> Result<bool, D::Error> {

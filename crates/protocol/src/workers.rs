@@ -100,7 +100,7 @@ pub struct Heartbeat {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<u64>,
     /// Of code runs: the highest `n` of the memo that the worker has, by task. Without it, that of the claim.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nullable")]
     pub seen: BTreeMap<String, u64>,
 }
 

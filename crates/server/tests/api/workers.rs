@@ -345,3 +345,31 @@ async fn a_task_says_what_no_worker_has_of_what_it_asks_for() {
     assert!(waits(&run).await.get("lack").is_none(), "until its lease ends");
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn a_field_of_a_report_that_is_null_is_as_good_as_left_out() {
+    let rig = Rig::start().await;
+    rig.flow("job", "code: true").await;
+    rig.run("job", json!(1)).await;
+    let task = rig.claim("w").await;
+    let waits = json!({"op": "wait", "name": "e", "event": "paid", "webhook": null, "manual": null, "key": null});
+    let child = json!({"op": "child", "name": "c", "flow": "job", "detached": null, "input": null});
+    let beat = heartbeat(&rig, "w", json!({"tasks": [task["task_id"]], "seen": null, "completed": null})).await;
+    assert_eq!((beat.status, &beat.body["lost"]), (200, &json!([])));
+    let nobody = rig.post("/v1/tasks/claim", json!({"worker_id": null, "queues": null, "wait_ms": null})).await;
+    assert_eq!(nobody.body, json!({"tasks": []}));
+    for op in [
+        json!({"op": "log", "msg": "m", "level": null, "meta": null, "seq": null, "seen": null}),
+        json!({"op": "progress", "done": null, "total": null, "msg": null}),
+        json!({"op": "step", "name": "s", "output": 1, "error": null, "retryable": null, "retry_after": null}),
+        json!({"op": "sleep", "name": "z", "for": "1s", "until": null}),
+        json!({"op": "wait", "name": "h", "webhook": true, "event": null, "manual": null, "timeout": null}),
+        waits,
+        child,
+        json!({"op": "defer", "after": null, "limit": null}),
+    ] {
+        let said = rig.report(&task, op.clone()).await;
+        assert_eq!(said["outcome"], "applied", "{op}: {said}");
+    }
+    rig.server.stop().await;
+}
