@@ -10,6 +10,7 @@ mod manage;
 mod runs;
 mod socket;
 mod span;
+mod strict;
 mod tasks;
 mod workers;
 

@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::strict::words;
 use crate::{Span, Timestamp, nullable};
 
 /// So many in so much time: `{"count": 10, "per": "1s", "burst": 20}`. `per` is a second and `burst` is `count` where they
@@ -153,6 +154,7 @@ pub struct CreateKey {
     /// What it is for, in a person's words.
     #[serde(deserialize_with = "nullable")]
     pub name: String,
+    #[serde(deserialize_with = "words")]
     pub scopes: Vec<Scope>,
     /// The namespace it is bound to; the caller's own where it is left out. Another one takes a key of `default`.
     #[serde(skip_serializing_if = "Option::is_none")]

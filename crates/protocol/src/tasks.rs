@@ -1,14 +1,12 @@
 //! Tasks: claimed and reported on.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Number, Value};
 
 use crate::error::Failure;
+use crate::strict::{object, objects};
 use crate::{Span, Timestamp, nullable};
 
 /// `POST /v1/tasks/claim`.
@@ -80,29 +78,8 @@ pub struct ReportTasks<R = Report> {
     #[serde(default = "Vec::new")]
     pub reports: Vec<R>,
     /// Claims further tasks in the same commit.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "an_object")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "object")]
     pub claim: Option<ClaimMore>,
-}
-
-/// A list would be taken for the fields in their order, which nobody means.
-fn an_object<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ClaimMore>, D::Error> {
-    struct Object;
-    impl<'de> Visitor<'de> for Object {
-        type Value = Option<ClaimMore>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
-            ClaimMore::deserialize(MapAccessDeserializer::new(fields)).map(Some)
-        }
-    }
-    deserializer.deserialize_any(Object)
 }
 
 /// A claim that comes with reports.
@@ -142,9 +119,9 @@ pub enum Op {
     Complete {
         #[serde(default)]
         output: Value,
-        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
+        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "objects")]
         emits: Vec<Emit>,
-        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
+        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "objects")]
         logs: Vec<Log>,
     },
     Fail {

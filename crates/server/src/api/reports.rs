@@ -6,6 +6,7 @@ use eddyline_engine::{Reported, TaskReport, TaskToken};
 use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Decision, Due, Op, Said};
 use eddyline_protocol as wire;
 use eddyline_protocol::{Outcome, Report, Verdict};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::apart::Unread;
@@ -169,6 +170,10 @@ fn read(written: Value) -> Result<(TaskReport, Option<u64>), String> {
     // A list would be taken for the fields in their order, which nobody means.
     if !written.is_object() {
         return Err("a report is an object: {task_id, token, op, …}".to_owned());
+    }
+    // Its number among all of them would be taken as well.
+    if let Some(op) = written.get("op") {
+        String::deserialize(op).map_err(|error| format!("`op`: {}", in_words(&error)))?;
     }
     let report: Report = serde_json::from_value(written).map_err(|error| in_words(&error))?;
     let token: TaskToken = report.token.parse().map_err(|error: eddyline_engine::NotAToken| error.to_string())?;

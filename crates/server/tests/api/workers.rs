@@ -347,6 +347,38 @@ async fn a_task_says_what_no_worker_has_of_what_it_asks_for() {
 }
 
 #[tokio::test]
+async fn fields_are_known_by_their_names_and_words_are_texts() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, emits: [x]}}").await;
+    rig.run("f", json!(1)).await;
+    let task = rig.claim("w").await;
+    for (op, expected) in [
+        (json!({"op": 0, "output": 5}), "expected a string"),
+        (json!({"op": 1}), "expected a string"),
+        (json!({"op": {"complete": null}}), "expected a string"),
+        (json!({"op": ["complete"]}), "expected a string"),
+        (json!({"op": null}), "expected a string"),
+        (json!({}), "`op` is missing"),
+        (json!({"op": "complete", "logs": [["info", "m"]]}), "expected an object, found a list"),
+        (json!({"op": "complete", "logs": ["m"]}), "expected an object, found \"m\""),
+        (json!({"op": "complete", "emits": [["x", 1]]}), "expected an object, found a list"),
+        (json!({"op": "complete", "emits": [null]}), "expected an object, found null"),
+        (json!({"op": "fail", "error": ["Kind", "message"]}), "expected an error"),
+    ] {
+        let said = rig.report(&task, op.clone()).await;
+        assert_eq!(said["outcome"], "invalid", "{op}: {said}");
+        assert!(said["message"].as_str().unwrap().contains(expected), "{op}: {said}");
+    }
+    for scopes in [json!([{"admin": null}]), json!([4]), json!([["admin"]]), json!({"admin": null}), json!([null])] {
+        let said = rig.post("/v1/keys", json!({"name": "k", "scopes": scopes})).await;
+        assert_eq!(said.code(), (400, "bad_request"), "{scopes}");
+    }
+    let said = rig.put("/v1/queues/q", json!({"rate": [10, "1s", 5]})).await;
+    assert_eq!(said.code(), (400, "bad_request"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_field_of_a_report_that_is_null_is_as_good_as_left_out() {
     let rig = Rig::start().await;
     rig.flow("job", "code: true").await;
