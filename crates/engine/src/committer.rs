@@ -41,6 +41,8 @@ pub(crate) enum Order {
     Submit(Submission),
     Park(Parked),
     Unpark(RequestId),
+    /// The worker gets nothing more: its claims wait no longer.
+    Dismiss(Namespace, String),
     /// Claimed, but never delivered.
     Release(Vec<Claimed>),
     /// All of these before anything is sent: what a worker reports, and its claim of what comes of it.
@@ -114,8 +116,8 @@ pub(crate) struct Committer {
     lanes: Map<RunId, Lane>,
     ready: VecDeque<RunId>,
     dispatcher: Dispatcher,
-    /// Claims that are being tried, and whether they were called off meanwhile.
-    trying: Map<RequestId, bool>,
+    /// Claims that are being tried.
+    trying: Map<RequestId, Trying>,
     loads: FuturesUnordered<BoxFuture<'static, (RunId, Result<Load>)>>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The store's time as of the last look.
@@ -126,6 +128,15 @@ pub(crate) struct Committer {
     /// The loop, and when it looks after what a rate holds back.
     driver: Waker,
     next_try: Option<Millis>,
+}
+
+/// A claim that is being tried.
+#[derive(Debug)]
+struct Trying {
+    ns: Namespace,
+    worker: String,
+    /// It waits no longer, whatever comes of it.
+    called_off: bool,
 }
 
 /// A run with inputs that wait.
@@ -302,11 +313,19 @@ impl Committer {
                 }
                 None => {
                     // Neither parked nor being tried: it has its answer.
-                    if let Some(called_off) = self.trying.get_mut(&request) {
-                        *called_off = true;
+                    if let Some(trying) = self.trying.get_mut(&request) {
+                        trying.called_off = true;
                     }
                 }
             },
+            Order::Dismiss(ns, worker) => {
+                for parked in self.dispatcher.dismiss(&ns, &worker) {
+                    let _ = parked.reply.send(Ok(Vec::new()));
+                }
+                // What they get all the same is theirs, and they are told of it.
+                let its = self.trying.values_mut().filter(|trying| trying.ns == ns && trying.worker == worker);
+                its.for_each(|trying| trying.called_off = true);
+            }
             Order::Release(claimed) => claimed.into_iter().for_each(|claimed| self.release_task(claimed)),
             Order::All(orders) => orders.into_iter().for_each(|order| self.take(order)),
         }

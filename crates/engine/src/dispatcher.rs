@@ -71,6 +71,27 @@ impl Dispatcher {
         self.take(id)
     }
 
+    /// The claims of a worker that gets nothing more are given back. Those that were not tried at all are tried first, for
+    /// what they may have got before and repeat alone.
+    pub fn dismiss(&mut self, ns: &Namespace, worker: &str) -> Vec<Parked> {
+        let its =
+            self.parked.iter().filter(|(_, Parked { request, .. })| request.ns == *ns && request.worker == worker);
+        let its: Vec<ParkId> = its.map(|(id, _)| *id).collect();
+        let mut dismissed = Vec::new();
+        for id in its {
+            let fresh = self.fresh.contains(&id);
+            let Some(mut parked) = self.take(id) else { continue };
+            if !fresh || parked.reply.is_closed() {
+                dismissed.push(parked);
+                continue;
+            }
+            (parked.request.queues, parked.once) = (Vec::new(), true);
+            self.fresh.insert(id);
+            self.put(id, parked);
+        }
+        dismissed
+    }
+
     pub fn hint(&mut self, ns: Namespace, queue: String) {
         let queue = (ns, queue);
         if self.by_queue.contains_key(&queue) {
@@ -247,6 +268,25 @@ mod tests {
         // One that was tried, and waits again, is given back.
         dispatcher.put_back(id, parked, &Claims::default());
         assert!(dispatcher.unpark(RequestId(Uuid::from_u128(1))).is_some());
+    }
+
+    #[test]
+    fn the_claims_of_a_worker_that_gets_nothing_more_are_given_back() {
+        let mut dispatcher = Dispatcher::default();
+        let ((waits, _first), (fresh, _second), (mut others, _third)) = (parked(1), parked(2), parked(3));
+        others.request.worker = "v".to_owned();
+        dispatcher.park(waits);
+        let (id, waits) = dispatcher.pick(&[]).pop().expect("it goes with the next commit");
+        dispatcher.put_back(id, waits, &Claims::default());
+        dispatcher.park(fresh);
+        dispatcher.park(others);
+        assert!(dispatcher.dismiss(&Namespace::new("another"), "w").is_empty());
+        let given_back = dispatcher.dismiss(&Namespace::default(), "w");
+        let request = |parked: &Parked| parked.request.request.0.as_u128();
+        assert_eq!(given_back.iter().map(request).collect::<Vec<_>>(), [1]);
+        let picked = dispatcher.pick(&[]);
+        let tried: Vec<_> = picked.iter().map(|(_, p)| (request(p), p.once, p.request.queues.len())).collect();
+        assert_eq!(tried, [(2, true, 0), (3, false, 1)], "one that may be a repeat asks for nothing new");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::committer::Order;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
@@ -191,7 +192,7 @@ impl Engine {
         let record = self.worker(ns, id).await?.ok_or_else(|| unknown(id))?;
         let record = WorkerRecord { draining: true, ..record };
         self.write(ns, &record).await?;
-        self.drained.send_replace(());
+        self.dismiss(ns, id).await;
         Ok(record)
     }
 
@@ -201,7 +202,16 @@ impl Engine {
         }
         self.instance.put(ns, WORKER, id, Expect::Any, None).await?;
         self.workers.forget(ns, id);
+        self.dismiss(ns, id).await;
         Ok(())
+    }
+
+    /// Claims of the worker that wait come back empty. One that a commit is handing a task to right now gets it.
+    async fn dismiss(&self, ns: &Namespace, id: &str) {
+        self.drained.send_replace(());
+        if let Err(error) = self.committing().ask(Order::Dismiss(ns.clone(), id.to_owned())).await {
+            tracing::debug!("no claims wait any more: {error}");
+        }
     }
 
     /// Workers by id, after one, with what this instance knows of them beyond what is written.
@@ -234,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// Wakes when a worker of this instance was told to drain.
+    /// Wakes when a worker of this instance was told to drain, or has left.
     pub fn drains(&self) -> tokio::sync::watch::Receiver<()> {
         self.drained.subscribe()
     }

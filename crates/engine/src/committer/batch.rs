@@ -8,7 +8,7 @@ use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef, Versio
 use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
 
 use super::prepare::{Decided, Prepared};
-use super::{Committer, Order, Outcome, Pending, Submission};
+use super::{Committer, Order, Outcome, Pending, Submission, Trying};
 use crate::assignment::Handed;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
@@ -79,7 +79,10 @@ impl Committer {
         }
         let mut picked = self.dispatcher.pick(&added);
         picked.retain(|(_, parked)| !parked.reply.is_closed());
-        self.trying.extend(picked.iter().map(|(_, parked)| (parked.request.request, false)));
+        self.trying.extend(picked.iter().map(|(_, Parked { request, .. })| {
+            let (ns, worker) = (request.ns.clone(), request.worker.clone());
+            (request.request, Trying { ns, worker, called_off: false })
+        }));
         picked
     }
 
@@ -214,7 +217,7 @@ impl Committer {
     }
 
     fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {
-        let called_off = self.trying.remove(&parked.request.request).unwrap_or(false);
+        let called_off = self.trying.remove(&parked.request.request).is_some_and(|trying| trying.called_off);
         if claims.tasks.is_empty() && !parked.once && !called_off && !self.stopping {
             if let Some(repeated) = self.dispatcher.put_back(id, parked, &claims) {
                 let _ = repeated.reply.send(Ok(Vec::new()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_engine::{ClaimTasks, Engine, Reported, TaskId, TaskToken, request_named};
+use eddyline_engine::{ClaimTasks, Engine, Reported, TaskId, TaskToken, WorkerRecord, request_named};
 use eddyline_protocol as wire;
 use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
 use eddyline_store::{Namespace, Offer};
@@ -53,7 +53,9 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
         let _ = alive(&call, &claimant.id, tokio::time::timeout(wait, stopped(&mut stopping))).await;
         return ok(&ClaimedTasks::default());
     }
-    let tasks = alive(&call, &claimant.id, call.engine().claim(call.ns(), claim, wait)).await?;
+    let waiting = call.engine().ask(call.ns(), claim, wait.is_zero()).await?;
+    let wait = claimant.still_waits(&call, wait).await;
+    let tasks = alive(&call, &claimant.id, waiting.tasks(wait)).await?;
     ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() })
 }
 
@@ -75,10 +77,13 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let (reported, waiting) = call.engine().report_and_ask(call.ns(), reports, claim).await?;
     // The reports are done, whatever becomes of the claim.
     let tasks = match waiting {
-        Some(waiting) => alive(&call, &claimant.id, waiting.tasks(wait)).await.unwrap_or_else(|error| {
-            tracing::debug!("a claim beside reports came to nothing: {error}");
-            Vec::new()
-        }),
+        Some(waiting) => {
+            let wait = claimant.still_waits(&call, wait).await;
+            alive(&call, &claimant.id, waiting.tasks(wait)).await.unwrap_or_else(|error| {
+                tracing::debug!("a claim beside reports came to nothing: {error}");
+                Vec::new()
+            })
+        }
         None => Vec::new(),
     };
     let news = news_of(call.engine(), call.ns(), &code, &reported).await?.news;
@@ -154,6 +159,7 @@ struct Claimant {
     offer: Arc<Offer>,
     /// More than it can have at once it is not given in one go.
     max_concurrent: Option<u32>,
+    registered: bool,
     draining: bool,
 }
 
@@ -167,6 +173,7 @@ impl Claimant {
                 queues: worker.spec.queues.clone(),
                 offer: Arc::new(worker.spec.offer.clone()),
                 max_concurrent: worker.spec.max_concurrent,
+                registered: true,
                 draining: worker.draining,
             },
             None => Claimant {
@@ -174,9 +181,20 @@ impl Claimant {
                 queues: vec![DEFAULT_QUEUE.to_owned()],
                 offer: Arc::default(),
                 max_concurrent: None,
+                registered: false,
                 draining: false,
             },
         })
+    }
+
+    /// How long a claim waits that is on its way. Not at all, if its worker was told to drain after it was looked up and
+    /// before its claim was there to be called off.
+    async fn still_waits(&self, call: &Call, wait: Duration) -> Duration {
+        let drains = |worker: Option<WorkerRecord>| worker.is_some_and(|worker| worker.draining);
+        if self.registered && call.engine().worker(call.ns(), &self.id).await.is_ok_and(drains) {
+            return Duration::ZERO;
+        }
+        wait
     }
 
     fn claim(

@@ -157,6 +157,40 @@ async fn a_worker_that_drains_gets_nothing_new_but_what_it_was_given_and_did_not
 }
 
 #[tokio::test]
+async fn a_claim_that_waits_gets_nothing_once_its_worker_drains_or_is_gone() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {}}").await;
+    for gone in [false, true] {
+        let id = rig.post("/v1/workers", json!({"host": "h", "pid": 1})).await.text("worker_id");
+        let (client, worker) = (rig.client.clone(), id.clone());
+        let claim = tokio::spawn(async move {
+            let claim = json!({"worker_id": worker, "wait_ms": 20_000});
+            client.post("/v1/tasks/claim", claim).await.body
+        });
+        let (client, worker) = (rig.client.clone(), id.clone());
+        let beside = tokio::spawn(async move {
+            let report = json!({"worker_id": worker, "reports": [], "claim": {"wait_ms": 20_000}});
+            client.post("/v1/tasks/report", report).await.body["tasks"].clone()
+        });
+        // Nothing tells that they wait.
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        let since = std::time::Instant::now();
+        let said = match gone {
+            false => rig.post(&format!("/v1/workers/{id}/drain"), json!({})).await,
+            true => rig.delete(&format!("/v1/workers/{id}")).await,
+        };
+        assert_eq!(said.status, 200);
+        let run = rig.run("f", json!(1)).await;
+        assert_eq!((claim.await.unwrap(), beside.await.unwrap()), (json!({"tasks": []}), json!([])));
+        assert!(since.elapsed() < std::time::Duration::from_secs(10), "at once");
+        let task = rig.claim("another").await;
+        assert_eq!((&task["run_id"], &task["attempt"]), (&json!(run), &json!(1)));
+        rig.report(&task, json!({"op": "complete"})).await;
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}, b: {run: b}}").await;

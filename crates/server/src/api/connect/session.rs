@@ -137,7 +137,7 @@ impl Session<'_> {
                     return Err(Failure::new(Code::Unavailable, "the server is stopping").into());
                 }
                 changed = drains.changed() => {
-                    if changed.is_ok() && !self.draining && self.engine().worker(&self.ns, &self.worker).await?.is_some_and(|worker| worker.draining) {
+                    if changed.is_ok() && !self.draining && self.engine().worker(&self.ns, &self.worker).await?.is_none_or(|worker| worker.draining) {
                         self.drain();
                         wire.send(&FromServer::Beat { beat: Beat { drain: true, ..Beat::default() } }).await?;
                     }
