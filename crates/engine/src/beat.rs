@@ -1,11 +1,11 @@
 //! Signs of life: leases go on, and a worker is told which of its tasks it need not go on with.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline_machine::memo::MemoEntry;
-use eddyline_machine::run::State;
 use eddyline_machine::{Expiry, Fence, Input, RunId, TaskKind, TaskRef};
-use eddyline_store::{Extended, Found, Lease, Namespace, Taken};
+use eddyline_store::{Extended, Found, Lease, Namespace, Taken, TaskRow};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -40,9 +40,9 @@ pub enum Holding {
         /// Of a code run: the newest change in the memo that was handed over.
         memo: Option<u64>,
     },
-    /// It is somebody else's now, or nobody's.
+    /// It is somebody else's now, or nobody's: its lease or its time ended, or its worker has said the last of it.
     Lost,
-    /// Nobody wants its result any more: its run or its step has ended, or is being cancelled.
+    /// Nobody wants its result any more: its run or its step was cancelled or ended otherwise, or is being cancelled.
     Cancelled,
 }
 
@@ -52,13 +52,13 @@ impl Engine {
     pub async fn beat(&self, ns: &Namespace, worker: &str, tasks: &[TaskId]) -> Result<Vec<Holding>> {
         let leases: Vec<Lease> = tasks.iter().map(|task| Lease { run: task.run, fence: task.fence }).collect();
         let extended = self.instance.store.extend(ns, Some(worker), &leases).await?;
+        let mut called_off = CalledOff { engine: self, ns, runs: BTreeMap::new() };
         let mut standing = Vec::with_capacity(tasks.len());
         for (task, extended) in tasks.iter().zip(extended) {
             standing.push(match extended {
                 Extended::Until { closed: false, memo, .. } => Holding::Held { memo },
                 Extended::Until { closed: true, .. } => Holding::Cancelled,
-                Extended::Lost if self.is_over(ns, task).await? => Holding::Cancelled,
-                Extended::Lost => Holding::Lost,
+                Extended::Lost => called_off.gone(task).await?,
             });
         }
         Ok(standing)
@@ -90,13 +90,14 @@ impl Engine {
 
     /// How it stands with tasks of a worker, without a word of the worker's: no lease goes on by it.
     pub async fn standing(&self, ns: &Namespace, worker: &str, tasks: &[TaskId]) -> Result<Vec<Holding>> {
+        let mut called_off = CalledOff { engine: self, ns, runs: BTreeMap::new() };
+        let mut rows: BTreeMap<RunId, Vec<TaskRow>> = BTreeMap::new();
         let mut standing = Vec::with_capacity(tasks.len());
         for task in tasks {
-            if !self.is_of(ns, task.run).await? {
-                standing.push(Holding::Lost);
-                continue;
-            }
-            let rows = self.instance.store.beside(task.run).await?.tasks;
+            let rows = match rows.entry(task.run) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => place.insert(self.tasks_of(ns, task.run).await?),
+            };
             let row = rows.iter().find(|row| row.task.fence == task.fence);
             let held = row.filter(|row| row.held.as_ref().is_some_and(|held| held.worker == worker));
             standing.push(match held {
@@ -104,8 +105,7 @@ impl Engine {
                 Some(row) => Holding::Held {
                     memo: row.held.as_ref().filter(|_| row.task.kind == TaskKind::Run).map(|held| held.claim.memo),
                 },
-                None if self.is_over(ns, task).await? => Holding::Cancelled,
-                None => Holding::Lost,
+                None => called_off.gone(task).await?,
             });
         }
         Ok(standing)
@@ -147,25 +147,42 @@ impl Engine {
         }
     }
 
+    /// The tasks of a run that are queued or claimed.
+    async fn tasks_of(&self, ns: &Namespace, run: RunId) -> Result<Vec<TaskRow>> {
+        match self.is_of(ns, run).await? {
+            true => Ok(self.instance.store.beside(run).await?.tasks),
+            false => Ok(Vec::new()),
+        }
+    }
+
     async fn is_of(&self, ns: &Namespace, run: RunId) -> Result<bool> {
         Ok(self.instance.store.summary(run).await?.is_some_and(|summary| summary.ns == *ns))
     }
 
-    /// Whether the step of a task that the worker no longer has came to its end.
-    async fn is_over(&self, ns: &Namespace, task: &TaskId) -> Result<bool> {
-        let loaded = match self.instance.store.load(task.run, None).await? {
-            Found::Run(loaded) => loaded,
-            Found::Trimmed(summary) => return Ok(summary.ns == *ns),
-            Found::Nothing | Found::Same => return Ok(false),
+    async fn called_off(&self, ns: &Namespace, run: RunId) -> Result<BTreeSet<Fence>> {
+        let loaded = match self.instance.store.load(run, None).await? {
+            Found::Run(loaded) if loaded.summary.ns == *ns => loaded,
+            _ => return Ok(BTreeSet::new()),
         };
-        if loaded.summary.ns != *ns {
-            return Ok(false);
-        }
-        if loaded.summary.ended_at.is_some() {
-            return Ok(true);
-        }
-        let activations = &loaded.rows.activations;
-        let of_task = activations.iter().find(|activation| activation.tasks.iter().any(|log| log.fence == task.fence));
-        Ok(of_task.is_some_and(|activation| matches!(activation.state, State::Ended(_))))
+        let tasks = loaded.rows.activations.iter().flat_map(|activation| &activation.tasks);
+        Ok(tasks.filter(|task| task.called_off).map(|task| task.fence).collect())
+    }
+}
+
+/// The tasks that were called off, by run: a run is read once, however many of its tasks are asked for.
+struct CalledOff<'a> {
+    engine: &'a Engine,
+    ns: &'a Namespace,
+    runs: BTreeMap<RunId, BTreeSet<Fence>>,
+}
+
+impl CalledOff<'_> {
+    /// How it stands with a task that the worker no longer has.
+    async fn gone(&mut self, task: &TaskId) -> Result<Holding> {
+        let fences = match self.runs.entry(task.run) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.engine.called_off(self.ns, task.run).await?),
+        };
+        Ok(if fences.contains(&task.fence) { Holding::Cancelled } else { Holding::Lost })
     }
 }

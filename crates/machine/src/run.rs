@@ -412,6 +412,15 @@ pub struct TaskLog {
     /// Numbers below `seq` that were never applied.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gaps: Vec<u32>,
+    /// It did not come to its end by itself, by a report or for lack of one: nobody wanted it any more.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub called_off: bool,
+}
+
+impl TaskLog {
+    pub fn new(fence: Fence, attempt: u32) -> TaskLog {
+        TaskLog { fence, attempt, seq: 0, gaps: Vec::new(), called_off: false }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -107,9 +107,9 @@ pub struct Heartbeat {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Beat {
-    /// Tasks that the worker no longer has: their lease was lost, their time is up.
+    /// Tasks that the worker no longer has: their lease was lost, their time is up, or it has reported the last of them.
     pub lost: Vec<String>,
-    /// Tasks whose result nobody wants any more: their run, or their step, has ended.
+    /// Tasks whose result nobody wants any more: their run, or their step, was cancelled or ended without them.
     pub cancel: Vec<String>,
     /// The worker is to finish what it has and leave.
     pub drain: bool,

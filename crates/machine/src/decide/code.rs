@@ -129,7 +129,7 @@ impl Decider<'_> {
         let fence = Fence(self.header.next_fence);
         let activation = self.edit(id);
         activation.attempt += 1;
-        activation.tasks = vec![TaskLog { fence, attempt: activation.attempt, seq: 0, gaps: Vec::new() }];
+        activation.tasks = vec![TaskLog::new(fence, activation.attempt)];
     }
 
     fn record_own(&mut self, id: ActId, entry: Entry) {
@@ -235,7 +235,7 @@ impl Decider<'_> {
             Driver::Done => return Ok(()),
             Driver::Queued(fence) => {
                 let fence = *fence;
-                self.remove_task(fence);
+                self.call_off(root, fence);
             }
             Driver::BackOff { after, .. } => {
                 let after = *after;

@@ -136,7 +136,7 @@ impl Decider<'_> {
         match &self.at(id).state {
             State::Queued(fence) | State::Draining(fence) => {
                 let fence = *fence;
-                self.remove_task(fence);
+                self.call_off(id, fence);
             }
             State::BackOff { after, .. } => {
                 let after = *after;
@@ -171,6 +171,13 @@ impl Decider<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Nobody wants the task any more, whoever has it.
+    pub(super) fn call_off(&mut self, id: ActId, fence: Fence) {
+        self.remove_task(fence);
+        let called_off = self.edit(id).tasks.iter_mut().filter(|task| task.fence == fence);
+        called_off.for_each(|task| task.called_off = true);
     }
 
     pub(super) fn remove_task(&mut self, fence: Fence) {

@@ -37,7 +37,7 @@ impl Decider<'_> {
         if activation.tasks.len() == REMEMBERED_TASKS {
             activation.tasks.remove(0);
         }
-        activation.tasks.push(TaskLog { fence, attempt, seq: 0, gaps: Vec::new() });
+        activation.tasks.push(TaskLog::new(fence, attempt));
         self.record_attempt(id, queue, Entry::StepScheduled { step_key, work, reason });
         Ok(())
     }

@@ -235,6 +235,22 @@ async fn a_report_that_cannot_be_read_does_not_end_the_connection() {
 }
 
 #[tokio::test]
+async fn what_is_lost_to_its_worker_is_told_as_that() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(60_000)), ..args() }).await;
+    rig.flow("goes-on", "steps: {a: {timeout: 100ms, retry: {attempts: 1}}, b: {await: {manual: true}}}").await;
+    rig.flow("ends", "steps: {a: {timeout: 100ms, retry: {attempts: 1}}}").await;
+    let mut socket = Socket::open(&rig, json!({})).await;
+    for flow in ["goes-on", "ends"] {
+        socket.say(json!({"type": "credit", "n": 1})).await;
+        rig.run(flow, json!(1)).await;
+        let task = socket.until("tasks").await["tasks"][0].clone();
+        let beat = socket.until("beat").await;
+        assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([task["task_id"]]), &json!([])), "{flow}");
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}}").await;

@@ -405,3 +405,51 @@ async fn a_field_of_a_report_that_is_null_is_as_good_as_left_out() {
     }
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn what_a_worker_lost_is_told_from_what_was_called_off() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(400)), ..args() }).await;
+    let other = "b: {await: {manual: true}}";
+    rig.flow("lease", &format!("steps: {{a: {{queue: q, retry: {{attempts: 1}}}}, {other}}}")).await;
+    rig.flow("time", &format!("steps: {{a: {{queue: q, timeout: 100ms, retry: {{attempts: 1}}}}, {other}}}")).await;
+    rig.flow("ends", "steps: {a: {queue: q, retry: {attempts: 1}}}").await;
+    let claim = async || {
+        let claim = json!({"worker_id": "w1", "queues": ["q"], "wait_ms": 20_000});
+        rig.post("/v1/tasks/claim", claim).await.body["tasks"][0].clone()
+    };
+    for flow in ["lease", "time", "ends"] {
+        let run = rig.run(flow, json!(1)).await;
+        let task = claim().await;
+        while rig.get(&format!("/v1/runs/{run}/steps")).await.items()[0]["status"] != "failed" {}
+        let beat = heartbeat(&rig, "w1", json!({"tasks": [task["task_id"]]})).await.body;
+        assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([task["task_id"]]), &json!([])), "{flow}");
+    }
+    // What its worker has reported for good is no longer the worker's either.
+    for op in [json!({"op": "complete"}), json!({"op": "fail", "error": "no"})] {
+        rig.run("lease", json!(1)).await;
+        let task = claim().await;
+        assert_eq!(rig.report(&task, op).await["outcome"], "applied");
+        let beat = heartbeat(&rig, "w1", json!({"tasks": [task["task_id"]]})).await.body;
+        assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([task["task_id"]]), &json!([])));
+    }
+    // By hand, while the worker is at it.
+    for (path, body) in [
+        ("steps/a/complete", json!({"output": 1})),
+        ("steps/a/fail", json!({"error": "no"})),
+        ("steps/a/skip", json!({})),
+        ("cancel", json!({})),
+    ] {
+        let run = rig.run("lease", json!(1)).await;
+        let task = claim().await;
+        assert_eq!(rig.post(&format!("/v1/runs/{run}/{path}"), body).await.status, 200);
+        let beat = heartbeat(&rig, "w1", json!({"tasks": [task["task_id"]]})).await.body;
+        assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([]), &json!([task["task_id"]])), "{path}");
+    }
+    rig.flow("job", "{code: true, queue: q}").await;
+    let run = rig.run("job", json!(1)).await;
+    let task = claim().await;
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    let beat = heartbeat(&rig, "w1", json!({"tasks": [task["task_id"]]})).await.body;
+    assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([]), &json!([task["task_id"]])), "a function");
+    rig.server.stop().await;
+}

@@ -330,13 +330,20 @@ impl Session<'_> {
         wire.send(&FromServer::Beat { beat }).await
     }
 
-    /// Tasks of runs that have ended are called off.
+    /// Tasks of runs that have ended are no longer the worker's.
     async fn tell_ended(&mut self, wire: &mut Wire) -> Result<(), Cut> {
-        let cancel: Vec<String> = self.held.take_ended().iter().map(TaskId::to_string).collect();
-        if cancel.is_empty() {
+        let tasks = self.held.take_ended();
+        if tasks.is_empty() {
             return Ok(());
         }
-        wire.send(&FromServer::Beat { beat: Beat { cancel, ..Beat::default() } }).await
+        let mut beat = Beat::default();
+        for (task, holding) in tasks.iter().zip(self.engine().standing(&self.ns, &self.worker, &tasks).await?) {
+            match holding {
+                Holding::Lost => beat.lost.push(task.to_string()),
+                Holding::Cancelled | Holding::Held { .. } => beat.cancel.push(task.to_string()),
+            }
+        }
+        wire.send(&FromServer::Beat { beat }).await
     }
 
     /// Looks what became of tasks whose runs have changed, and what code runs have come to remember.
