@@ -28,8 +28,11 @@ pub enum StepActRequest {
 }
 
 impl Engine {
+    /// Cancels a run; of one that was continued, the last of those that it was continued as.
     pub async fn cancel(&self, ns: &Namespace, run: RunId, by: &str, reason: Option<String>) -> Result<()> {
-        self.act(ns, run, Input::Cancel { by: by.to_owned(), reason }).await
+        // One that is continued at this moment passes it on by itself.
+        let last = self.last_of_chain(ns, run).await?;
+        self.act(ns, last, Input::Cancel { by: by.to_owned(), reason }).await
     }
 
     pub async fn pause(&self, ns: &Namespace, run: RunId, by: &str) -> Result<()> {

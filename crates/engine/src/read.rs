@@ -67,6 +67,19 @@ pub struct RunResult {
     pub error: Option<Failure>,
 }
 
+/// How it stands with a run, or with the last of those that it was continued as.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Standing {
+    Ended(RunResult),
+    GoesOn { run: RunId, status: Status },
+}
+
+/// A run as it was last seen.
+enum Watched {
+    Ended(Box<Header>),
+    GoesOn(Status),
+}
+
 impl Engine {
     pub async fn run(&self, ns: &Namespace, run: RunId) -> Result<RunInfo> {
         let (flow, rows, summary) = match self.whole(ns, run).await {
@@ -171,10 +184,21 @@ impl Engine {
 
     /// The end of a run, if it comes within `wait`. A run that was continued is followed to its last part.
     pub async fn result(&self, ns: &Namespace, run: RunId, wait: Duration) -> Result<Option<RunResult>> {
+        Ok(match self.wait_for_end(ns, run, wait).await? {
+            Standing::Ended(result) => Some(result),
+            Standing::GoesOn { .. } => None,
+        })
+    }
+
+    /// The same, with how it stands where the end does not come.
+    pub async fn wait_for_end(&self, ns: &Namespace, run: RunId, wait: Duration) -> Result<Standing> {
         let until = Instant::now() + wait;
         let mut at = run;
         for _ in 0..MAX_CHAIN {
-            let Some(header) = self.ended_header(ns, at, at != run, until).await? else { return Ok(None) };
+            let header = match self.watch_for_end(ns, at, at != run, until).await? {
+                Watched::Ended(header) => header,
+                Watched::GoesOn(status) => return Ok(Standing::GoesOn { run: at, status }),
+            };
             if let Some(next) = header.continued_as {
                 at = next;
                 continue;
@@ -183,20 +207,30 @@ impl Engine {
                 Some(outcome) => self.outcome(at, outcome).await?,
                 None => (None, None),
             };
-            return Ok(Some(RunResult { run: at, status: header.status(), output, error }));
+            return Ok(Standing::Ended(RunResult { run: at, status: header.status(), output, error }));
         }
-        Err(EngineError::invalid(format!("run {run} was continued more than {MAX_CHAIN} times")))
+        Err(continued_too_often(run))
+    }
+
+    /// The last of the runs that a run was continued as, as far as they are there.
+    pub(crate) async fn last_of_chain(&self, ns: &Namespace, run: RunId) -> Result<RunId> {
+        let (mut last, mut header) = (run, self.summary(ns, run).await?.header);
+        for _ in 0..MAX_CHAIN {
+            let Some(next) = header.continued_as else { return Ok(last) };
+            header = match self.summary(ns, next).await {
+                Ok(summary) => summary.header,
+                // What starts it is on its way.
+                Err(EngineError::NotFound { .. }) => return Ok(last),
+                Err(error) => return Err(error),
+            };
+            last = next;
+        }
+        Err(continued_too_often(run))
     }
 
     /// The header of a run when it has ended, if it does so in time. What continues a run is started by a message, which
     /// may be on its way: such a run is waited for as well.
-    async fn ended_header(
-        &self,
-        ns: &Namespace,
-        run: RunId,
-        continues: bool,
-        until: Instant,
-    ) -> Result<Option<Header>> {
+    async fn watch_for_end(&self, ns: &Namespace, run: RunId, continues: bool, until: Instant) -> Result<Watched> {
         let ending = self.bus.listen_for_end(run);
         let mut first = true;
         loop {
@@ -204,23 +238,23 @@ impl Engine {
             tokio::pin!(notified);
             notified.as_mut().enable();
             if let Some(header) = ending.header(ns) {
-                return Ok(Some(header.clone()));
+                return Ok(Watched::Ended(Box::new(header.clone())));
             }
             // Of a run that was seen going on just now its end is waited for without a look. Before it is said that the end
             // has not come, there is one.
             let over = Instant::now() >= until || self.stopping.is_now();
             if over || !first || !self.bus.goes_on(ns, run) {
-                match self.summary(ns, run).await {
+                let status = match self.summary(ns, run).await {
                     Ok(summary) if summary.ended_at.is_some() => {
                         self.bus.does_not_go_on(run);
-                        return Ok(Some(summary.header));
+                        return Ok(Watched::Ended(Box::new(summary.header)));
                     }
-                    Ok(_) => {}
-                    Err(EngineError::NotFound { .. }) if continues => {}
+                    Ok(summary) => summary.header.status(),
+                    Err(EngineError::NotFound { .. }) if continues => Status::Pending,
                     Err(error) => return Err(error),
-                }
+                };
                 if over || Instant::now() >= until || self.stopping.is_now() {
-                    return Ok(None);
+                    return Ok(Watched::GoesOn(status));
                 }
             }
             first = false;
@@ -314,6 +348,10 @@ impl Engine {
             Outcome::Failed(_) | Outcome::Cancelled(_) => (None, failure(outcome)),
         })
     }
+}
+
+fn continued_too_often(run: RunId) -> EngineError {
+    EngineError::invalid(format!("run {run} was continued more than {MAX_CHAIN} times"))
 }
 
 /// What went wrong. A run that was cancelled has an error only if something failed on the way to its end, such as an undo;

@@ -192,7 +192,8 @@ pub struct AttemptInfo {
     pub error: Option<Failure>,
 }
 
-/// 200 with it when the run has ended; 202 with `status` alone while it goes on.
+/// 200 with it when the run has ended; 202 with `status` alone while it goes on. Of a run that was continued it tells of the
+/// last one, and `run_id` is that.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     pub run_id: String,
@@ -236,6 +237,7 @@ pub struct NewRun {
 /// The answer to `cancel`, `pause`, `resume` and the acts on a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acted {
+    /// Of the cancel of a run that was continued: the last one, which was cancelled.
     pub run_id: String,
     /// The run's, now.
     pub status: String,

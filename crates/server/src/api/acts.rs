@@ -1,5 +1,8 @@
 //! What people do to a run.
 
+use std::time::Duration;
+
+use eddyline_engine::{RunResult, Standing};
 use eddyline_machine::RunId;
 use eddyline_protocol::{Acted, CancelRun, NewRun, RerunRun};
 
@@ -10,7 +13,11 @@ pub(crate) async fn cancel(mut call: Call) -> Answer {
     let asked: CancelRun = call.json_or_default().await?;
     let run = call.run()?;
     call.engine().cancel(call.ns(), run, &call.caller.name, asked.reason).await?;
-    acted(&call, run).await
+    // Where the run was continued, it is the last of its chain that was cancelled.
+    let (run, status) = match call.engine().wait_for_end(call.ns(), run, Duration::ZERO).await? {
+        Standing::Ended(RunResult { run, status, .. }) | Standing::GoesOn { run, status } => (run, status),
+    };
+    ok(&Acted { run_id: run.to_string(), status: status.as_str().to_owned() })
 }
 
 /// `POST /v1/runs/{id}/pause`

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
+use eddyline_engine::Standing;
 use eddyline_machine::Status;
 use eddyline_machine::run::Parent;
 use eddyline_machine::{ActId, RunId};
@@ -61,8 +62,8 @@ pub(crate) async fn delete(call: Call) -> Answer {
 pub(crate) async fn result(call: Call) -> Answer {
     let (run, wait) = (call.run()?, call.wait()?);
     let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
-    match call.engine().result(call.ns(), run, wait).await? {
-        Some(result) => {
+    match call.engine().wait_for_end(call.ns(), run, wait).await? {
+        Standing::Ended(result) => {
             let ended = RunResult {
                 run_id: result.run.to_string(),
                 status: result.status.as_str().to_owned(),
@@ -71,8 +72,8 @@ pub(crate) async fn result(call: Call) -> Answer {
             };
             call.show(StatusCode::OK, &ended)
         }
-        None => {
-            let status = call.engine().header(call.ns(), run).await?.header.status().as_str().to_owned();
+        Standing::GoesOn { run, status } => {
+            let status = status.as_str().to_owned();
             let going = RunResult { run_id: run.to_string(), status, output: Value::Null, error: None };
             answer(StatusCode::ACCEPTED, &going)
         }

@@ -274,3 +274,40 @@ async fn a_child_names_the_step_that_started_it() {
     assert_eq!(names, ["each[0]", "each[1]"]);
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn a_run_that_was_continued_stands_where_the_last_of_its_chain_stands() {
+    let rig = Rig::start().await;
+    rig.flow("job", "code: true").await;
+    let cancel = async |run: &str| rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    let result = async |run: &str| rig.get(&format!("/v1/runs/{run}/result")).await;
+    let old = rig.run("job", json!(1)).await;
+    let task = rig.claim("w").await;
+    assert_eq!(rig.report(&task, json!({"op": "continue", "input": 2})).await["outcome"], "applied");
+    // Its successor may not be there yet; once it is, it is claimed.
+    let going = result(&old).await;
+    assert!(going.status == 202 && going.body["status"] != "completed", "{}", going.body);
+    let task = rig.claim("w").await;
+    let new = task["run_id"].as_str().unwrap();
+    let going = result(&old).await;
+    assert_eq!((going.status, &going.body["status"]), (202, &json!("running")), "{}", going.body);
+    assert_eq!(going.body["run_id"], json!(new));
+
+    let cancelled = cancel(&old).await;
+    assert_eq!((cancelled.status, &cancelled.body["status"]), (200, &json!("cancelled")), "{}", cancelled.body);
+    assert_eq!(cancelled.body["run_id"], json!(new));
+    let ended = result(&old).await;
+    assert_eq!((ended.status, &ended.body["status"]), (200, &json!("cancelled")), "{}", ended.body);
+    assert_eq!(cancel(&old).await.code(), (409, "conflict"));
+    assert_eq!(cancel(new).await.code(), (409, "conflict"));
+
+    // Before the successor is there, it is on its way.
+    let old = rig.run("job", json!(1)).await;
+    let task = rig.claim("w").await;
+    assert_eq!(rig.report(&task, json!({"op": "continue"})).await["outcome"], "applied");
+    let cancelled = cancel(&old).await;
+    assert!(cancelled.status == 200 && cancelled.body["status"] != "completed", "{}", cancelled.body);
+    let ended = rig.get(&format!("/v1/runs/{old}/result?wait=20s")).await;
+    assert_eq!(ended.body["status"], "cancelled", "{}", ended.body);
+    rig.server.stop().await;
+}
