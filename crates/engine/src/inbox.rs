@@ -3,7 +3,7 @@
 //! The messages of a run are handed in together, so that they are decided together. Runs do not wait for each other: one
 //! with a long line of messages keeps no other from its own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, btree_map};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ const BYTES_AT_ONCE: usize = 4 << 20;
 pub(crate) struct Inbox {
     instance: Instance,
     deliveries: FuturesUnordered<BoxFuture<'static, (RunId, Result<()>)>>,
-    /// The runs of these deliveries, each of another one.
-    under_way: BTreeSet<RunId>,
+    /// The runs of these deliveries, each of another one, and what has come for them meanwhile.
+    under_way: BTreeMap<RunId, Option<(Namespace, Vec<Message>)>>,
 }
 
 impl Chore for Inbox {
@@ -45,12 +45,8 @@ impl Chore for Inbox {
             room => self.instance.store.due(Due::Messages, room).await?,
         };
         for item in due.items {
-            // What is due again because it takes so long is still on its way.
-            if let DueItem::Messages { ns, to, messages } = item
-                && self.under_way.insert(to)
-            {
-                let delivery = Delivery { instance: self.instance.clone(), ns, to };
-                self.deliveries.push(Box::pin(async move { (to, delivery.deliver(messages).await) }));
+            if let DueItem::Messages { ns, to, messages } = item {
+                self.begin(ns, to, messages);
             }
         }
         let all_done = tokio::time::timeout(PATIENCE, self.finish()).await.is_ok();
@@ -68,13 +64,27 @@ impl Chore for Inbox {
 
 impl Inbox {
     pub fn new(instance: Instance) -> Inbox {
-        Inbox { instance, deliveries: FuturesUnordered::new(), under_way: BTreeSet::new() }
+        Inbox { instance, deliveries: FuturesUnordered::new(), under_way: BTreeMap::new() }
+    }
+
+    /// Begins to deliver, after what is on its way to the same run.
+    fn begin(&mut self, ns: Namespace, to: RunId, messages: Vec<Message>) {
+        match self.under_way.entry(to) {
+            btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some((ns, messages)),
+            btree_map::Entry::Vacant(free) => {
+                free.insert(None);
+                let delivery = Delivery { instance: self.instance.clone(), ns, to };
+                self.deliveries.push(Box::pin(async move { (to, delivery.deliver(messages).await) }));
+            }
+        }
     }
 
     /// Until everything on its way is delivered.
     async fn finish(&mut self) {
         while let Some((to, delivered)) = self.deliveries.next().await {
-            self.under_way.remove(&to);
+            if let Some(Some((ns, messages))) = self.under_way.remove(&to) {
+                self.begin(ns, to, messages);
+            }
             if let Err(error) = delivered {
                 tracing::warn!(instance = self.instance.config.instance, "messages are delivered again later: {error}");
             }

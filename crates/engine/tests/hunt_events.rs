@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use eddyline_engine::{Config, PublishRequest, StartRequest};
-use eddyline_store::{ManualClock, Memory, Namespace};
+use eddyline_machine::{ActId, Entry};
+use eddyline_store::{HOLD_MS, ManualClock, Memory, Namespace};
 use rig::Rig;
-use rig::hooked::Hooked;
+use rig::hooked::{Fault, Hooked};
 use serde_json::{Value, json};
 
 fn event(payload: Value) -> Vec<PublishRequest> {
@@ -60,10 +61,11 @@ async fn one_event_to_thousands_of_gates_is_told_in_parts() {
 }
 
 /// A message to each gate to look back, and one with the event: each was a commit of its own, and each look back read all
-/// gates and messages of the run.
+/// gates and messages of the run. The clock stands still: nothing may have to become due again.
 #[tokio::test]
 async fn one_event_to_many_gates_of_a_run_takes_few_commits_and_reads() {
-    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let clock = ManualClock::at(1_767_323_045_678);
+    let store = Arc::new(Hooked::new(Arc::new(Memory::with_clock(clock))));
     let rig = Rig::on(store.clone(), Config::default());
     rig.register(MANY).await;
     let run = rig.start("many", json!(600)).await;
@@ -72,6 +74,44 @@ async fn one_event_to_many_gates_of_a_run_takes_few_commits_and_reads() {
     let count = |of: &AtomicUsize| of.load(Ordering::SeqCst);
     let (commits, reads) = (count(&store.commits), count(&store.reads));
     assert!(commits <= 100 && reads <= 100, "{commits} commits and {reads} reads for 600 gates");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn messages_do_not_overtake_those_that_could_not_be_committed() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    let away = Arc::new(AtomicUsize::new(usize::MAX));
+    let countdown = away.clone();
+    let mut store = Hooked::new(Arc::new(Memory::with_clock(clock.clone())));
+    // After the event was published and told: the first part of its messages.
+    store.fate = Box::new(move |_| (countdown.fetch_sub(1, Ordering::SeqCst) == 2).then_some(Fault::Away));
+    let rig = Rig::on(Arc::new(store), Config { poll_ms: 5, ..Config::default() });
+    rig.register(MANY).await;
+    let run = rig.start("many", json!(900)).await;
+    let is_waiting = async || {
+        let beside = rig.engine.store().beside(run).await.unwrap();
+        beside.messages.is_empty() && beside.gates.len() == 900
+    };
+    while !is_waiting().await {
+        tokio::task::yield_now().await;
+    }
+    away.store(4, Ordering::SeqCst);
+    rig.engine.publish(&rig.ns, event(json!(1))).await.unwrap();
+    while (2..=4).contains(&away.load(Ordering::SeqCst)) {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..50 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    clock.advance(HOLD_MS + 1);
+    rig.output(run).await;
+    let opened = rig.records(run).await.into_iter().filter_map(|record| match record.record.entry {
+        Entry::AwaitTriggered { token, .. } => Some(token.activation),
+        _ => None,
+    });
+    let opened: Vec<ActId> = opened.collect();
+    assert_eq!(opened.len(), 900);
+    assert!(opened.is_sorted(), "in the order in which they were sent");
     rig.stop().await;
 }
 

@@ -18,6 +18,8 @@ pub enum Fault {
     UnknownBefore,
     /// It was written, and nobody knows.
     UnknownAfter,
+    /// Nothing was written, and that is known.
+    Away,
 }
 
 type Fate = Box<dyn Fn(usize) -> Option<Fault> + Send + Sync>;
@@ -111,6 +113,7 @@ impl Store for Hooked {
         }
         match (self.fate)(self.commits.fetch_add(1, Ordering::SeqCst)) {
             Some(Fault::UnknownBefore) => return Err(StoreError::Unknown),
+            Some(Fault::Away) => return Err(StoreError::Unavailable("away".to_owned())),
             Some(Fault::UnknownAfter) => {
                 self.inner.commit(commands, claims).await?;
                 return Err(StoreError::Unknown);

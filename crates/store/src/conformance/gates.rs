@@ -92,7 +92,7 @@ pub async fn gates_are_listed_by_run_reason_and_event(t: &mut Trial<'_>) {
     let last = t.store.gates(Some(&t.ns), &of_run, Page::default()).await.unwrap().pop().expect("a gate").id.activation;
     let part = |from, to| GateFilter { activations: Some((from, to)), ..of_run.clone() };
     assert_eq!(listed(t, &part(last, last)).await, order[5..], "of a part of the run");
-    assert_eq!(listed(t, &part(ActId(0), last)).await.len(), 2);
+    assert_eq!(listed(t, &part(ActId(0), ActId(u32::MAX))).await.len(), 2);
     assert!(listed(t, &part(ActId(0), ActId(0))).await.is_empty());
     let reason = |reason| GateFilter { reason: Some(reason), ..GateFilter::default() };
     assert_eq!(listed(t, &reason(GateReason::Manual)).await, order[..1]);
