@@ -15,6 +15,8 @@ use super::wording::in_words;
 
 /// What is nested deeper is not looked over.
 const DEEPEST: u16 = 1_000;
+/// What has more fields is no body, and no item, of ours.
+const MOST_FIELDS: usize = 100;
 /// An item is in a list, and that is in an object.
 const MAX_ITEM_DEPTH: u16 = MAX_DEPTH - 2;
 
@@ -119,7 +121,7 @@ impl Cursor<'_> {
         if self.expect(b'}').is_some() {
             return Some(fields);
         }
-        loop {
+        while fields.len() < MOST_FIELDS {
             let name = self.value()?;
             let name = read_one(&self.text[name]).ok()?;
             self.expect(b':')?;
@@ -128,6 +130,7 @@ impl Cursor<'_> {
                 return self.expect(b'}').map(|()| fields);
             }
         }
+        None
     }
 
     /// The places of the items of the list here.
@@ -214,6 +217,7 @@ mod tests {
             r#"{"others": [1e999]}"#,
             r#"{"items": [1e999], "items": []}"#,
             "[1, 2, 3, 4, 5, 1e999]",
+            &format!("{{{} \"items\": [1e999]}}", "\"a\": 1,".repeat(MOST_FIELDS)),
             &deep(1_000),
             &deep(100_000),
         ] {
