@@ -88,7 +88,7 @@ impl Default for Config {
             due_batch: 500,
             poll_ms: 2_000,
             reconcile_ms: 60_000,
-            reconcile_batch: 50,
+            reconcile_batch: 25,
             retention: Retention::default(),
             backlog: 1_000_000,
             chance: system_chance(),

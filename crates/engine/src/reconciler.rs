@@ -73,9 +73,12 @@ impl Reconciler {
                 inputs.push(Input::ChildEnded { activation: activation.id, child, end });
             }
         }
+        if inputs.is_empty() {
+            return Ok(());
+        }
         // What hangs on it was read between two looks at the same version, so the two belong together.
         let still = matches!(store.load(run, Some(loaded.rows.header.version)).await?, Found::Same);
-        if still && !inputs.is_empty() && store.beside(run).await?.messages.is_empty() {
+        if still && store.beside(run).await?.messages.is_empty() {
             metrics::counter!("eddyline_reconciled_total").increment(inputs.len() as u64);
             tracing::error!(instance = self.instance.config.instance, %run, ?inputs, "the run should move and does not");
             for input in inputs {
