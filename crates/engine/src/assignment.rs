@@ -84,7 +84,7 @@ impl Handed {
     }
 
     /// Puts everything together, reading what is not at hand.
-    pub async fn assemble(mut self, store: &dyn Store, flows: &Flows) -> Result<Assignment> {
+    pub async fn assemble(mut self, store: &dyn Store, flows: &Flows, token: TaskToken) -> Result<Assignment> {
         let run = self.claimed.run;
         let About { input: run_input, version, traceparent } = match self.about.take() {
             Some(about) => about,
@@ -102,7 +102,7 @@ impl Handed {
             TaskKind::Run => Some(memo(store, flows, run, |_| true).await?),
         };
         Ok(Assignment {
-            token: TaskToken { run, activation: task.activation, attempt: task.attempt, fence: task.fence },
+            token,
             run,
             flow: claimed.flow.clone(),
             version,

@@ -25,6 +25,7 @@ use crate::report::ClaimFacts;
 use crate::retention::Retention;
 use crate::shutdown::{self, Shutdown, Stop};
 use crate::timers::Timers;
+use crate::token::Tokens;
 use crate::workers::Workers;
 
 /// How long a shutdown waits for what is on its way before it lets go.
@@ -36,6 +37,7 @@ pub struct Engine {
     pub(crate) instance: Instance,
     pub(crate) bus: Arc<Bus>,
     pub(crate) facts: Arc<ClaimFacts>,
+    pub(crate) tokens: Arc<Tokens>,
     pub(crate) backlogs: Arc<Backlogs>,
     pub(crate) stopping: Shutdown,
     pub(crate) workers: Arc<Workers>,
@@ -76,9 +78,9 @@ impl Engine {
         let Instance { store, flows, config, .. } = instance.clone();
         loops.set.spawn(Driver::new(store, flows, config, bus.clone(), desk).run(stopping.clone()));
         let running = Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds };
-        let facts = Arc::new(ClaimFacts::default());
+        let (facts, tokens) = (Arc::new(ClaimFacts::default()), Arc::new(Tokens::default()));
         let (backlogs, workers, drained) = (Arc::default(), Arc::default(), watch::Sender::new(()));
-        Engine { instance, bus, facts, backlogs, stopping, workers, drained, running: Arc::new(running) }
+        Engine { instance, bus, facts, tokens, backlogs, stopping, workers, drained, running: Arc::new(running) }
     }
 
     /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.

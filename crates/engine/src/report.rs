@@ -27,6 +27,8 @@ use crate::workers::derived;
 
 /// The kind of failure when a task's input cannot be handed over.
 const TOO_LARGE: &str = "PayloadTooLarge";
+/// What is said of a token that no claim gave out.
+const UNKNOWN_TASK: &str = "there is no such task";
 /// The end of the year 9999, about.
 const MAX_MOMENT_MS: Millis = 253_402_300_799_999;
 /// Claims of code runs whose facts are kept at hand.
@@ -104,6 +106,8 @@ impl Engine {
         if self.stopping.is_now() {
             return Err(EngineError::Stopped);
         }
+        // Without the secret nothing that is claimed could be handed over.
+        self.tokens.key(&self.instance).await?;
         let (order, waiting) = self.park(ns, claim, once);
         self.committing().ask(order).await?;
         Ok(waiting)
@@ -146,9 +150,16 @@ impl Engine {
             by_task.entry(report.token).or_default().push((at, report));
         }
         let mut reported = vec![Reported::NotTried; count];
+        let key = self.tokens.key(&self.instance).await?;
         let mut on_their_way = Vec::with_capacity(by_task.len());
         let mut orders = Vec::with_capacity(by_task.len() + 1);
         for (token, reports) in by_task {
+            if !key.verifies(ns, &token) {
+                for (at, _) in reports.into_iter().take(1) {
+                    reported[at] = Reported::Answer { answer: Answer::Invalid(UNKNOWN_TASK.to_owned()), warning: None };
+                }
+                continue;
+            }
             let claim = self.claim_of(token, &reports).await?;
             let task = TaskRef { activation: token.activation, fence: token.fence };
             let (mut places, mut inputs) = (Vec::new(), Vec::new());
@@ -180,7 +191,7 @@ impl Engine {
         for (token, places, answer) in on_their_way {
             let outcomes = match answer.await.map_err(|_| EngineError::Stopped)? {
                 Ok(outcomes) => outcomes,
-                Err(EngineError::NotFound { .. }) => refused("there is no such task".to_owned(), places.len()),
+                Err(EngineError::NotFound { .. }) => refused(UNKNOWN_TASK.to_owned(), places.len()),
                 // Something is wrong with this run; that must not keep the reports on others from their answers.
                 Err(EngineError::Bug(why) | EngineError::Store(StoreError::Corrupt(why))) => refused(why, places.len()),
                 Err(EngineError::Trimmed(_)) => {
@@ -306,7 +317,8 @@ impl Engine {
             self.facts.keep(claimed.run, claimed.task.fence, claimed.held.claim.clone());
         }
         let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
-        let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows).await {
+        let token = self.tokens.key(&self.instance).await?.token(&claimed.ns, claimed.run, &claimed.task);
+        let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows, token).await {
             Ok(assignment) => return Ok(Some(assignment)),
             Err(EngineError::TooLarge { bytes, limit, .. }) => {
                 let message = format!("the input has {bytes} bytes or more, and the limit is {limit}");

@@ -115,6 +115,8 @@ async fn nothing_is_claimed_once_it_is_time_to_stop() {
     let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
     let rig = Rig::on(store.clone(), Config { in_flight: 1, ..hints_only() });
     rig.register("name: f\nsteps: {a: {}}").await;
+    // The first claim of a store makes the secret of its tokens, which is a commit.
+    rig.engine.claim(&rig.ns, claim("w"), Duration::ZERO).await.unwrap();
     // The claim is on its way, and the start waits behind it, when the shutdown comes.
     let before = store.commits.load(Ordering::SeqCst);
     store.committing.send_replace(false);

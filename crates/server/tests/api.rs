@@ -4,6 +4,8 @@
 
 #[path = "api/bounds.rs"]
 mod bounds;
+#[path = "api/claims.rs"]
+mod claims;
 #[path = "api/client.rs"]
 mod client;
 #[path = "api/document.rs"]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use eddyline_engine::Engine;
 use eddyline_machine::view::RunView;
-use eddyline_machine::{Entry, Numbered, RunId};
+use eddyline_machine::{Entry, Fence, Numbered, RunId};
 use eddyline_store::{Embedded, Options, Page, RunFilter, Store, Summary};
 
 use crate::ledger::{self, Line};
@@ -118,6 +118,13 @@ async fn timeline(engine: &Engine, summary: &Summary, records: &[Numbered]) {
             Entry::AwaitTriggered { step_key, .. } => format!("the opening of {step_key}"),
             _ => continue,
         };
+        // A step that the function of a code run carried out itself is no task, and nobody claims it.
+        if let Entry::AttemptCompleted { step_key, .. } | Entry::AttemptFailed { step_key, .. } = &record.record.entry
+            && fence != Some(Fence(0))
+        {
+            let start = format!("the start of {step_key} {fence:?}");
+            assert!(said.contains(&start), "{run} records {once}, and not {start}");
+        }
         assert!(said.insert(once.clone()), "{run} records {once} twice");
     }
     let mut view = RunView::default();

@@ -1,6 +1,6 @@
 //! What must hold of every timeline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline::protocol::Page;
 use eddyline::{Client, Method, Record};
@@ -20,10 +20,10 @@ pub async fn records(client: &Client, run: &str) -> Vec<Record> {
     }
 }
 
-/// Numbered 1..n, with one end, which is the last, and no step that ended twice. Gives the attempts of each step.
+/// Numbered 1..n, with one end, which is the last, no step that ended twice and no attempt that ended without a claim. Gives the attempts of each step.
 pub async fn check(client: &Client, run: &str) -> BTreeMap<String, usize> {
     let records = records(client, run).await;
-    let (mut ends, mut attempts) = (BTreeMap::new(), BTreeMap::new());
+    let (mut ends, mut attempts, mut begun) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     for (at, record) in records.iter().enumerate() {
         assert_eq!(record.id, (at + 1).to_string(), "a gap in {run}");
         assert_eq!(record.is_terminal(), at + 1 == records.len(), "{} is number {} in {run}", record.kind, at + 1);
@@ -33,10 +33,23 @@ pub async fn check(client: &Client, run: &str) -> BTreeMap<String, usize> {
                 let before = ends.insert(step.to_owned(), record.kind.clone());
                 assert_eq!(before, None, "{step} of {run} ended twice");
             }
-            "step.attempt.started" => *attempts.entry(step.to_owned()).or_default() += 1,
+            "step.attempt.started" => {
+                *attempts.entry(step.to_owned()).or_default() += 1;
+                begun.extend(job(record));
+            }
+            "step.attempt.completed" | "step.attempt.failed" => {
+                let began = job(record).is_none_or(|job| begun.remove(&job));
+                assert!(began, "an attempt of {step} of {run} ended and never began");
+            }
             _ => {}
         }
     }
     assert!(!records.is_empty(), "{run} has no timeline");
     attempts
+}
+
+/// The task that a record is of, new whenever an attempt is offered. A step that the function of a code run carried out
+/// itself is none.
+fn job(record: &Record) -> Option<String> {
+    record.meta["jobId"].as_str().filter(|job| !job.ends_with(".0")).map(str::to_owned)
 }
