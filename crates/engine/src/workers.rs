@@ -92,21 +92,26 @@ struct Known {
 }
 
 impl Engine {
-    /// A worker comes in. The same host and pid again is the same worker.
-    pub async fn register_worker(&self, ns: &Namespace, spec: WorkerSpec) -> Result<WorkerRecord> {
+    /// Registers a worker. The same `instance` again is the same worker, which goes on draining if it was told to; without
+    /// one it is a new worker each time. Host and pid identify nobody: those of containers are often the same.
+    pub async fn register_worker(
+        &self,
+        ns: &Namespace,
+        instance: Option<&str>,
+        spec: WorkerSpec,
+    ) -> Result<WorkerRecord> {
         let now = self.now().await?;
-        let id = match (&spec.host, spec.pid) {
-            (Some(host), Some(pid)) => derived(&json!([ns.as_str(), host, pid])),
-            _ => Uuid::new_v4(),
-        };
-        let counts = WorkerCounts::default();
+        // The id is shown to whoever may read, and must not give the instance away.
+        let id = instance.map_or_else(Uuid::new_v4, |instance| derived(&json!(["worker", ns.as_str(), instance])));
+        let id = id.to_string();
+        let before = if instance.is_some() { self.worker(ns, &id).await? } else { None };
         let record = WorkerRecord {
-            id: id.to_string(),
+            id,
             spec: Arc::new(spec),
-            started_at: now,
+            started_at: before.as_ref().map_or(now, |before| before.started_at),
             seen_at: now,
-            draining: false,
-            counts,
+            draining: before.as_ref().is_some_and(|before| before.draining),
+            counts: before.map_or_else(WorkerCounts::default, |before| before.counts),
         };
         self.write(ns, &record).await?;
         self.forget_silent(ns, now).await?;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::tasks::News;
 use crate::{Timestamp, nullable};
 
-/// `POST /v1/workers`. The same host and pid again is the same worker.
+/// `POST /v1/workers`. The same `instance` again is the same worker; without one, every registration is a new worker.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegisterWorker {
@@ -28,6 +28,11 @@ pub struct RegisterWorker {
     /// The build of the worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// A random text of 1 to 200 characters that the process makes once and keeps to itself: whoever knows it can connect
+    /// as this worker. It is not shown to anybody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// For people who look at the list of workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -19,7 +19,6 @@ mod task;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use eddyline_protocol::{Op, Outcome, RegisterWorker, Task};
@@ -269,6 +268,8 @@ impl Worker {
         let mut me = self.me.clone();
         me.handlers = self.handlers.iter().map(|(name, _)| name.clone()).collect();
         me.max_concurrent = Some(self.rules.max_concurrent);
+        // For as long as this worker runs, over all its connections.
+        me.instance = Some(uuid::Uuid::new_v4().to_string());
         me.host = Some(host());
         me.pid = Some(std::process::id());
         Ok((handlers, me))
@@ -296,16 +297,10 @@ async fn until_signalled(
     }
 }
 
-/// The machine's name. The same host and process are the same worker to the server, so that further workers of this
-/// process get names of their own.
+/// The machine's name, as people know it.
 fn host() -> String {
-    static WORKERS: AtomicU32 = AtomicU32::new(0);
     let named = std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok();
     let named = named.or_else(|| std::fs::read_to_string("/etc/hostname").ok());
     let name = named.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
-    let name = name.unwrap_or_else(|| "localhost".to_owned());
-    match WORKERS.fetch_add(1, Ordering::Relaxed) {
-        0 => name,
-        others => format!("{name}#{}", others + 1),
-    }
+    name.unwrap_or_else(|| "localhost".to_owned())
 }

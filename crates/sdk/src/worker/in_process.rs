@@ -38,7 +38,12 @@ impl InProcess {
 impl Transport for InProcess {
     async fn open(&mut self, hello: &Hello) -> Result<Opened, Cut> {
         let worker = &hello.worker;
-        let name = format!("{}:{}", worker.host.as_deref().unwrap_or_default(), worker.pid.unwrap_or_default());
+        let name = format!(
+            "{}:{}:{}",
+            worker.host.as_deref().unwrap_or_default(),
+            worker.pid.unwrap_or_default(),
+            worker.instance.as_deref().unwrap_or_default()
+        );
         let queues = if worker.queues.is_empty() { vec!["default".to_owned()] } else { worker.queues.clone() };
         let offer = Offer {
             handlers: worker.handlers.iter().cloned().collect(),

@@ -19,6 +19,8 @@ use super::tasks::{DEFAULT_QUEUE, MAX_QUEUES};
 
 /// Handlers, flows and labels of a worker, each.
 const MAX_NAMES: usize = 10_000;
+/// The random name that a worker's process has for itself.
+const MAX_INSTANCE_BYTES: usize = 200;
 /// Tasks in one heartbeat.
 const MAX_TASKS: usize = 100_000;
 
@@ -69,9 +71,13 @@ pub(crate) async fn leave(call: Call) -> Answer {
 pub(super) async fn enrol(engine: &Engine, ns: &Namespace, mut asked: RegisterWorker) -> Result<WorkerRecord, Failure> {
     let flows = listed(std::mem::take(&mut asked.flows));
     let builds = flows.iter().map(|(flow, build)| (flow.name.clone(), build.clone())).collect();
+    let instance = asked.instance.take();
+    if instance.as_ref().is_some_and(|instance| !(1..=MAX_INSTANCE_BYTES).contains(&instance.len())) {
+        return Err(Failure::invalid(format!("`instance` is a text of 1 to {MAX_INSTANCE_BYTES} bytes")));
+    }
     let spec = spec(asked, builds)?;
     engine.bring_flows(ns, &spec.queues, flows.into_iter().map(|(flow, _)| flow).collect()).await?;
-    Ok(engine.register_worker(ns, spec).await?)
+    Ok(engine.register_worker(ns, instance.as_deref(), spec).await?)
 }
 
 /// Code flows, each with the build of its function.

@@ -148,6 +148,7 @@ async fn names_and_labels_are_not_for_keeping_data() {
     let long = "x".repeat(513);
     for (path, body) in [
         ("/v1/workers", json!({"host": long, "pid": 1})),
+        ("/v1/workers", json!({"instance": long})),
         ("/v1/workers", json!({"labels": [long]})),
         ("/v1/workers", json!({"flows": {"f": long}})),
         ("/v1/tasks/claim", json!({"worker_id": long})),

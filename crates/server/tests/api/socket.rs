@@ -254,7 +254,7 @@ async fn what_is_lost_to_its_worker_is_told_as_that() {
 async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}}").await;
-    let me = json!({"host": "h", "pid": 9});
+    let me = json!({"instance": "i", "host": "h", "pid": 9});
     let mut socket = Socket::open(&rig, me.clone()).await;
     socket.say(json!({"type": "credit", "n": 2})).await;
     rig.run("f", json!(1)).await;
@@ -275,6 +275,39 @@ async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
     assert_eq!((&again[0]["run_id"], &again[0]["attempt"]), (&held[1]["run_id"], &json!(1)));
     socket.say(json!({"type": "report", "id": 1, "reports": [done(&held[0])]})).await;
     assert_eq!(socket.until("reported").await["outcomes"][0]["outcome"], "applied");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn two_workers_of_one_host_and_pid_do_not_take_each_others_tasks() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    // As two containers made of one image say it.
+    let container = |instance: &str| json!({"host": "web", "pid": 1, "instance": instance});
+    let mut first = Socket::open(&rig, container("one")).await;
+    first.say(json!({"type": "credit", "n": 1})).await;
+    let run = rig.run("f", json!(1)).await;
+    let task = first.until("tasks").await["tasks"][0].clone();
+    first.0.close(None).await.unwrap();
+    assert_eq!(first.next().await["type"], "closed");
+    // Whoever is not the worker that it was pushed to says nothing of it by connecting.
+    for other in [container("two"), json!({"host": "web", "pid": 1})] {
+        let mut other = Socket::open(&rig, other).await;
+        other.say(json!({"type": "heartbeat", "tasks": [task["task_id"]]})).await;
+        assert_eq!(other.until("beat").await["lost"], json!([task["task_id"]]));
+    }
+    let records = rig.get(&format!("/v1/streams/nq:flow:{run}")).await;
+    let last = records.items().last().unwrap();
+    assert_eq!(last["kind"], "step.attempt.started", "it was not released: {}", records.body);
+
+    let mut hello = container("one");
+    hello["tasks"] = json!([task["task_id"]]);
+    let mut first = Socket::open(&rig, hello).await;
+    first.say(json!({"type": "heartbeat", "tasks": [task["task_id"]]})).await;
+    let beat = first.until("beat").await;
+    assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([]), &json!([])), "it is the same worker");
+    first.say(json!({"type": "report", "id": 1, "reports": [done(&task)]})).await;
+    assert_eq!(first.until("reported").await["outcomes"][0]["outcome"], "applied");
     rig.server.stop().await;
 }
 

@@ -194,8 +194,7 @@ async fn a_claim_that_waits_gets_nothing_once_its_worker_drains_or_is_gone() {
 async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}, b: {run: b}}").await;
-    let me =
-        json!({"handlers": ["b"], "queues": ["default"], "host": "h", "pid": 1, "version": "7", "max_concurrent": 3});
+    let me = json!({"handlers": ["b"], "queues": ["default"], "instance": "i", "version": "7", "max_concurrent": 3});
     let worker = rig.post("/v1/workers", me.clone()).await;
     assert_eq!(worker.status, 201);
     let id = worker.text("worker_id");

@@ -453,3 +453,27 @@ async fn what_a_worker_lost_is_told_from_what_was_called_off() {
     assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([]), &json!([task["task_id"]])), "a function");
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn the_same_instance_is_the_same_worker_and_without_one_each_is_new() {
+    let rig = Rig::start().await;
+    let register = async |body: Value| {
+        let reply = rig.post("/v1/workers", body).await;
+        assert_eq!(reply.status, 201, "{}", reply.body);
+        reply.text("worker_id")
+    };
+    let nameless = json!({"host": "web", "pid": 1});
+    assert_ne!(register(nameless.clone()).await, register(nameless).await);
+    let one = register(json!({"host": "web", "pid": 1, "instance": "7c1e"})).await;
+    assert_ne!(register(json!({"host": "web", "pid": 1, "instance": "7c1f"})).await, one);
+    assert_eq!(rig.post(&format!("/v1/workers/{one}/drain"), json!({})).await.status, 200);
+    assert_eq!(register(json!({"host": "renamed", "instance": "7c1e"})).await, one);
+    let listed = rig.get("/v1/workers").await;
+    let again = listed.items().iter().find(|worker| worker["worker_id"] == json!(one)).unwrap();
+    assert_eq!((&again["host"], &again["status"]), (&json!("renamed"), &json!("draining")), "{again}");
+    assert!(!listed.body.to_string().contains("7c1e"), "who knows the instance can connect as its worker");
+    let other = rig.header("eddyline-namespace", "other");
+    assert_ne!(other.post("/v1/workers", json!({"instance": "7c1e"})).await.text("worker_id"), one);
+    assert_eq!(rig.post("/v1/workers", json!({"instance": ""})).await.code(), (422, "invalid"));
+    rig.server.stop().await;
+}

@@ -82,7 +82,7 @@ impl Session<'_> {
             ns,
             held: Held::new(engine.attention()),
             credits: 0,
-            draining: false,
+            draining: record.draining,
             heard_at: Instant::now(),
             quiet: false,
             claim: None,
