@@ -40,6 +40,12 @@ impl Engine {
         self.bus.silence()
     }
 
+    /// A number that is another one after each change of a key, where the store knows it: as long as it stays the same, no
+    /// key has to be read again.
+    pub fn keys_changed(&self) -> Option<u64> {
+        self.instance.store.documents_changed()
+    }
+
     /// A key by its id, whatever its namespace.
     pub async fn key(&self, id: &str) -> Result<Option<KeyRecord>> {
         let document = self.instance.document(None, KEY, id).await?;

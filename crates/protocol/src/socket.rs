@@ -15,6 +15,9 @@ use crate::nullable;
 use crate::tasks::{News, Outcome, Report, Task};
 use crate::workers::{Beat, Heartbeat, RegisterWorker, WorkerRegistered};
 
+/// The code with which a socket is closed whose key was revoked, has expired or lacks the scope by now.
+pub const CLOSE_UNAUTHORIZED: u16 = 4401;
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromWorker<R = Report> {

@@ -196,8 +196,9 @@ impl Worker {
     /// Works until the process gets SIGTERM or SIGINT, or until the server tells it to drain; then finishes what it has.
     /// A second signal does not wait for that.
     ///
-    /// Connections that end are made anew for as long as it takes. An error means that the worker could not begin: the
-    /// address, the key or the handlers are not right.
+    /// Connections that end are made anew for as long as it takes. An error means that the worker could not begin, since the
+    /// address, the key or the handlers are not right, or that its key was revoked or has expired: then what is at work is
+    /// let go.
     pub async fn run(self) -> Result<(), Error> {
         let (stop, stopped) = oneshot::channel();
         match self.ready(stopped)? {

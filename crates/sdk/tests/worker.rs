@@ -453,6 +453,23 @@ async fn a_worker_that_is_not_wanted_is_told_so_at_once() {
 }
 
 #[tokio::test]
+async fn a_worker_whose_key_is_revoked_ends_and_says_so() {
+    for way in WAYS {
+        let fake = Fake::new().await;
+        let worker = put_to_work(way, &fake, double);
+        fake.offer("double", [json!(3)]);
+        fake.until("its report", |state| (!state.effects.is_empty()).then_some(())).await;
+        fake.set(|state| {
+            state.refuse = Some(401);
+            state.cuts.extend(["report", "beat", "claim"]);
+        });
+        fake.offer("double", [json!(4)]);
+        let error = tokio::time::timeout(LONG, worker.worker).await.expect("it ends").unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Api { status: 401, .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_comes_up_later_is_found() {
     let fake = Fake::new().await;
     let (free, addr) = {

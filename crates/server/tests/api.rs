@@ -20,6 +20,8 @@ mod lists;
 mod manage;
 #[path = "api/process.rs"]
 mod process;
+#[path = "api/revoked.rs"]
+mod revoked;
 #[path = "api/runs.rs"]
 mod runs;
 #[path = "api/socket.rs"]

@@ -224,6 +224,11 @@ impl Shift {
                 return Some(Ok(()));
             }
             Event::Cut(Cut::Refused(error)) if !self.line.was_up() => return Some(Err(error)),
+            // The key was revoked or has expired. It is the only one this worker has, and no result can be reported with it.
+            Event::Cut(Cut::Refused(error @ Error::Api { status: 401 | 403, .. })) => {
+                self.desk.held.values().for_each(|held| held.shared.cancel());
+                return Some(Err(error));
+            }
             Event::Cut(Cut::Refused(error)) => {
                 if matches!(error, Error::Api { status: 400 | 413 | 422, .. }) {
                     self.desk.refused(&error.to_string());

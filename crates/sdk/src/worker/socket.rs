@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use eddyline_protocol::{Code, FromServer};
+use eddyline_protocol::{ApiError, CLOSE_UNAUTHORIZED, Code, FromServer};
 use futures_util::{Sink, SinkExt, Stream};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
@@ -144,6 +144,11 @@ impl SocketLink {
             };
             match message {
                 Message::Text(text) => return Poll::Ready(read(text.as_str())),
+                Message::Close(Some(frame)) if u16::from(frame.code) == CLOSE_UNAUTHORIZED => {
+                    let message = "the server no longer takes the worker's key".to_owned();
+                    let error = ApiError { code: Code::Unauthorized, message, details: Vec::new() };
+                    return Poll::Ready(Err(Cut::Refused(Error::Api { status: error.code.status(), error })));
+                }
                 Message::Close(frame) => {
                     let why = frame.map_or_else(String::new, |frame| format!(": {}", frame.reason));
                     return Poll::Ready(Err(Cut::lost(format!("the server closed the connection{why}"))));

@@ -62,6 +62,15 @@ impl Call {
         self.caller.may(scope)
     }
 
+    /// What is waited for, unless the caller loses its key meanwhile.
+    pub async fn while_admitted<T>(&self, waits: impl Future<Output = T>) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            done = waits => Ok(done),
+            failure = self.caller.shut_out(&self.api) => Err(failure),
+        }
+    }
+
     pub fn headers(&self) -> &HeaderMap {
         &self.head.headers
     }

@@ -12,9 +12,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
-use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use eddyline_engine::TaskId;
-use eddyline_protocol::{ApiError, FromServer, FromWorker};
+use eddyline_protocol::{ApiError, CLOSE_UNAUTHORIZED, Code, FromServer, FromWorker};
 use eddyline_store::Namespace;
 use futures_util::SinkExt;
 use serde_json::Value;
@@ -43,7 +43,7 @@ const MAX_LEFT: usize = 10_000;
 /// `GET /v1/workers/connect`
 pub(crate) async fn connect(call: Call) -> Answer {
     let (room, open) = call.api.socket()?;
-    let (api, ns) = (call.api.clone(), call.ns().clone());
+    let (api, caller) = (call.api.clone(), call.caller.clone());
     let limit = api.about().settings.max_body;
     let upgrade = WebSocketUpgrade::from_request_parts(&mut call.into_head(), &()).await;
     let upgrade = upgrade.map_err(|rejection| Failure::bad(format!("this path speaks WebSocket: {rejection}")))?;
@@ -56,10 +56,11 @@ pub(crate) async fn connect(call: Call) -> Answer {
     Ok(upgrade.on_upgrade(async move |socket| {
         let _counted = Counted::new("eddyline_sockets");
         let mut wire = Wire { socket };
-        if let Err(Cut::Told(error)) = Session::serve(&api, ns, &mut wire).await {
-            let _ = wire.send(&FromServer::Error { error }).await;
-        }
-        let _ = tokio::time::timeout(FAREWELL, wire.close()).await;
+        let told = match Session::serve(&api, &caller, &mut wire).await {
+            Err(Cut::Told(error)) => Some(error),
+            Ok(()) | Err(Cut::Gone) => None,
+        };
+        let _ = tokio::time::timeout(FAREWELL, wire.close(told)).await;
         drop((room, open));
     }))
 }
@@ -132,9 +133,14 @@ impl Wire {
         }
     }
 
-    /// Says that it is over, and listens until the other side has said so too.
-    async fn close(&mut self) {
-        let _ = self.socket.send(Message::Close(None)).await;
+    /// Says that it is over, and why, and listens until the other side has said so too.
+    async fn close(&mut self, told: Option<ApiError>) {
+        let unauthorized = told.as_ref().is_some_and(|error| error.code == Code::Unauthorized);
+        if let Some(error) = told {
+            let _ = self.send(&FromServer::Error { error }).await;
+        }
+        let frame = unauthorized.then(|| CloseFrame { code: CLOSE_UNAUTHORIZED, reason: "unauthorized".into() });
+        let _ = self.socket.send(Message::Close(frame)).await;
         while let Some(Ok(_)) = self.socket.recv().await {}
     }
 

@@ -5,7 +5,7 @@ use eddyline_protocol::{Code, NAMESPACE_HEADER, Scope};
 use eddyline_store::Namespace;
 
 use super::failure::Failure;
-use super::keyring::word;
+use super::keyring::{Key, word};
 use super::routes::{Access, Route};
 use super::{About, Api};
 
@@ -19,6 +19,14 @@ pub(crate) struct Caller {
     /// Who is said to have done what this request does.
     pub name: String,
     scopes: Vec<Scope>,
+    pass: Option<Pass>,
+}
+
+/// What let a caller in, and must go on doing so for as long as it waits.
+#[derive(Debug, Clone)]
+struct Pass {
+    key: Key,
+    access: Access,
 }
 
 impl Caller {
@@ -28,7 +36,41 @@ impl Caller {
     }
 
     fn anybody() -> Caller {
-        Caller { ns: Namespace::default(), name: "anybody".to_owned(), scopes: Vec::new() }
+        Caller { ns: Namespace::default(), name: "anybody".to_owned(), scopes: Vec::new(), pass: None }
+    }
+
+    /// Comes back when the caller would not be let in any more: its key was revoked, has expired, or lacks the scope by now.
+    pub async fn shut_out(&self, api: &Api) -> Failure {
+        if let Some(Pass { key, access }) = &self.pass {
+            let mut watched = api.keyring().watch(key);
+            loop {
+                let now = watched.borrow_and_update().clone();
+                let same = now.is_some_and(|now| now.is_same(key) && missing(&now.scopes, *access).is_none());
+                if !same {
+                    return stranger(INVALID_KEY);
+                }
+                if watched.changed().await.is_err() {
+                    break;
+                }
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+const INVALID_KEY: &str = "this key is not valid: it is unknown, revoked or expired";
+
+fn stranger(message: &str) -> Failure {
+    Failure::new(Code::Unauthorized, message)
+}
+
+/// The scope that a key would need besides those it has.
+fn missing(scopes: &[Scope], access: Access) -> Option<String> {
+    let may = |scope: Scope| scopes.contains(&scope) || scopes.contains(&Scope::Admin);
+    match access {
+        Access::Needs(scope) if !may(scope) => Some(word(scope).to_owned()),
+        Access::Either(one, other) if !may(one) && !may(other) => Some(format!("{} or {}", word(one), word(other))),
+        _ => None,
     }
 }
 
@@ -39,18 +81,17 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
             Some(name) => namespace(name.to_str().unwrap_or(""))?,
             None => Namespace::default(),
         };
-        return Ok(Caller { ns, name: "api".to_owned(), scopes: vec![Scope::Admin] });
+        return Ok(Caller { ns, name: "api".to_owned(), scopes: vec![Scope::Admin], pass: None });
     }
     if route.access == Access::Open {
         return Ok(Caller::anybody());
     }
-    let stranger = |message: &str| Failure::new(Code::Unauthorized, message);
     let Some(written) = bearer(headers) else {
         return Err(stranger("a key is needed, as `Authorization: Bearer eddy_…`"));
     };
     // Which of these it is, only whoever may list keys is told.
     let Some(key) = api.keyring().find(written).await? else {
-        return Err(stranger("this key is not valid: it is unknown, revoked or expired"));
+        return Err(stranger(INVALID_KEY));
     };
     if let Some(name) = headers.get(NAMESPACE_HEADER)
         && name.as_bytes() != key.ns.as_str().as_bytes()
@@ -58,16 +99,12 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
         let message = format!("this key is of the namespace {}, and the request is for another", key.ns.as_str());
         return Err(Failure::new(Code::Forbidden, message));
     }
-    let caller = Caller { ns: key.ns.clone(), name: key.name.clone(), scopes: key.scopes.clone() };
-    let needed = match route.access {
-        Access::Needs(scope) if !caller.may(scope) => word(scope).to_owned(),
-        Access::Either(one, other) if !caller.may(one) && !caller.may(other) => {
-            format!("{} or {}", word(one), word(other))
-        }
-        _ => return Ok(caller),
-    };
-    let message = format!("this key's scopes do not reach so far: {needed} is needed");
-    Err(Failure::new(Code::Forbidden, message))
+    if let Some(needed) = missing(&key.scopes, route.access) {
+        let message = format!("this key's scopes do not reach so far: {needed} is needed");
+        return Err(Failure::new(Code::Forbidden, message));
+    }
+    let (ns, name, scopes) = (key.ns.clone(), key.name.clone(), key.scopes.clone());
+    Ok(Caller { ns, name, scopes, pass: Some(Pass { key, access: route.access }) })
 }
 
 pub(crate) fn namespace(name: &str) -> Result<Namespace, Failure> {

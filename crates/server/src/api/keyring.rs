@@ -1,9 +1,11 @@
-//! Keys: made, recognised, remembered for a moment.
+//! Keys: made, recognised, cached for a moment, and watched for whoever goes on waiting.
 //!
 //! A key is `eddy_<id>_<secret>`; the id finds its document, which has the SHA-256 of the whole. The secret has 256 bits.
+//! A socket or a long poll outlives the moment at which its key was checked, so it watches its key: one task looks at all
+//! watched keys twice a second, however many connections use them, and at once after a key was revoked here.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use eddyline_engine::{Engine, KeyRecord};
@@ -12,12 +14,16 @@ use eddyline_protocol::Scope;
 use eddyline_store::Namespace;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tokio::sync::{Notify, watch};
 
 use super::failure::Failure;
+use super::{Api, stopped};
 
 const PREFIX: &str = "eddy_";
 /// What is known of a key is asked again after this long, so that revoking it takes effect everywhere.
 const REMEMBERED: Duration = Duration::from_millis(500);
+/// How often watched keys are looked at: a key that was revoked elsewhere, or has expired, is noticed within a second.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Keys that are remembered at a time.
 const AT_HAND: usize = 10_000;
 const ID_BYTES: usize = 8;
@@ -25,8 +31,9 @@ const ID_BYTES: usize = 8;
 const SHORTEST_GIVEN: usize = 32;
 
 /// What a key opens.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
+    pub id: String,
     pub ns: Namespace,
     pub name: String,
     pub scopes: Vec<Scope>,
@@ -37,11 +44,21 @@ pub(crate) struct Key {
 pub(crate) struct Keyring {
     engine: Engine,
     remembered: Mutex<HashMap<String, (Instant, Key)>>,
+    watched: Mutex<HashMap<String, Watched>>,
+    /// There is something to look at, now.
+    look: Notify,
+}
+
+/// A key that somebody watches: as it is now, and nothing once it is not valid any more.
+struct Watched {
+    key: watch::Sender<Option<Key>>,
+    /// [`Engine::keys_changed`] when it was read.
+    read_at: Option<u64>,
 }
 
 impl Keyring {
     pub fn new(engine: Engine) -> Keyring {
-        Keyring { engine, remembered: Mutex::default() }
+        Keyring { engine, remembered: Mutex::default(), watched: Mutex::default(), look: Notify::new() }
     }
 
     /// The key, if it is one that is good.
@@ -50,14 +67,7 @@ impl Keyring {
         let key = match self.recall(&id) {
             Some(key) => key,
             None => {
-                let Some(record) = self.engine.key(&id).await? else { return Ok(None) };
-                let key = Key {
-                    ns: record.ns,
-                    name: record.name,
-                    scopes: record.scopes.iter().filter_map(|word| scope(word)).collect(),
-                    expires_at: record.expires_at,
-                    hash: record.hash,
-                };
+                let Some(key) = self.engine.key(&id).await?.map(Key::from) else { return Ok(None) };
                 self.remember(id, key.clone());
                 key
             }
@@ -65,16 +75,64 @@ impl Keyring {
         if !bool::from(hash(written).as_bytes().ct_eq(key.hash.as_bytes())) {
             return Ok(None);
         }
-        let good = match key.expires_at {
-            Some(at) => self.engine.now().await? < at,
-            None => true,
-        };
-        Ok(good.then_some(key))
+        let expired = key.expires_at.is_some() && key.has_expired(self.engine.now().await?);
+        Ok((!expired).then_some(key))
     }
 
-    /// The key is no longer what it was.
+    /// The key is no longer what it was: whoever watches it learns so at once.
     pub fn forget(&self, id: &str) {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        if let Some(watched) = self.watched().get_mut(id) {
+            watched.read_at = None;
+        }
+        self.look.notify_one();
+    }
+
+    /// The key as it is from now on. It is watched for as long as the receiver is there.
+    pub fn watch(&self, key: &Key) -> watch::Receiver<Option<Key>> {
+        let mut watched = self.watched();
+        if watched.is_empty() {
+            self.look.notify_one();
+        }
+        // It may come from the cache, so it is read with the next look.
+        let unread = || Watched { key: watch::Sender::new(Some(key.clone())), read_at: None };
+        watched.entry(key.id.clone()).or_insert_with(unread).key.subscribe()
+    }
+
+    /// Looks at all keys that are watched; false if there are none.
+    async fn look_at_watched(&self) -> Result<bool, Failure> {
+        let changed = self.engine.keys_changed();
+        let ids: Vec<(String, bool)> = {
+            let mut watched = self.watched();
+            watched.retain(|_, watched| watched.key.receiver_count() > 0);
+            let is_read = |watched: &Watched| changed.is_some() && watched.read_at == changed;
+            watched.iter().map(|(id, watched)| (id.clone(), is_read(watched))).collect()
+        };
+        if ids.is_empty() {
+            return Ok(false);
+        }
+        let now = self.engine.now().await?;
+        for (id, is_read) in ids {
+            let read = if is_read { None } else { Some(self.engine.key(&id).await?.map(Key::from)) };
+            let mut watched = self.watched();
+            let Some(watched) = watched.get_mut(&id) else { continue };
+            if read.is_some() {
+                watched.read_at = changed;
+            }
+            let changed = watched.key.send_if_modified(|key| {
+                let before = key.take();
+                *key = read.unwrap_or_else(|| before.clone()).filter(|key| !key.has_expired(now));
+                *key != before
+            });
+            if changed {
+                self.remembered.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            }
+        }
+        Ok(true)
+    }
+
+    fn watched(&self) -> MutexGuard<'_, HashMap<String, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recall(&self, id: &str) -> Option<Key> {
@@ -88,6 +146,46 @@ impl Keyring {
             remembered.clear();
         }
         remembered.insert(id, (Instant::now(), key));
+    }
+}
+
+impl From<KeyRecord> for Key {
+    fn from(record: KeyRecord) -> Key {
+        let scopes = record.scopes.iter().filter_map(|word| scope(word)).collect();
+        let KeyRecord { id, ns, name, expires_at, hash, .. } = record;
+        Key { id, ns, name, scopes, expires_at, hash }
+    }
+}
+
+impl Key {
+    /// Whether it is the key that it was: what it may be used for can have changed.
+    pub fn is_same(&self, before: &Key) -> bool {
+        self.ns == before.ns && self.hash == before.hash
+    }
+
+    fn has_expired(&self, now: Millis) -> bool {
+        self.expires_at.is_some_and(|at| now >= at)
+    }
+}
+
+/// Looks after the keys that are watched until the server stops.
+pub(crate) async fn keep_watch(api: Api, mut stopping: watch::Receiver<bool>) {
+    let keyring = api.keyring();
+    let looking = async {
+        let mut any = false;
+        loop {
+            if any {
+                let _ = tokio::time::timeout(LOOK_EVERY, keyring.look.notified()).await;
+            } else {
+                keyring.look.notified().await;
+            }
+            // While the store cannot be read nothing can be done with a key either; it is looked at again.
+            any = keyring.look_at_watched().await.unwrap_or(true);
+        }
+    };
+    tokio::select! {
+        () = looking => {}
+        () = stopped(&mut stopping) => {}
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) async fn delete(call: Call) -> Answer {
 pub(crate) async fn result(call: Call) -> Answer {
     let (run, wait) = (call.run()?, call.wait()?);
     let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
-    match call.engine().wait_for_end(call.ns(), run, wait).await? {
+    match call.while_admitted(call.engine().wait_for_end(call.ns(), run, wait)).await?? {
         Standing::Ended(result) => {
             let ended = RunResult {
                 run_id: result.run.to_string(),

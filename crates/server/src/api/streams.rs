@@ -97,16 +97,16 @@ pub(crate) async fn read(call: Call) -> Answer {
     let _room = if asked.wait.is_zero() { None } else { Some(call.api.long_poll()?) };
     let counted = call.flag("count")?;
     let (items, next) = match &stream {
-        Stream::Timeline(run) => timeline(&call, *run, &asked).await?,
+        Stream::Timeline(run) => call.while_admitted(timeline(&call, *run, &asked)).await??,
         Stream::Projected(which, run) => {
             if let Projected::Snapshot(flow) = which
                 && call.engine().header(call.ns(), *run).await?.header.flow != *flow
             {
                 return Err(unknown());
             }
-            projected(&call, which, *run, &asked).await?
+            call.while_admitted(projected(&call, which, *run, &asked)).await??
         }
-        Stream::Runs(flow) => runs(&call, flow, &asked).await?,
+        Stream::Runs(flow) => call.while_admitted(runs(&call, flow, &asked)).await??,
     };
     let total = if counted { Some(count(&call, &stream, &asked).await?) } else { None };
     call.show(StatusCode::OK, &wire::Page { items, next: next.map(|next| next.to_string()), total })

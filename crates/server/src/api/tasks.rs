@@ -50,12 +50,13 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
             return ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() });
         }
         let mut stopping = call.api.stopping();
-        let _ = alive(&call, &claimant.id, tokio::time::timeout(wait, stopped(&mut stopping))).await;
+        let waits = alive(&call, &claimant.id, tokio::time::timeout(wait, stopped(&mut stopping)));
+        let _ = call.while_admitted(waits).await?;
         return ok(&ClaimedTasks::default());
     }
     let waiting = call.engine().ask(call.ns(), claim, wait.is_zero()).await?;
     let wait = claimant.still_waits(&call, wait).await;
-    let tasks = alive(&call, &claimant.id, waiting.tasks(wait)).await?;
+    let tasks = call.while_admitted(alive(&call, &claimant.id, waiting.tasks(wait))).await??;
     ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() })
 }
 
@@ -79,10 +80,15 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let tasks = match waiting {
         Some(waiting) => {
             let wait = claimant.still_waits(&call, wait).await;
-            alive(&call, &claimant.id, waiting.tasks(wait)).await.unwrap_or_else(|error| {
-                tracing::debug!("a claim beside reports came to nothing: {error}");
-                Vec::new()
-            })
+            match call.while_admitted(alive(&call, &claimant.id, waiting.tasks(wait))).await {
+                Ok(Ok(tasks)) => tasks,
+                Ok(Err(error)) => {
+                    tracing::debug!("a claim beside reports came to nothing: {error}");
+                    Vec::new()
+                }
+                // What is known of the reports is said; the next request is refused.
+                Err(_) => Vec::new(),
+            }
         }
         None => Vec::new(),
     };

@@ -24,7 +24,7 @@ pub use logs::logs;
 pub(crate) use settings::Settings;
 pub use settings::StartError;
 
-use crate::api::{About, Api, counts};
+use crate::api::{About, Api, counts, keyring};
 
 /// How long requests under way have to finish once the server stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -36,6 +36,8 @@ pub struct Server {
     api: Api,
     stop: watch::Sender<bool>,
     accepting: JoinHandle<()>,
+    /// Watches the keys of those who wait.
+    watching: JoinHandle<()>,
     /// Ends when the last connection has.
     connections: mpsc::Receiver<()>,
 }
@@ -89,9 +91,10 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         return Err(error);
     }
     tokio::spawn(counts::keep(stopping.clone()));
+    let watching = tokio::spawn(keyring::keep_watch(api.clone(), stopping.clone()));
     let accepting = tokio::spawn(accept::run(listener, tls, api.clone(), stopping, connection));
     tracing::info!(instance = api.about().settings.instance, url, store = kind, keys, "listening");
-    Ok(Server { addr, url, api, stop, accepting, connections })
+    Ok(Server { addr, url, api, stop, accepting, watching, connections })
 }
 
 /// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once.
@@ -129,6 +132,7 @@ impl Server {
         engine.shutdown().await;
         let gone = async {
             let _ = (&mut self.accepting).await;
+            let _ = (&mut self.watching).await;
             // Nobody sends: it ends when everybody who could is gone.
             while self.connections.recv().await.is_some() {}
         };

@@ -15,7 +15,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 use crate::client::{ADMIN_KEY, Client, args};
 
 /// Ends with its test, however that ends.
-struct Process(Child);
+pub struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -24,7 +24,7 @@ impl Drop for Process {
     }
 }
 
-fn serve(arguments: &[&str]) -> (Process, Client) {
+pub fn serve(arguments: &[&str]) -> (Process, Client) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
     command.arg("serve").args(["--listen", "127.0.0.1:0"]).args(arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::null());
@@ -36,7 +36,7 @@ fn serve(arguments: &[&str]) -> (Process, Client) {
 }
 
 /// Until so many requests wait. What a process counts is its own, so this is a signal.
-async fn until_waiting(client: &Client, count: u32) {
+pub async fn until_waiting(client: &Client, count: u32) {
     let since = std::time::Instant::now();
     let line = format!("eddyline_long_polls {count}");
     while !client.get("/metrics").await.body.as_str().unwrap().lines().any(|said| said == line) {

@@ -16,10 +16,10 @@ use crate::client::{Client, DIAMOND, Rig, args, unreadable};
 /// Longer than anything here takes; reached only when something hangs.
 const LONG: Duration = Duration::from_secs(30);
 
-struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
+pub struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
 
 impl Socket {
-    async fn open(client: &Client, hello: Value) -> Socket {
+    pub async fn open(client: &Client, hello: Value) -> Socket {
         let mut socket = Socket::raw(client).await;
         let mut said = json!({"type": "hello"});
         said.as_object_mut().unwrap().extend(hello.as_object().unwrap().clone());
@@ -38,16 +38,19 @@ impl Socket {
         Socket(connect_async(request).await.unwrap().0)
     }
 
-    async fn say(&mut self, message: Value) {
+    pub async fn say(&mut self, message: Value) {
         self.0.send(Message::text(message.to_string())).await.unwrap();
     }
 
-    async fn next(&mut self) -> Value {
+    pub async fn next(&mut self) -> Value {
         loop {
             match tokio::time::timeout(LONG, self.0.next()).await.expect("nothing was said") {
                 Some(Ok(Message::Text(text))) => return serde_json::from_str(&text).unwrap(),
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-                Some(Ok(Message::Close(_))) | None => return json!({"type": "closed"}),
+                Some(Ok(Message::Close(Some(frame)))) => {
+                    return json!({"type": "closed", "code": u16::from(frame.code)});
+                }
+                Some(Ok(Message::Close(None))) | None => return json!({"type": "closed"}),
                 other => panic!("{other:?}"),
             }
         }

@@ -18,6 +18,7 @@ use super::held::Held;
 use super::{Cut, HELLO, Said, Wire};
 use crate::api::apart::Unread;
 use crate::api::failure::Failure;
+use crate::api::guard::Caller;
 use crate::api::reports::Reading;
 use crate::api::tasks::{MAX_REPORTS, Told, news_of};
 use crate::api::workers::{beat, enrol, says, welcome};
@@ -66,12 +67,15 @@ struct Done {
 }
 
 impl Session<'_> {
-    pub async fn serve(api: &Api, ns: Namespace, wire: &mut Wire) -> Result<(), Cut> {
-        let (hello, tasks) = match tokio::time::timeout(HELLO, hello(wire)).await {
-            Ok(said) => said?,
-            Err(_) => return Err(Failure::new(Code::Timeout, "a worker says hello first").into()),
+    pub async fn serve(api: &Api, caller: &Caller, wire: &mut Wire) -> Result<(), Cut> {
+        let (hello, tasks) = tokio::select! {
+            said = tokio::time::timeout(HELLO, hello(wire)) => match said {
+                Ok(said) => said?,
+                Err(_) => return Err(Failure::new(Code::Timeout, "a worker says hello first").into()),
+            },
+            failure = caller.shut_out(api) => return Err(failure.into()),
         };
-        let engine = api.engine();
+        let (engine, ns) = (api.engine(), caller.ns.clone());
         let drains = engine.drains();
         let record = enrol(engine, &ns, hello).await?;
         let mut session = Session {
@@ -91,7 +95,12 @@ impl Session<'_> {
         let has: Vec<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
         has.iter().for_each(|task| session.held.add_again(*task));
         let (number, lost) = api.left().arrive(&session.ns, &session.worker, has);
-        let ended = session.begin(wire, welcome(engine, record.id), lost, drains).await;
+        // Whatever it is doing, also while it waits for a worker that does not read.
+        let ended = tokio::select! {
+            biased;
+            ended = session.begin(wire, welcome(engine, record.id), lost, drains) => ended,
+            failure = caller.shut_out(api) => Err(failure.into()),
+        };
         let lease = Duration::from_millis(u64::try_from(engine.config().lease_ms).unwrap_or(0));
         let lost = api.left().part(&session.ns, &session.worker, number, session.held.all(), lease);
         if let Err(error) = engine.release(&session.ns, &session.worker, &lost).await {
