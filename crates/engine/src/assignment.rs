@@ -63,6 +63,8 @@ pub struct Assignment {
     pub memo: Option<Map<String, Value>>,
     /// The trace that its run is part of, as W3C writes it.
     pub traceparent: Option<String>,
+    /// Its flow has steps with `undo`: if it is called off, its last report is still wanted.
+    pub undo: bool,
     /// About how many bytes its inputs have.
     pub bytes: usize,
 }
@@ -97,6 +99,8 @@ impl Handed {
         let task = claimed.task.clone();
         let payloads = [Some(&task.input), task.gate.as_ref(), Some(&run_input)];
         let bytes = payloads.into_iter().flatten().map(|data| data.bytes(MAX_INPUT_BYTES)).sum();
+        let flow = flows.find(store, &claimed.ns, &claimed.flow, Some(&version)).await?;
+        let undo = flow.is_some_and(|flow| flow.flow.graph().is_some_and(|graph| graph.has_undo));
         let memo = match task.kind {
             TaskKind::Step => None,
             TaskKind::Run => Some(memo(store, flows, run, |_| true).await?),
@@ -122,6 +126,7 @@ impl Handed {
             },
             memo,
             traceparent,
+            undo,
             bytes,
         })
     }

@@ -68,6 +68,10 @@ pub struct Task {
     /// Of a code run: what it remembers, by name.
     pub memo: Option<Map<String, Value>>,
     pub traceparent: Option<String>,
+    /// The flow undoes what its steps did if the run fails or is cancelled: a task that is called off is best finished and
+    /// reported on, so that what it did is undone too.
+    #[serde(default)]
+    pub undo: bool,
 }
 
 /// `POST /v1/tasks/report`. The server reads each report for itself, so that a bad one does not sink the others.

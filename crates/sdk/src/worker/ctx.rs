@@ -79,7 +79,8 @@ impl StepCtx {
     }
 
     /// The run was cancelled, or the task is not this worker's any more. Nobody waits for the result; a handler that does
-    /// not return soon is stopped where it stands.
+    /// not return soon is stopped where it stands. In a flow with `undo` a handler whose run was cancelled is not stopped,
+    /// unless its task is [lost](StepCtx::is_lost) too: what it returns is reported, so that what it did is undone.
     pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled()
     }
@@ -87,6 +88,16 @@ impl StepCtx {
     /// Comes back once the task is cancelled.
     pub async fn cancelled(&self) {
         self.0.until_cancelled().await;
+    }
+
+    /// The task is not this worker's any more: its lease or its time ended. No report on it is taken.
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+
+    /// Comes back once the task is lost.
+    pub async fn lost(&self) {
+        self.0.until_lost().await;
     }
 
     /// Emits an event of the run together with the step's completion. If the attempt fails it never happened.

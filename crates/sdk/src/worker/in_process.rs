@@ -299,6 +299,7 @@ fn task(of: Assignment) -> Task {
         deadline: of.deadline.map(time::iso),
         memo: of.memo,
         traceparent: of.traceparent,
+        undo: of.undo,
     }
 }
 

@@ -272,7 +272,9 @@ impl Shift {
         }
         let lost = beat.lost.iter().map(|id| (id, Why::Lost));
         for (id, why) in lost.chain(beat.cancel.iter().map(|id| (id, Why::Cancelled))) {
-            if let Some(task) = self.desk.cancel(id, why) {
+            if let Some(task) = self.desk.cancel(id, why)
+                && !self.desk.may_finish(&task)
+            {
                 self.graces.push_back((Instant::now() + self.rules.cancel_grace, task));
             }
         }
@@ -449,13 +451,27 @@ impl Desk {
         self.held.values().find(runs).map(|held| held.shared.id.clone())
     }
 
-    /// Tells the handler to stop, once.
+    /// Tells the handler to stop: once, and once more when a task that was cancelled is lost as well.
     fn cancel(&mut self, id: &str, because: Why) -> Option<TaskId> {
         let held = self.held.get_mut(id)?;
-        let Doing::Running { why: why @ None, .. } = &mut held.state else { return None };
+        let Doing::Running { why, .. } = &mut held.state else { return None };
+        if *why == Some(Why::Lost) || *why == Some(because) {
+            return None;
+        }
         *why = Some(because);
-        held.shared.cancel();
+        match because {
+            Why::Lost => held.shared.lose(),
+            Why::Cancelled => held.shared.cancel(),
+        }
         Some(held.shared.id.clone())
+    }
+
+    /// Whether a handler that was told to stop is let finish, since its result tells what there is to undo.
+    fn may_finish(&self, task: &TaskId) -> bool {
+        let of = self.held.get(task);
+        of.is_some_and(|held| {
+            held.shared.task.undo && matches!(held.state, Doing::Running { why: Some(Why::Cancelled), .. })
+        })
     }
 
     /// Stops a handler that was told to and did not. False if it has ended meanwhile.

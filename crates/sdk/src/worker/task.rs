@@ -32,6 +32,7 @@ pub(crate) struct Shared {
     pub task: Task,
     pub voice: mpsc::Sender<Said>,
     cancelled: AtomicBool,
+    lost: AtomicBool,
     on_cancel: Notify,
     notes: Mutex<Notes>,
 }
@@ -50,9 +51,9 @@ struct Notes {
 
 impl Shared {
     pub fn new(task: Task, voice: mpsc::Sender<Said>) -> Shared {
-        let (cancelled, on_cancel) = (AtomicBool::new(false), Notify::new());
+        let (cancelled, lost, on_cancel) = (AtomicBool::new(false), AtomicBool::new(false), Notify::new());
         let (id, notes) = (Arc::from(task.task_id.as_str()), Mutex::default());
-        Shared { id, task, voice, cancelled, on_cancel, notes }
+        Shared { id, task, voice, cancelled, lost, on_cancel, notes }
     }
 
     pub fn cancel(&self) {
@@ -60,16 +61,37 @@ impl Shared {
         self.on_cancel.notify_waiters();
     }
 
+    /// The task is not the worker's any more, which cancels it too.
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.cancel();
+    }
+
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     pub async fn until_cancelled(&self) {
-        let notified = self.on_cancel.notified();
-        tokio::pin!(notified);
-        // Listening before looking: a cancel in between is not missed.
-        notified.as_mut().enable();
-        if !self.is_cancelled() {
+        self.until(|| self.is_cancelled()).await;
+    }
+
+    pub async fn until_lost(&self) {
+        self.until(|| self.is_lost()).await;
+    }
+
+    async fn until(&self, so: impl Fn() -> bool) {
+        loop {
+            let notified = self.on_cancel.notified();
+            tokio::pin!(notified);
+            // Listening before looking: a cancel in between is not missed.
+            notified.as_mut().enable();
+            if so() {
+                return;
+            }
             notified.await;
         }
     }

@@ -160,6 +160,7 @@ pub fn task(id: &str, handler: &str, input: Value) -> Task {
         deadline: None,
         memo: None,
         traceparent: None,
+        undo: false,
     }
 }
 

@@ -160,6 +160,7 @@ pub(crate) fn task(assignment: Assignment) -> wire::Task {
         deadline: assignment.deadline.map(iso),
         memo: assignment.memo.map(|memo| memo_page(memo, INLINE_MEMO_BYTES).0),
         traceparent: assignment.traceparent,
+        undo: assignment.undo,
     }
 }
 

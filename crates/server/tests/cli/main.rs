@@ -7,6 +7,7 @@ mod offline;
 mod rig;
 mod server;
 mod signals;
+mod undo;
 
 /// The Rust worker that `eddy init` writes is Rust.
 #[allow(dead_code)]

@@ -30,7 +30,7 @@ steps:
 output: ["${steps.ask.output}", "${steps.tell.output}"]
 "#;
 
-fn start(server: &Server, args: &[&str]) -> String {
+pub fn start(server: &Server, args: &[&str]) -> String {
     server.eddy(&[&["start"], args].concat()).good().line()
 }
 
@@ -39,7 +39,7 @@ fn status(server: &Server, run: &str) -> Value {
 }
 
 /// Follows a run until a record of that kind is there.
-fn until(server: &Server, run: &str, kind: &str) {
+pub fn until(server: &Server, run: &str, kind: &str) {
     use std::io::{BufRead, BufReader};
     let mut tail = server.command(&["--json", "tail", run, "--follow"]);
     let mut tail = super::rig::Process(tail.stdout(std::process::Stdio::piped()).spawn().unwrap());
@@ -273,7 +273,7 @@ fn a_tail_waits_for_a_server_that_goes_away_while_it_waits_for_records() {
 }
 
 /// Of a record: its number as well.
-fn kind_of(line: &str) -> (String, String) {
+pub fn kind_of(line: &str) -> (String, String) {
     let record: Value = serde_json::from_str(line).unwrap();
     let text = |field: &str| record[field].as_str().unwrap().to_owned();
     (text("id"), text("kind"))

@@ -24,6 +24,8 @@ const VERDICTS_UNDER_WAY: usize = 1_000;
 const CALLED_OFF: &str = "Cancelled";
 /// The kind of failure of a result that the server does not take.
 const NOT_TAKEN: &str = "BadReport";
+/// What is said of a command that is let finish.
+const MAY_FINISH: &str = "the run was cancelled; the command may finish, so that what it did is undone";
 /// What a killed command may take to be gone, before its task is given up where it stands.
 const AFTER_GRACE: Duration = Duration::from_secs(5);
 
@@ -46,7 +48,8 @@ What it says:
   any other, as 75      failed, to be tried again as the step's retry policy says
 
 When the run is cancelled or the task is lost, the command and all that it started
-get SIGTERM, and SIGKILL after --grace.";
+get SIGTERM, and SIGKILL after --grace. In a flow with `undo` a cancelled command
+is let finish and its result is reported, so that what it did is undone.";
 
 #[derive(Debug, clap::Args)]
 pub struct Exec {
@@ -99,12 +102,14 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     for queue in &exec.queues {
         worker = worker.queue(queue);
     }
+    let (tell, told) = mpsc::channel::<Line>(VERDICTS_UNDER_WAY);
     for (handler, command) in exec.commands.iter().cloned() {
         ctx.screen.aside(format!("{handler}: {command}"));
-        let command = Arc::new(command);
-        worker = worker.handler(&handler, move |task: StepCtx, input: Value| one(task, input, command.clone(), grace));
+        let (command, tell) = (Arc::new(command), tell.clone());
+        worker = worker.handler(&handler, move |task: StepCtx, input: Value| {
+            one(task, input, command.clone(), grace, tell.clone())
+        });
     }
-    let (tell, told) = mpsc::channel::<Line>(VERDICTS_UNDER_WAY);
     worker = worker.on_answer(move |task, report, answer| {
         let _ = tell.try_send(verdict(task, report, answer));
     });
@@ -129,7 +134,13 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     ended
 }
 
-async fn one(ctx: StepCtx, input: Value, command: Arc<String>, grace: Duration) -> Result<Value, StepError> {
+async fn one(
+    ctx: StepCtx,
+    input: Value,
+    command: Arc<String>,
+    grace: Duration,
+    tell: mpsc::Sender<Line>,
+) -> Result<Value, StepError> {
     let task = ctx.task();
     let job = Job {
         input,
@@ -149,7 +160,14 @@ async fn one(ctx: StepCtx, input: Value, command: Arc<String>, grace: Duration) 
         }
     };
     let work = async {
-        let verdict = carry_out(&command, &job, grace, &lines, ctx.cancelled()).await;
+        let called_off = async {
+            ctx.cancelled().await;
+            if task.undo && !ctx.is_lost() {
+                let _ = tell.try_send(about(task, Ink::Faint, "…", MAY_FINISH));
+                ctx.lost().await;
+            }
+        };
+        let verdict = carry_out(&command, &job, grace, &lines, called_off).await;
         drop(lines);
         verdict
     };
@@ -189,6 +207,10 @@ fn verdict(task: &Task, report: &Op, answer: &Outcome) -> Line {
         (Op::Fail { error, .. }, Answer::Applied) => (Ink::Bad, "✗", error.message.clone()),
         (_, Answer::Applied) => (Ink::Good, "✓", String::new()),
     };
+    about(task, ink, mark, &text)
+}
+
+fn about(task: &Task, ink: Ink, mark: &'static str, text: &str) -> Line {
     let line = Line::default().with(ink, mark).with(Ink::Strong, format!(" {}", task.activation));
     line.with(Ink::Faint, format!("  {} attempt {}  ", task.run_id, task.attempt)).with(ink, text)
 }
