@@ -13,6 +13,9 @@ use crate::error::Result;
 
 pub(crate) type ParkId = u64;
 
+/// Above so many queues, hints that no claim can have missed are looked for and forgotten while claims are being tried.
+const MAX_NEWEST: usize = 1_024;
+
 /// A claim that waits for its answer.
 #[derive(Debug)]
 pub(crate) struct Parked {
@@ -20,6 +23,14 @@ pub(crate) struct Parked {
     pub reply: oneshot::Sender<Result<Vec<Handed>>>,
     /// It is answered at the first try, whatever comes of it.
     pub once: bool,
+    /// How many hints there were when it was last picked.
+    seen: u64,
+}
+
+impl Parked {
+    pub fn new(request: ClaimRequest, reply: oneshot::Sender<Result<Vec<Handed>>>, once: bool) -> Parked {
+        Parked { request, reply, once, seen: 0 }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -31,8 +42,12 @@ pub(crate) struct Dispatcher {
     fresh: BTreeSet<ParkId>,
     /// Queues that may have something: one of those parked there is tried.
     hinted: BTreeSet<(Namespace, String)>,
-    /// The same, of queues where nobody was parked: whoever was being tried at that moment is tried again.
-    missed: BTreeSet<(Namespace, String)>,
+    /// How many hints there were.
+    hints: u64,
+    /// The number of the newest hint for each queue, for as long as a claim is being tried that may have come before it.
+    newest: Map<(Namespace, String), u64>,
+    /// How many claims are being tried, by the number of hints there were when they were picked.
+    trying: BTreeMap<u64, usize>,
     /// Queues that a rate holds back, by when to try again.
     later: BTreeMap<Millis, BTreeSet<(Namespace, String)>>,
     next: ParkId,
@@ -92,12 +107,16 @@ impl Dispatcher {
         dismissed
     }
 
+    /// The queue may have something: for those parked there, and for those that are being tried right now, whose try may
+    /// have come too early to see it.
     pub fn hint(&mut self, ns: Namespace, queue: String) {
         let queue = (ns, queue);
+        self.hints += 1;
+        if !self.trying.is_empty() {
+            self.newest.insert(queue.clone(), self.hints);
+        }
         if self.by_queue.contains_key(&queue) {
             self.hinted.insert(queue);
-        } else {
-            self.missed.insert(queue);
         }
     }
 
@@ -132,6 +151,7 @@ impl Dispatcher {
 
     /// The claims that go with a commit that adds these tasks.
     pub fn pick(&mut self, added: &[Added<'_>]) -> Vec<(ParkId, Parked)> {
+        self.forget_seen();
         let mut room: BTreeMap<ParkId, usize> = BTreeMap::new();
         for id in std::mem::take(&mut self.fresh) {
             if let Some(parked) = self.parked.get(&id) {
@@ -165,7 +185,34 @@ impl Dispatcher {
                 *room -= 1;
             }
         }
-        room.into_keys().filter_map(|id| self.take(id).map(|parked| (id, parked))).collect()
+        let ids: Vec<ParkId> = room.into_keys().collect();
+        let mut picked = Vec::with_capacity(ids.len());
+        for id in ids {
+            if let Some(parked) = self.take(id).filter(|parked| !parked.reply.is_closed()) {
+                *self.trying.entry(self.hints).or_default() += 1;
+                picked.push((id, Parked { seen: self.hints, ..parked }));
+            }
+        }
+        picked
+    }
+
+    /// A claim that was picked has been tried, whatever came of it. Called once for each, before it is put back.
+    pub fn tried(&mut self, parked: &Parked) {
+        if let Some(count) = self.trying.get_mut(&parked.seen) {
+            *count -= 1;
+            if *count == 0 {
+                self.trying.remove(&parked.seen);
+            }
+        }
+    }
+
+    /// Forgets hints that every claim has seen by now.
+    fn forget_seen(&mut self) {
+        match self.trying.first_key_value() {
+            None => self.newest.clear(),
+            Some((oldest, _)) if self.newest.len() > MAX_NEWEST => self.newest.retain(|_, at| *at > *oldest),
+            Some(_) => {}
+        }
     }
 
     /// Who is tried when a queue may have something. What is there may suit the last in line alone, so one of each kind
@@ -193,9 +240,9 @@ impl Dispatcher {
             let queues = parked.request.queues.iter().map(|queue| (parked.request.ns.clone(), queue.clone()));
             self.later.entry(at).or_default().extend(queues);
         }
-        let request = &parked.request;
-        let missed = |queue: &String| self.missed.remove(&(request.ns.clone(), queue.clone()));
-        if request.queues.iter().map(missed).fold(false, |any, missed| any | missed) {
+        let Parked { request, seen, .. } = &parked;
+        let missed = |queue: &String| self.newest.get(&(request.ns.clone(), queue.clone())).is_some_and(|at| at > seen);
+        if request.queues.iter().any(missed) {
             self.fresh.insert(id);
         }
         self.put(id, parked);
@@ -250,7 +297,13 @@ mod tests {
             max: 1,
             lease_ms: 1,
         };
-        (Parked { request, reply, once: false }, answer)
+        (Parked::new(request, reply, false), answer)
+    }
+
+    /// A claim comes back from its try with nothing.
+    fn come_back(dispatcher: &mut Dispatcher, id: ParkId, parked: Parked) {
+        dispatcher.tried(&parked);
+        assert!(dispatcher.put_back(id, parked, &Claims::default()).is_none());
     }
 
     #[test]
@@ -266,7 +319,7 @@ mod tests {
         let (id, parked) = dispatcher.pick(&[]).pop().expect("it goes with the next commit");
         assert!(parked.once, "and is answered by it");
         // One that was tried, and waits again, is given back.
-        dispatcher.put_back(id, parked, &Claims::default());
+        come_back(&mut dispatcher, id, parked);
         assert!(dispatcher.unpark(RequestId(Uuid::from_u128(1))).is_some());
     }
 
@@ -277,7 +330,7 @@ mod tests {
         others.request.worker = "v".to_owned();
         dispatcher.park(waits);
         let (id, waits) = dispatcher.pick(&[]).pop().expect("it goes with the next commit");
-        dispatcher.put_back(id, waits, &Claims::default());
+        come_back(&mut dispatcher, id, waits);
         dispatcher.park(fresh);
         dispatcher.park(others);
         assert!(dispatcher.dismiss(&Namespace::new("another"), "w").is_empty());
@@ -298,8 +351,46 @@ mod tests {
         assert!(!dispatcher.wants());
         // Between the moment at which it was tried and the moment at which that is known.
         dispatcher.hint(Namespace::default(), "q".to_owned());
-        dispatcher.put_back(id, parked, &Claims::default());
+        come_back(&mut dispatcher, id, parked);
         assert!(dispatcher.wants(), "the task would never be claimed");
         assert_eq!(dispatcher.pick(&[]).len(), 1);
+    }
+
+    #[test]
+    fn a_hint_that_comes_while_one_claim_is_being_tried_and_another_is_parked_is_not_missed() {
+        let mut dispatcher = Dispatcher::default();
+        let ((mut v, _first), (mut w, _second)) = (parked(1), parked(2));
+        v.request.offer = Arc::new(Offer { handlers: ["a".to_owned()].into(), ..Offer::default() });
+        w.request.offer = Arc::new(Offer { handlers: ["b".to_owned()].into(), ..Offer::default() });
+        dispatcher.park(v);
+        dispatcher.park(w);
+        let mut picked = dispatcher.pick(&[]);
+        let ((w_id, w), (v_id, v)) = (picked.pop().expect("w"), picked.pop().expect("v"));
+        come_back(&mut dispatcher, v_id, v);
+        // A task for handler b, added after w was tried: v is there to be tried, and it does not suit v.
+        dispatcher.hint(Namespace::default(), "q".to_owned());
+        let (v_id, v) = dispatcher.pick(&[]).pop().expect("v is tried for the hint");
+        come_back(&mut dispatcher, w_id, w);
+        assert!(dispatcher.wants(), "w would wait for the poll");
+        assert_eq!(dispatcher.pick(&[]).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [w_id]);
+        come_back(&mut dispatcher, v_id, v);
+        assert!(!dispatcher.wants(), "v was picked after the hint");
+    }
+
+    #[test]
+    fn hints_are_kept_only_while_a_claim_is_being_tried() {
+        let mut dispatcher = Dispatcher::default();
+        let (claim, _answer) = parked(1);
+        dispatcher.park(claim);
+        let (_, claim) = dispatcher.pick(&[]).pop().expect("the claim");
+        for at in 0..3 {
+            dispatcher.hint(Namespace::default(), format!("q{at}"));
+        }
+        assert_eq!(dispatcher.newest.len(), 3);
+        dispatcher.tried(&claim);
+        dispatcher.pick(&[]);
+        assert!(dispatcher.newest.is_empty());
+        dispatcher.hint(Namespace::default(), "q".to_owned());
+        assert!(dispatcher.newest.is_empty());
     }
 }

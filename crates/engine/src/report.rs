@@ -127,7 +127,7 @@ impl Engine {
         let (reply, answer) = oneshot::channel();
         let (engine, worker, undelivered) = (self.clone(), claim.worker, Vec::new());
         let waiting = Waiting { engine, request: id, worker, answer, answered: false, undelivered };
-        (Order::Park(Parked { request, reply, once }), waiting)
+        (Order::Park(Parked::new(request, reply, once)), waiting)
     }
 
     /// Takes reports, each for itself, in the order of each task. Answered when everything that was applied is durable.

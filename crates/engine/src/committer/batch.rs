@@ -77,8 +77,7 @@ impl Committer {
                 }
             }
         }
-        let mut picked = self.dispatcher.pick(&added);
-        picked.retain(|(_, parked)| !parked.reply.is_closed());
+        let picked = self.dispatcher.pick(&added);
         self.trying.extend(picked.iter().map(|(_, Parked { request, .. })| {
             let (ns, worker) = (request.ns.clone(), request.worker.clone());
             (request.request, Trying { ns, worker, called_off: false })
@@ -101,6 +100,7 @@ impl Committer {
                     self.failed(prepared, &error);
                 }
                 for (_, parked) in sent.claims {
+                    self.dispatcher.tried(&parked);
                     self.trying.remove(&parked.request.request);
                     let _ = parked.reply.send(Err(EngineError::Store(error.clone())));
                 }
@@ -217,6 +217,7 @@ impl Committer {
     }
 
     fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {
+        self.dispatcher.tried(&parked);
         let called_off = self.trying.remove(&parked.request.request).is_some_and(|trying| trying.called_off);
         if claims.tasks.is_empty() && !parked.once && !called_off && !self.stopping {
             if let Some(repeated) = self.dispatcher.put_back(id, parked, &claims) {
