@@ -7,7 +7,7 @@
 mod act;
 mod begin;
 mod cancel;
-mod child;
+pub(crate) mod child;
 mod code;
 mod ending;
 mod expiry;
@@ -38,7 +38,7 @@ use crate::transition::{
     Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
 };
 
-pub use names::canonical_json;
+pub use names::{Canonical, canonical_json};
 pub use reuse::{rerun, retry};
 
 /// How many activations one transition touches at most; the rest follows by a message of the run to itself.
@@ -207,6 +207,7 @@ impl<'a> Decider<'a> {
             Input::OpenGate { activation, by, payload } => self.open_gate(*activation, by, payload),
             Input::CancelGate { activation, by } => self.cancel_gate(*activation, by),
             Input::ChildEnded { activation, child, end } => self.child_ended(*activation, *child, end),
+            Input::ChildStarted { activation, child } => self.child_started(*activation, *child),
             Input::Cancel { by, reason } => self.cancel_run(by, reason.as_deref()),
             Input::Pause { by } => self.pause(by),
             Input::Resume { by } => self.resume(by),
@@ -323,6 +324,7 @@ fn target(input: &Input) -> Option<ActId> {
         Input::Due(timer) => Some(timer.activation),
         Input::OpenGate { activation, .. }
         | Input::CancelGate { activation, .. }
+        | Input::ChildStarted { activation, .. }
         | Input::ChildEnded { activation, .. } => Some(*activation),
         Input::Start(_)
         | Input::Cancel { .. }
