@@ -11,7 +11,7 @@ use crate::assignment::materialise;
 use crate::committer::{NewRun, Outcome};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::start::{order_new, payload};
+use crate::start::{order_new, payload, weighed};
 
 /// Something done to one activation by hand.
 #[derive(Debug, Clone, PartialEq)]
@@ -163,11 +163,9 @@ impl Engine {
         let mut values = Vec::new();
         let input = match input {
             Some(input) => {
-                flow.check_input(&input).map_err(|details| EngineError::Invalid {
-                    message: format!("the input is not what {} asks for", flow.flow.name),
-                    details,
-                })?;
-                payload("the input", input)?
+                let (input, bytes) = weighed("the input", input)?;
+                self.check_input(ns, &flow, &input, bytes).await?;
+                input
             }
             None => {
                 let input = old.header.input.clone().unwrap_or_else(Data::null);

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::attention::Attentive;
+use crate::events::Published;
 
 /// So many runs are known to be going on.
 const MOST_GOING: usize = 10_000;
@@ -31,6 +32,7 @@ pub(crate) struct Bus {
     /// Since when the store owes an answer to a commit.
     owed: Mutex<Option<Instant>>,
     chores: Vec<Interest>,
+    published: Arc<Published>,
 }
 
 impl Bus {
@@ -123,8 +125,8 @@ impl<L: Default> Listeners<L> {
 }
 
 impl Bus {
-    pub fn new(chores: Vec<Interest>) -> Bus {
-        Bus { chores, ..Bus::default() }
+    pub fn new(chores: Vec<Interest>, published: Arc<Published>) -> Bus {
+        Bus { chores, published, ..Bus::default() }
     }
 
     /// Notified whenever the timeline of the run may have grown.
@@ -171,6 +173,7 @@ impl Bus {
     /// Hints were missed: anything may have changed.
     pub fn wake_all(&self) {
         self.going().clear();
+        self.published.missed();
         self.attentive.missed();
         self.records.all().iter().for_each(|listener| listener.notify_waiters());
         self.ends.all().iter().for_each(|ending| ending.notify.notify_waiters());
@@ -178,6 +181,11 @@ impl Bus {
     }
 
     pub fn pass_on(&self, changes: &[Change]) {
+        for change in changes {
+            if let Change::Events { ns } = change {
+                self.published.note(ns);
+            }
+        }
         for chore in &self.chores {
             if changes.iter().any(|change| (chore.wakes)(change)) {
                 chore.wake.notify_one();

@@ -39,14 +39,10 @@ fn carried(message: &Message, json: &mut impl FnMut(&Data) -> Value) -> Option<M
     let body = match &message.body {
         MessageBody::Start { flow, start } => match &start.input {
             Some(input) if is_too_large(input) => {
-                // It never starts. Its parent is told at once; of a detached one nobody waits for news.
+                // It never starts, and whoever waits for it is told at once.
                 let failure = too_large("the input of the child", input);
-                tracing::error!(child = %message.to, flow, "not started: {}", failure.message);
-                let parent = start.parent?;
-                let end = ChildEnd::Failed(failure);
-                let input = Input::ChildEnded { activation: parent.activation, child: message.to, end };
-                let id = format!("refused:{}", message.to);
-                return Some(Message { to: parent.run, id, body: MessageBody::Input(Box::new(input)) });
+                tracing::warn!(child = %message.to, flow, "not started: {}", failure.message);
+                return start.refused(message.to, failure);
             }
             input => {
                 let input = input.as_ref().map(|input| Data::from(json(input)));

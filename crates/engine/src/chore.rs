@@ -27,6 +27,12 @@ pub(crate) trait Chore: Send {
 
     /// It looks again after this long at the latest.
     fn at_latest_ms(&self) -> Millis;
+
+    /// What goes on while it waits for its next round; when it is done, there is a round. It may be dropped and called
+    /// again at any time.
+    fn work_between_rounds(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 }
 
 /// Counts the rounds of a loop.
@@ -50,6 +56,7 @@ pub(crate) async fn drive(mut chore: impl Chore, wake: Arc<Notify>, rounds: Roun
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(next as u64)) => {}
             () = wake.notified() => {}
+            () = chore.work_between_rounds() => {}
             () = shutdown.wait() => {}
         }
     }

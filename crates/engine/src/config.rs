@@ -15,6 +15,8 @@ pub const MAX_INPUT_BYTES: usize = 12 << 20;
 pub const MAX_PAYLOAD_DEPTH: u16 = 64;
 /// Nothing waits longer than ten years: more is a mistake, and sums of a few of them are far from overflowing.
 pub const MAX_WAIT_MS: Millis = 3_650 * DAY_MS;
+/// Parsed definitions are cached up to this many bytes; those that were not used for the longest time are evicted.
+pub const FLOW_CACHE_BYTES: usize = 64 << 20;
 /// How many runs one call starts.
 pub const MAX_STARTS: usize = 10_000;
 /// How many tasks one claim gets.
@@ -53,6 +55,9 @@ pub struct Config {
     pub retention: Retention,
     /// So many tasks of a namespace wait to be claimed before starts are refused. Children and retries are not.
     pub backlog: usize,
+    /// So many runs may descend from one: its children, their children and so on, ended or not, as long as they are kept.
+    /// Beyond that a step that starts a child fails.
+    pub max_descendants: u64,
     /// Where randomness comes from: 32 fresh bytes a call.
     pub chance: Chance,
 }
@@ -91,6 +96,7 @@ impl Default for Config {
             reconcile_batch: 25,
             retention: Retention::default(),
             backlog: 1_000_000,
+            max_descendants: 100_000,
             chance: system_chance(),
         }
     }

@@ -5,6 +5,8 @@
 //! before. Whichever of the two commits later sees the other, so an event and a gate made at the same moment always meet.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use eddyline_machine::definition::wrong_name;
 use eddyline_machine::{
@@ -17,6 +19,7 @@ use eddyline_store::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::chore::Chore;
 use crate::engine::Engine;
@@ -34,6 +37,8 @@ const BYTES_A_COMMIT: usize = 4 << 20;
 const MESSAGE_BYTES: usize = 2 << 10;
 /// How often it is tried to note how long events are kept, while others move the cursor.
 const KEEP_TRIES: usize = 100;
+/// Namespaces that hints are kept of; beyond that all are looked at.
+const HINTED: usize = 10_000;
 /// Events that one call publishes.
 pub const MAX_EVENTS: usize = 1_000;
 /// What a message is called that makes a new gate look back.
@@ -75,25 +80,31 @@ impl Engine {
     }
 }
 
-/// Tells gates of events.
-pub(crate) struct Events(pub Instance);
+/// Tells gates of events: of those namespaces that hints name, and now and then of the others.
+pub(crate) struct Events {
+    instance: Instance,
+    /// When others were looked at last, and up to which.
+    swept_at: Option<Instant>,
+    swept: Option<Namespace>,
+    /// Hints were missed: the others are looked at without a pause.
+    hurry: bool,
+}
 
 impl Chore for Events {
     const NAME: &'static str = "events";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let (mut more, mut failed) = (false, None);
-        for cursor in cursors(&*self.0.store).await? {
-            // What is wrong in one namespace keeps no other from its events.
-            match self.tell(cursor).await {
-                Ok(there_is) => more |= there_is,
-                Err(error) => failed = Some(error),
-            }
+        let mut more = false;
+        match self.instance.published.take() {
+            Hinted::In(namespaces) => more |= self.tell_hinted(namespaces).await?,
+            Hinted::Anywhere => (self.swept, self.hurry) = (None, true),
         }
-        match failed {
-            Some(error) if !more => Err(error),
-            _ => Ok(more.then_some(0)),
+        let due = Duration::from_millis(self.instance.config.poll_ms.max(0) as u64);
+        if self.hurry || self.swept_at.is_none_or(|at| at.elapsed() >= due) {
+            self.swept_at = Some(Instant::now());
+            more |= self.sweep().await?;
         }
+        Ok((more || self.hurry).then_some(0))
     }
 
     fn wakes(change: &Change) -> bool {
@@ -101,23 +112,72 @@ impl Chore for Events {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.0.config.poll_ms
+        self.instance.config.poll_ms
     }
 }
 
 impl Events {
+    pub fn new(instance: Instance) -> Events {
+        Events { instance, swept_at: None, swept: None, hurry: true }
+    }
+
+    async fn tell_hinted(&self, namespaces: BTreeSet<Namespace>) -> Result<bool> {
+        let mut cursors = Vec::with_capacity(namespaces.len());
+        for ns in &namespaces {
+            cursors.extend(cursor(&*self.instance.store, ns).await?);
+        }
+        self.tell_all(cursors).await
+    }
+
+    /// Looks at some of the namespaces without a hint, and at the next ones in the next round.
+    async fn sweep(&mut self) -> Result<bool> {
+        let after = self.swept.take();
+        let mut filter = the_cursor();
+        filter.after = after.is_some().then(|| EVENTS.to_owned());
+        filter.after_ns = after;
+        let page = self.instance.store.documents(None, &filter, MAX_PAGE).await?;
+        self.swept = page.last().filter(|_| page.len() == MAX_PAGE).map(|last| last.ns.clone());
+        self.hurry &= self.swept.is_some();
+        self.tell_all(page).await
+    }
+
+    /// Tells of some events of each; whether there are more.
+    async fn tell_all(&self, cursors: Vec<Document>) -> Result<bool> {
+        let (mut more, mut failed) = (false, None);
+        for cursor in cursors {
+            let ns = cursor.ns.clone();
+            // What is wrong in one namespace keeps no other from its events.
+            match self.tell(cursor).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    more = true;
+                    self.instance.published.note(&ns);
+                }
+                Err(error) => {
+                    self.instance.published.note(&ns);
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) if !more => Err(error),
+            _ => Ok(more),
+        }
+    }
+
     /// Tells of the next events of a namespace, as much as goes into one commit; whether there is more.
     async fn tell(&self, cursor: Document) -> Result<bool> {
         let mut told = Told::of(&cursor);
-        let feed = Feed::Events { name: None, key: None };
+        let feed = Feed::Events { name: None, key: None, since: None };
         let page = Page { after: Some(told.position), limit: EVENTS_A_ROUND };
-        let events = self.0.store.feed(&cursor.ns, &feed, page).await?;
+        let events = self.instance.store.feed(&cursor.ns, &feed, page).await?;
         if events.is_empty() {
             return Ok(false);
         }
         let (mut messages, mut room) = (Vec::new(), BYTES_A_COMMIT);
         for event in &events {
-            told.gates = openings(&*self.0.store, &cursor.ns, event, told.gates, &mut room, &mut messages).await?;
+            told.gates =
+                openings(&*self.instance.store, &cursor.ns, event, told.gates, &mut room, &mut messages).await?;
             if told.gates.is_some() {
                 break;
             }
@@ -130,8 +190,50 @@ impl Events {
             due: None,
         };
         // Refused if another instance has told of them: then it moved the cursor as well.
-        commit(&self.0, &cursor.ns, vec![moved], messages, Vec::new()).await?;
+        commit(&self.instance, &cursor.ns, vec![moved], messages, Vec::new()).await?;
         Ok(true)
+    }
+}
+
+/// Namespaces in which events were published, as far as hints say. What is true is read from the store.
+#[derive(Debug, Default)]
+pub(crate) struct Published(Mutex<Hinted>);
+
+#[derive(Debug)]
+enum Hinted {
+    In(BTreeSet<Namespace>),
+    Anywhere,
+}
+
+impl Default for Hinted {
+    fn default() -> Hinted {
+        Hinted::In(BTreeSet::new())
+    }
+}
+
+impl Published {
+    pub fn note(&self, ns: &Namespace) {
+        let mut hinted = self.hinted();
+        if let Hinted::In(namespaces) = &mut *hinted {
+            if namespaces.len() >= HINTED {
+                *hinted = Hinted::Anywhere;
+            } else if !namespaces.contains(ns) {
+                namespaces.insert(ns.clone());
+            }
+        }
+    }
+
+    /// Hints were missed.
+    pub fn missed(&self) {
+        *self.hinted() = Hinted::Anywhere;
+    }
+
+    fn take(&self) -> Hinted {
+        std::mem::take(&mut *self.hinted())
+    }
+
+    fn hinted(&self) -> MutexGuard<'_, Hinted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -276,20 +378,12 @@ impl<'a> LookBack<'a> {
     }
 
     async fn oldest(&self, (wait, since): &Wait) -> Result<Option<(u64, Data)>> {
-        let feed = Feed::Events { name: Some(wait.name.clone()), key: wait.key.clone() };
-        let mut after = wait.after;
-        loop {
-            let events = self.store.feed(self.ns, &feed, Page { after, limit: MAX_PAGE }).await?;
-            let Some(last) = events.last() else { return Ok(None) };
-            after = Some(last.position);
-            for event in events {
-                if let Fed::Event { payload, .. } = event.what
-                    && event.at >= *since
-                {
-                    return Ok(Some((event.position, payload)));
-                }
-            }
-        }
+        let feed = Feed::Events { name: Some(wait.name.clone()), key: wait.key.clone(), since: Some(*since) };
+        let found = self.store.feed(self.ns, &feed, Page { after: wait.after, limit: 1 }).await?;
+        Ok(found.into_iter().find_map(|event| match event.what {
+            Fed::Event { payload, .. } => Some((event.position, payload)),
+            Fed::Run { .. } => None,
+        }))
     }
 }
 

@@ -1,36 +1,44 @@
-//! Definitions: registered as documents, parsed once, kept at hand.
+//! Definitions: registered as documents, parsed once, cached.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use eddyline_machine::definition::{self, Parsed, Problem, Problems, SchemaFault};
+use eddyline_machine::definition::{self, Parsed, Problem, Problems};
 use eddyline_machine::flow::{Since, Waits};
 use eddyline_machine::{ActId, Flow, Millis, Run, StepId};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Namespace, Store,
 };
-use jsonschema::error::ValidationErrorKind;
-use jsonschema::{ReferencingError, ValidationError, Validator};
 use serde_json::{Value, json};
 
+use crate::config::FLOW_CACHE_BYTES;
 use crate::error::{EngineError, Result};
+use crate::flow_cache::FlowCache;
+use crate::offload::Offload;
+use crate::schema::{self, Details, Schema};
 
 /// The current version of a flow, by name.
 pub const FLOW: &str = "flow";
 /// A definition, by name and version.
 pub const VERSION: &str = "version";
-/// Parsed definitions at hand.
-const AT_HAND: usize = 1_000;
-/// Problems of a payload, or of a schema, that are told at once.
-const MAX_DETAILS: usize = 20;
+/// How many flows are remembered with their current version.
+const CURRENT_VERSIONS: usize = 10_000;
+/// A definition of more bytes than this is parsed on another thread: that takes longer than a moment.
+const PARSED_AT_ONCE_BYTES: usize = 4 << 10;
+/// What a parsed definition takes in memory, as a multiple of its text. For definitions of many small steps 2.5 was
+/// measured; templates and schemas take more.
+const BYTES_A_BYTE: usize = 8;
+/// And whatever its text is.
+const BYTES_AT_LEAST: usize = 4 << 10;
 
 /// A flow with what is checked at its borders.
 #[derive(Debug)]
 pub struct Registered {
     pub flow: Arc<Flow>,
-    input: Option<Validator>,
+    input: Option<Schema>,
     /// By the step that declares it, and its name.
-    emits: BTreeMap<(StepId, String), Validator>,
+    emits: BTreeMap<(StepId, String), Schema>,
+    bytes: usize,
 }
 
 /// What came of a registration.
@@ -45,14 +53,22 @@ pub struct Registration {
 
 /// A text in JSON or YAML to a flow, its schemas checked as well: every problem at once, nothing unless there are none.
 pub fn parse_definition(name: Option<&str>, text: &str) -> std::result::Result<Parsed, Problems> {
-    definition::parse_checked(name, text, &schema_faults)
+    definition::parse_checked(name, text, &schema::faults)
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Flows {
-    parsed: Mutex<HashMap<(Namespace, String), Arc<Registered>>>,
+    parsed: Mutex<FlowCache>,
+    offload: Offload,
     /// Current versions, each with the number of the last change of documents at which it was read.
     current: Mutex<HashMap<(Namespace, String), (u64, String)>>,
+}
+
+impl Default for Flows {
+    fn default() -> Flows {
+        let parsed = Mutex::new(FlowCache::new(FLOW_CACHE_BYTES));
+        Flows { parsed, offload: Offload::default(), current: Mutex::default() }
+    }
 }
 
 impl Flows {
@@ -64,9 +80,13 @@ impl Flows {
         name: Option<&str>,
         text: &str,
     ) -> Result<Registration> {
-        let parsed = parse_definition(name, text).map_err(EngineError::Definition)?;
-        let flow = parsed.flow;
-        let registered = Registered::new(flow)?;
+        let (wanted, definition) = (name.map(str::to_owned), text.to_owned());
+        let parse = move || {
+            let parsed = parse_definition(wanted.as_deref(), &definition)?;
+            Ok((Registered::new(parsed.flow), parsed.warnings))
+        };
+        let parsed = if text.len() > PARSED_AT_ONCE_BYTES { self.offload.run(ns, parse).await? } else { parse() };
+        let (registered, warnings) = parsed.map_err(EngineError::Definition)?;
         let (name, version) = (registered.flow.name.clone(), registered.flow.version.clone());
         let current = current_version(store, ns, &name).await?;
         let changed = current.as_deref() != Some(version.as_str());
@@ -91,7 +111,7 @@ impl Flows {
             }
         }
         self.keep(ns, Arc::new(registered));
-        Ok(Registration { name, version, changed, warnings: parsed.warnings })
+        Ok(Registration { name, version, changed, warnings })
     }
 
     /// The flow at that version, or at its current one.
@@ -115,15 +135,37 @@ impl Flows {
         };
         let id = versioned(name, version);
         if let Some(found) = self.parsed().get(&(ns.clone(), id.clone())) {
-            return Ok(Some(found.clone()));
+            return Ok(Some(found));
         }
         let Some(document) = one(store, ns, VERSION, &id).await? else { return Ok(None) };
-        let text = document["definition"].to_string();
-        let parsed = definition::parse_named(Some(name), &text)
+        let (text, name) = (document["definition"].to_string(), name.to_owned());
+        let heavy = text.len() > PARSED_AT_ONCE_BYTES;
+        let parse = move || definition::parse_named(Some(&name), &text).map(|parsed| Registered::new(parsed.flow));
+        let parsed = if heavy { self.offload.run(ns, parse).await? } else { parse() };
+        let registered = parsed
             .map_err(|problems| EngineError::Bug(format!("the stored definition {id} has problems: {problems}")))?;
-        let registered = Arc::new(Registered::new(parsed.flow)?);
+        let registered = Arc::new(registered);
         self.keep(ns, registered.clone());
         Ok(Some(registered))
+    }
+
+    /// What is wrong with the input of a run. A check that takes longer than a moment is carried out on another thread.
+    pub async fn check_input(
+        &self,
+        ns: &Namespace,
+        flow: &Arc<Registered>,
+        input: &Arc<Value>,
+        bytes: usize,
+    ) -> Result<std::result::Result<(), Details>> {
+        let Some(schema) = &flow.input else { return Ok(Ok(())) };
+        // Whoever starts thousands of runs in one call lets others get their turn in between.
+        tokio::task::coop::consume_budget().await;
+        if let Ok(verdict) = schema.check_at_once(input) {
+            return Ok(verdict);
+        }
+        let (flow, input) = (flow.clone(), input.clone());
+        let check = move || flow.input.as_ref().map_or(Ok(()), |schema| schema.check(&input, bytes));
+        self.offload.run(ns, check).await
     }
 
     /// The current version of a flow, read again only if documents have changed since, or may have.
@@ -140,7 +182,7 @@ impl Flows {
         let version = current_version(store, ns, name).await?;
         if let Some(version) = &version {
             let mut versions = self.versions();
-            if versions.len() >= AT_HAND {
+            if versions.len() >= CURRENT_VERSIONS {
                 versions.clear();
             }
             versions.insert(key, (changed, version.clone()));
@@ -153,36 +195,35 @@ impl Flows {
     }
 
     fn keep(&self, ns: &Namespace, registered: Arc<Registered>) {
-        let mut parsed = self.parsed();
-        if parsed.len() >= AT_HAND {
-            parsed.clear();
-        }
-        parsed.insert((ns.clone(), versioned(&registered.flow.name, &registered.flow.version)), registered);
+        let id = versioned(&registered.flow.name, &registered.flow.version);
+        self.parsed().put((ns.clone(), id), registered);
     }
 
-    fn parsed(&self) -> MutexGuard<'_, HashMap<(Namespace, String), Arc<Registered>>> {
+    fn parsed(&self) -> MutexGuard<'_, FlowCache> {
         self.parsed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Registered {
-    fn new(flow: Flow) -> Result<Registered> {
-        let input = flow.input_schema.as_ref().map(|schema| compile("input_schema", schema)).transpose()?;
+    pub(crate) fn new(flow: Flow) -> Registered {
+        let input = flow.input_schema.as_ref().map(Schema::stored);
         let mut emits = BTreeMap::new();
         let events = flow.graph().into_iter().flat_map(|graph| &graph.scopes).flat_map(|scope| &scope.events);
         for event in events {
             for (step, schema) in &event.producers {
                 if let Some(schema) = schema {
-                    emits.insert((*step, event.name.clone()), compile(&format!("emits.{}", event.name), schema)?);
+                    emits.insert((*step, event.name.clone()), Schema::stored(schema));
                 }
             }
         }
-        Ok(Registered { flow: Arc::new(flow), input, emits })
+        let schemas: usize = input.iter().chain(emits.values()).map(Schema::bytes).sum();
+        let bytes = BYTES_AT_LEAST + BYTES_A_BYTE * json_bytes(&flow.canonical) + schemas;
+        Registered { flow: Arc::new(flow), input, emits, bytes }
     }
 
-    /// What is wrong with the input of a run.
-    pub fn check_input(&self, input: &Value) -> std::result::Result<(), Vec<String>> {
-        self.input.as_ref().map_or(Ok(()), |schema| check(schema, input))
+    /// About how much memory it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// How far back its gates look for events, as far as that is a time and not the life of a run.
@@ -199,7 +240,13 @@ impl Registered {
         !self.emits.is_empty()
     }
 
-    /// What is wrong with an event that an activation emits.
+    /// Whether it may take longer than a moment to check events of so many bytes in all.
+    pub fn emit_check_is_heavy(&self, bytes: usize) -> bool {
+        self.emits.values().any(|schema| schema.is_heavy(bytes))
+    }
+
+    /// What is wrong with an event that an activation emits. The cost is bounded, but not small, see
+    /// [`Registered::emit_check_is_heavy`].
     pub(crate) fn check_emit(
         &self,
         run: &Run,
@@ -209,59 +256,10 @@ impl Registered {
     ) -> std::result::Result<(), String> {
         let schema = run.step(by).and_then(|step| self.emits.get(&(step, event.to_owned())));
         let Some(schema) = schema else { return Ok(()) };
-        check(schema, payload).map_err(|details| {
+        schema.check(payload, json_bytes(payload)).map_err(|details| {
             format!("the payload of {event} is not what its schema asks for: {}", details.join("; "))
         })
     }
-}
-
-fn check(schema: &Validator, value: &Value) -> std::result::Result<(), Vec<String>> {
-    let details: Vec<String> = schema
-        .iter_errors(value)
-        .take(MAX_DETAILS)
-        .map(|error| match error.instance_path().as_str() {
-            "" => error.to_string(),
-            path => format!("{path}: {error}"),
-        })
-        .collect();
-    if details.is_empty() { Ok(()) } else { Err(details) }
-}
-
-/// What is wrong with a JSON Schema. What it could only be refused for when it is put to use, such as a reference to
-/// nowhere, is told once it has the right shape.
-fn schema_faults(schema: &Value) -> Vec<SchemaFault> {
-    let fault = |error: &ValidationError<'_>| SchemaFault {
-        path: error.instance_path().as_str().split('/').skip(1).map(unescaped).collect(),
-        message: wrong_with(error),
-    };
-    let shape = match jsonschema::meta::validator_for(schema) {
-        Ok(shape) => shape,
-        Err(error) => return vec![fault(&error)],
-    };
-    let faults: Vec<SchemaFault> = shape.iter_errors(schema).take(MAX_DETAILS).map(|error| fault(&error)).collect();
-    match jsonschema::validator_for(schema) {
-        Err(error) if faults.is_empty() => vec![fault(&error)],
-        _ => faults,
-    }
-}
-
-fn wrong_with(error: &ValidationError<'_>) -> String {
-    match error.kind() {
-        ValidationErrorKind::Referencing(ReferencingError::Unretrievable { uri, .. }) => {
-            format!("it refers to {uri}, and nothing is fetched from elsewhere")
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// A key, from the way it is written in a JSON Pointer.
-fn unescaped(segment: &str) -> String {
-    segment.replace("~1", "/").replace("~0", "~")
-}
-
-fn compile(what: &str, schema: &Value) -> Result<Validator> {
-    jsonschema::validator_for(schema)
-        .map_err(|error| EngineError::invalid(format!("{what} is not a JSON Schema: {error}")))
 }
 
 pub(crate) async fn current_version(store: &dyn Store, ns: &Namespace, name: &str) -> Result<Option<String>> {
@@ -272,6 +270,25 @@ pub(crate) async fn current_version(store: &dyn Store, ns: &Namespace, name: &st
 async fn one(store: &dyn Store, ns: &Namespace, kind: &str, id: &str) -> Result<Option<Value>> {
     let filter = DocumentFilter { kind: kind.to_owned(), id: Some(id.to_owned()), ..DocumentFilter::default() };
     Ok(store.documents(Some(ns), &filter, 1).await?.pop().map(|document| document.body))
+}
+
+/// How long a value is as JSON.
+fn json_bytes(value: &Value) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Nothing can fail that only counts.
+    let _ = serde_json::to_writer(&mut count, value);
+    count.0
 }
 
 pub(crate) fn versioned(name: &str, version: &str) -> String {

@@ -1,56 +1,71 @@
 //! What one run says to another, delivered in order, consumed in the commit of the target.
 //!
-//! The messages of a run are handed in together, so that they are decided together. Runs do not wait for each other: one
-//! with a long line of messages keeps no other from its own.
+//! The messages of a run are handed in together, so that they are decided together. Runs do not wait for each other: the
+//! deliveries go on between the rounds, and a slow one, or one that fails, is in nobody's way.
 
+use std::any::Any;
 use std::collections::{BTreeMap, btree_map};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
 use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, DocumentCommit, Due, DueBatch, DueItem, Namespace, Taken};
-use futures_util::future::BoxFuture;
+use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Namespace, Taken};
+use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::assignment::materialise;
 use crate::chore::Chore;
 use crate::committer::{Answered, NewRun, Order};
+use crate::config::MAX_PAYLOAD_BYTES;
 use crate::error::{EngineError, Result};
 use crate::events::LookBack;
 use crate::flows::Registered;
 use crate::instance::Instance;
+use crate::lineage::{Lineage, Obstacle};
 
 /// The kinds of failure that the start of a child can come to.
 const NO_FLOW: &str = "FlowNotFound";
 const BAD_INPUT: &str = "InvalidInput";
-/// How long a round waits for its deliveries. Most are done by then; the others go on beside the next round.
-const PATIENCE: Duration = Duration::from_millis(10);
+const BAD_FLOW: &str = "InvalidFlow";
 /// What messages that are handed in together weigh, at most, unless it is a single one.
 const BYTES_AT_ONCE: usize = 4 << 20;
+/// Deliveries that are under way at most, as a multiple of the messages' batch. Slow ones leave room for others.
+const BATCHES: usize = 8;
 
 pub(crate) struct Inbox {
     instance: Instance,
-    deliveries: FuturesUnordered<BoxFuture<'static, (RunId, Result<()>)>>,
+    lineage: Arc<Lineage>,
+    deliveries: FuturesUnordered<BoxFuture<'static, (RunId, Delivered)>>,
     /// The runs of these deliveries, each of another one, and what has come for them meanwhile.
     under_way: BTreeMap<RunId, Option<(Namespace, Vec<Message>)>>,
+    /// There was no room for more deliveries: when one is done, more messages are taken.
+    full: bool,
 }
+
+/// What came of a delivery: an error of its own, or a panic.
+type Delivered = std::result::Result<Result<()>, Box<dyn Any + Send>>;
 
 impl Chore for Inbox {
     const NAME: &'static str = "inbox";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let room = self.instance.config.due_batch.saturating_sub(self.deliveries.len());
-        let due = match room {
-            0 => DueBatch { next_in: Some(0), ..DueBatch::default() },
-            room => self.instance.store.due(Due::Messages, room).await?,
-        };
+        let batch = self.instance.config.due_batch.max(1);
+        let room = (BATCHES * batch).saturating_sub(self.deliveries.len()).min(batch);
+        self.full = room == 0;
+        if self.full {
+            return Ok(None);
+        }
+        let due = self.instance.store.due(Due::Messages, room).await?;
         for item in due.items {
             if let DueItem::Messages { ns, to, messages } = item {
                 self.begin(ns, to, messages);
             }
         }
-        let all_done = tokio::time::timeout(PATIENCE, self.finish()).await.is_ok();
-        Ok(if all_done { due.next_in } else { Some(0) })
+        // Most deliveries get as far as the committer without waiting for anything.
+        while let Some(Some(delivered)) = self.deliveries.next().now_or_never() {
+            self.end(delivered);
+        }
+        Ok(due.next_in)
     }
 
     fn wakes(change: &Change) -> bool {
@@ -60,11 +75,29 @@ impl Chore for Inbox {
     fn at_latest_ms(&self) -> Millis {
         self.instance.config.poll_ms
     }
+
+    /// Goes on with the deliveries; done when there is room for more messages.
+    async fn work_between_rounds(&mut self) {
+        while let Some(delivered) = self.deliveries.next().await {
+            self.end(delivered);
+            if self.full {
+                return;
+            }
+        }
+        // Nothing is left to deliver until there is a round.
+        std::future::pending().await
+    }
 }
 
 impl Inbox {
     pub fn new(instance: Instance) -> Inbox {
-        Inbox { instance, deliveries: FuturesUnordered::new(), under_way: BTreeMap::new() }
+        Inbox {
+            instance,
+            lineage: Arc::default(),
+            deliveries: FuturesUnordered::new(),
+            under_way: BTreeMap::new(),
+            full: false,
+        }
     }
 
     /// Begins to deliver, after what is on its way to the same run.
@@ -73,20 +106,25 @@ impl Inbox {
             btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some((ns, messages)),
             btree_map::Entry::Vacant(free) => {
                 free.insert(None);
-                let delivery = Delivery { instance: self.instance.clone(), ns, to };
-                self.deliveries.push(Box::pin(async move { (to, delivery.deliver(messages).await) }));
+                let delivery = Delivery { instance: self.instance.clone(), lineage: self.lineage.clone(), ns, to };
+                // A panic on the way concerns the messages of this run alone.
+                let delivered = AssertUnwindSafe(async move { delivery.deliver(messages).await }).catch_unwind();
+                self.deliveries.push(Box::pin(delivered.map(move |delivered| (to, delivered))));
             }
         }
     }
 
-    /// Until everything on its way is delivered.
-    async fn finish(&mut self) {
-        while let Some((to, delivered)) = self.deliveries.next().await {
-            if let Some(Some((ns, messages))) = self.under_way.remove(&to) {
-                self.begin(ns, to, messages);
-            }
-            if let Err(error) = delivered {
-                tracing::warn!(instance = self.instance.config.instance, "messages are delivered again later: {error}");
+    fn end(&mut self, (to, delivered): (RunId, Delivered)) {
+        if let Some(Some((ns, messages))) = self.under_way.remove(&to) {
+            self.begin(ns, to, messages);
+        }
+        let instance = &self.instance.config.instance;
+        match delivered {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(instance, run = %to, "messages are delivered again later: {error}"),
+            Err(_) => {
+                metrics::counter!("eddyline_bugs_total").increment(1);
+                tracing::error!(instance, run = %to, "the delivery of messages panicked; they are delivered again later");
             }
         }
     }
@@ -95,6 +133,7 @@ impl Inbox {
 /// To one run.
 struct Delivery {
     instance: Instance,
+    lineage: Arc<Lineage>,
     ns: Namespace,
     to: RunId,
 }
@@ -170,14 +209,25 @@ impl Delivery {
     }
 
     async fn start(&self, id: &str, flow: &str, start: Box<Start>) -> Result<()> {
-        let found = self.instance.flows.find(&*self.instance.store, &self.ns, flow, None).await?;
-        let refusal = match &found {
-            None => Some(Failure::new(NO_FLOW, format!("there is no flow {flow}"))),
-            Some(found) => self.bad_input(found, &start).await?,
+        let Instance { store, config, flows, .. } = &self.instance;
+        match self.lineage.obstacle(&**store, &self.ns, &start, config.max_descendants).await? {
+            None => {}
+            // It would be cancelled as soon as it had started.
+            Some(Obstacle::Orphan) => return self.drop_messages(vec![id.to_owned()], Vec::new()).await,
+            Some(Obstacle::Refused(failure)) => return self.refuse(id, &start, failure).await,
+        }
+        let flow = match flows.find(&**store, &self.ns, flow, None).await {
+            Ok(Some(flow)) => flow,
+            Ok(None) => {
+                return self.refuse(id, &start, Failure::new(NO_FLOW, format!("there is no flow {flow}"))).await;
+            }
+            // Its definition cannot be read, and will not be next time.
+            Err(EngineError::Bug(why)) => return self.refuse(id, &start, Failure::new(BAD_FLOW, why)).await,
+            Err(error) => return Err(error),
         };
-        let Some(flow) = found.filter(|_| refusal.is_none()) else {
-            return self.refuse(id, &start, refusal).await;
-        };
+        if let Some(failure) = self.bad_input(&flow, &start).await? {
+            return self.refuse(id, &start, failure).await;
+        }
         let taken = Some(Taken::Message(id.to_owned()));
         let new = NewRun { ns: self.ns.clone(), flow, key: None };
         let answer = self.instance.committing.hand_in(self.to, vec![Input::Start(start)], taken, Some(new)).await?;
@@ -186,32 +236,22 @@ impl Delivery {
 
     async fn bad_input(&self, flow: &Arc<Registered>, start: &Start) -> Result<Option<Failure>> {
         let input = match &start.input {
-            Some(input) => materialise(&*self.instance.store, self.to, input, &mut Vec::new()).await?,
-            None => serde_json::Value::Null,
+            Some(Data::Json(input)) => input.clone(),
+            Some(input) => Arc::new(materialise(&*self.instance.store, self.to, input, &mut Vec::new()).await?),
+            None => Arc::default(),
         };
-        let problems = flow.check_input(&input).err();
-        Ok(problems.map(|problems| {
-            Failure::new(
-                BAD_INPUT,
-                format!("the input is not what {} asks for: {}", flow.flow.name, problems.join("; ")),
-            )
+        let bytes = start.input.as_ref().map_or(0, |input| input.bytes(MAX_PAYLOAD_BYTES));
+        let verdict = self.instance.flows.check_input(&self.ns, flow, &input, bytes).await?;
+        Ok(verdict.err().map(|problems| {
+            let message = format!("the input is not what {} asks for: {}", flow.flow.name, problems.join("; "));
+            Failure::new(BAD_INPUT, message)
         }))
     }
 
     /// It does not start; whoever waits for it is told in the same commit.
-    async fn refuse(&self, id: &str, start: &Start, failure: Option<Failure>) -> Result<()> {
-        let failure = failure.unwrap_or_else(|| Failure::new(NO_FLOW, "it could not be started"));
+    async fn refuse(&self, id: &str, start: &Start, failure: Failure) -> Result<()> {
         tracing::warn!(instance = self.instance.config.instance, run = %self.to, "not started: {}", failure.message);
-        let told = start.parent.map(|parent| Message {
-            to: parent.run,
-            id: format!("refused:{}", self.to),
-            body: MessageBody::Input(Box::new(Input::ChildEnded {
-                activation: parent.activation,
-                child: self.to,
-                end: ChildEnd::Failed(failure),
-            })),
-        });
-        self.drop_messages(vec![id.to_owned()], told.into_iter().collect()).await
+        self.drop_messages(vec![id.to_owned()], start.refused(self.to, failure).into_iter().collect()).await
     }
 
     async fn drop_messages(&self, ids: Vec<String>, messages: Vec<Message>) -> Result<()> {

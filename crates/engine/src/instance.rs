@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::committer::{Answered, Committing};
 use crate::config::Config;
 use crate::error::EngineError;
+use crate::events::Published;
 use crate::flows::Flows;
 
 #[derive(Clone)]
@@ -17,6 +18,7 @@ pub(crate) struct Instance {
     pub flows: Arc<Flows>,
     pub committing: Committing,
     pub config: Arc<Config>,
+    pub published: Arc<Published>,
 }
 
 impl Instance {

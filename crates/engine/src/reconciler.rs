@@ -77,6 +77,11 @@ impl Reconciler {
             {
                 inputs.push(Input::ChildEnded { activation: activation.id, child, end });
             }
+            if let State::Starting(child) = activation.state
+                && self.started(child, now).await?
+            {
+                inputs.push(Input::ChildStarted { activation: activation.id, child });
+            }
         }
         if inputs.is_empty() {
             return Ok(());
@@ -110,6 +115,12 @@ impl Reconciler {
             Some(Due::At(at)) => Input::Rearm { timer: lost.timer, due: Due::At(at) },
             _ => Input::Due(lost.timer),
         })
+    }
+
+    /// Whether a detached child was started, long enough ago for whoever started it to have heard of it.
+    async fn started(&self, child: RunId, now: Millis) -> Result<bool> {
+        let summary = self.instance.store.summary(child).await?;
+        Ok(summary.is_some_and(|summary| now - summary.created_at >= LATE_MS))
     }
 
     /// How a child ended, if that is long enough ago for its parent to have heard of it.

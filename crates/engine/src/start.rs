@@ -1,14 +1,17 @@
 //! Runs are started.
 
-use eddyline_machine::{Answer, Data, Input, Millis, Retry, RunId, Start, canonical_json};
+use std::sync::Arc;
+
+use eddyline_machine::{Answer, Canonical, Data, Input, Millis, Retry, RunId, Start};
 use eddyline_store::{Namespace, StartKey};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::committer::{Answered, NewRun, Order, Outcome};
 use crate::config::{LARGE_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::flows::Registered;
 
 /// What a run is started with.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -76,19 +79,16 @@ impl Engine {
         let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
         self.backlogs.admit(&*self.instance.store, ns, self.instance.config.backlog).await?;
         let (input, bytes) = weighed("the input", request.input)?;
-        if let Data::Json(json) = &input {
-            flow.check_input(json).map_err(|details| EngineError::Invalid {
-                message: format!("the input is not what {} asks for", flow.flow.name),
-                details,
-            })?;
-        }
+        self.check_input(ns, &flow, &input, bytes).await?;
         for (what, ms) in [("the delay", request.delay_ms), ("the deadline", request.deadline_ms)] {
             ms.and_then(|ms| bad_wait(what, ms)).map_or(Ok(()), |problem| Err(EngineError::invalid(problem)))?;
         }
         let now = self.instance.store.now().await?;
         let run = self.instance.new_run(now);
-        let fingerprint = fingerprint(&input, request.version.as_deref());
-        let key = request.idempotency_key.map(|key| StartKey { flow: flow.flow.name.clone(), key, fingerprint });
+        let key = request.idempotency_key.map(|key| {
+            let fingerprint = fingerprint(&input, request.version.as_deref());
+            StartKey { flow: flow.flow.name.clone(), key, fingerprint }
+        });
         let start = Start {
             input: Some(input),
             external_id: request.external_id,
@@ -106,6 +106,21 @@ impl Engine {
         }
         let (order, starting) = order_new(run, start, NewRun { ns: ns.clone(), flow, key });
         Ok((order, Starting { large_input, ..starting }))
+    }
+
+    /// Refuses an input that does not match the flow's schema.
+    pub(crate) async fn check_input(
+        &self,
+        ns: &Namespace,
+        flow: &Arc<Registered>,
+        input: &Data,
+        bytes: usize,
+    ) -> Result<()> {
+        let Data::Json(json) = input else { return Ok(()) };
+        self.instance.flows.check_input(ns, flow, json, bytes).await?.map_err(|details| EngineError::Invalid {
+            message: format!("the input is not what {} asks for", flow.flow.name),
+            details,
+        })
     }
 }
 
@@ -152,7 +167,7 @@ pub(crate) fn payload(what: &'static str, value: Value) -> Result<Data> {
 }
 
 /// The same with how many bytes it has.
-fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)> {
+pub(crate) fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)> {
     let data = Data::from(value);
     let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
     if bytes > MAX_PAYLOAD_BYTES {
@@ -172,8 +187,34 @@ pub(crate) fn bad_wait(what: &str, ms: Millis) -> Option<String> {
 /// Tells whether two starts under one key ask for the same.
 fn fingerprint(input: &Data, version: Option<&str>) -> [u8; 32] {
     let input = match input {
-        Data::Json(json) => Value::clone(json),
-        _ => Value::Null,
+        Data::Json(json) => &**json,
+        _ => &Value::Null,
     };
-    Sha256::digest(canonical_json(json!([input, version]))).into()
+    let mut hash = Sha256::new();
+    // What is written into a hash is not refused.
+    let _ = serde_json::to_writer(&mut hash, &(Canonical(input), version));
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_start_without_a_copy_of_its_input_has_the_fingerprint_it_always_had() {
+        for (input, version, canonical) in [
+            (json!(null), None, "[null,null]"),
+            (
+                json!({"b": [1.0, 2.5, -3, 1e300], "a": {"\u{e9}\"": "\n", "z": null}}),
+                Some("v1"),
+                "[{\"a\":{\"z\":null,\"\u{e9}\\\"\":\"\\n\"},\"b\":[1,2.5,-3,1e300]},\"v1\"]",
+            ),
+            (json!([true, u64::MAX, "x"]), None, "[[true,18446744073709551615,\"x\"],null]"),
+        ] {
+            let before: [u8; 32] = Sha256::digest(canonical).into();
+            assert_eq!(fingerprint(&Data::from(input), version), before, "{canonical}");
+        }
+    }
 }

@@ -155,3 +155,27 @@ async fn events_are_told_in_every_namespace_however_many_there_are() {
     assert_eq!(result.expect("the event was never told").output, Some(json!(1)));
     rig.stop().await;
 }
+
+#[tokio::test]
+async fn an_event_is_looked_for_in_its_own_namespace_alone() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let rig = Rig::on(store.clone(), Config { poll_ms: 60_000, ..Config::default() });
+    for n in 0..20 {
+        rig.engine.publish(&Namespace::new(&format!("tenant-{n}")), event(json!(n))).await.unwrap();
+    }
+    rig.register(WAITS).await;
+    let warm = rig.start("f", json!(null)).await;
+    rig.engine.publish(&rig.ns, event(json!("warm"))).await.unwrap();
+    assert_eq!(rig.output(warm).await, json!("warm"));
+    // Until all that was published before is told, and the first look at all namespaces is over.
+    let mut rounds = rig.engine.rounds("events").unwrap();
+    while tokio::time::timeout(Duration::from_millis(200), rounds.changed()).await.is_ok() {}
+
+    store.told.lock().unwrap().clear();
+    let run = rig.start("f", json!(null)).await;
+    rig.engine.publish(&rig.ns, event(json!("now"))).await.unwrap();
+    assert_eq!(rig.output(run).await, json!("now"));
+    let told = store.told.lock().unwrap().clone();
+    assert!(!told.is_empty() && told.iter().all(|ns| *ns == rig.ns), "{told:?}");
+    rig.stop().await;
+}

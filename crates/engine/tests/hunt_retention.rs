@@ -25,7 +25,7 @@ async fn looked(rig: &Rig) {
 }
 
 async fn events(rig: &Rig, ns: &Namespace) -> usize {
-    let feed = Feed::Events { name: None, key: None };
+    let feed = Feed::Events { name: None, key: None, since: None };
     rig.engine.store().feed(ns, &feed, Page::default()).await.unwrap().len()
 }
 

@@ -128,7 +128,7 @@ fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         State::Queued(fence) => worker(flow, run, activation, *fence),
         State::Draining(fence) => WaitsFor::LastReport { fence: *fence },
         State::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt },
-        State::Child(child) => WaitsFor::Child { run_id: *child },
+        State::Child(child) | State::Starting(child) => WaitsFor::Child { run_id: *child },
         State::Retrying { .. } => WaitsFor::Function,
         State::Open(Inside { what: What::Code(driver), .. }) => match driver {
             Driver::Queued(fence) => worker(flow, run, activation, *fence),

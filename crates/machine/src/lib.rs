@@ -22,7 +22,7 @@ pub mod view;
 pub mod wire;
 
 pub use data::{Data, ValueRef};
-pub use decide::{Env, Halt, canonical_json, decide};
+pub use decide::{Canonical, Env, Halt, canonical_json, decide};
 pub use failure::Failure;
 pub use flow::*;
 pub use ids::*;

@@ -73,12 +73,18 @@ pub struct Header {
     pub retry_of: Option<RunId>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub continued_as: Option<RunId>,
+    /// The run at the top of the tree of children that it is part of; none if it is at the top itself.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub root: Option<RunId>,
     /// How many runs are above it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub depth: u32,
     /// Set once the run is on its way to its end; final at the end.
     #[serde(default, skip_serializing_if = "is_default")]
     pub outcome: Option<Outcome>,
+    /// Everything in it is being cancelled.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cancelling: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub cancel_reason: Option<String>,
     /// Its first step has been decided.
@@ -315,6 +321,8 @@ pub enum State {
     Open(Inside),
     /// A child run.
     Child(RunId),
+    /// A detached child run, until it has started.
+    Starting(RunId),
     /// A step of a code run that its function tries again by itself, from `due` on.
     Retrying {
         due: bool,
@@ -481,6 +489,16 @@ impl Header {
             _ if !self.begun => Status::Pending,
             _ if self.open_tasks == 0 => Status::Waiting,
             _ => Status::Running,
+        }
+    }
+
+    /// Whether a child that it has asked for may start: not after its end, and not while it is being cancelled. Steps of
+    /// `finally` may have children after that.
+    pub fn takes_children(&self) -> bool {
+        match self.phase {
+            Phase::New | Phase::Delayed | Phase::Going => !self.cancelling,
+            Phase::Undoing | Phase::Finally => true,
+            Phase::Ended => false,
         }
     }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
 use crate::data::Data;
+use crate::decide::child::child_id;
 use crate::failure::Failure;
 use crate::flow::Retry;
 use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
@@ -45,6 +46,11 @@ pub enum Input {
     CancelGate {
         activation: ActId,
         by: String,
+    },
+    /// A detached child has started.
+    ChildStarted {
+        activation: ActId,
+        child: RunId,
     },
     ChildEnded {
         activation: ActId,
@@ -86,6 +92,12 @@ pub struct Start {
     pub delay_ms: Option<Millis>,
     pub deadline_ms: Option<Millis>,
     pub parent: Option<Parent>,
+    /// Of a detached run: the activation that completes when this run has started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_by: Option<Parent>,
+    /// The run at the top of the tree of children that it is part of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<RunId>,
     pub depth: u32,
     /// Of a code flow: attempts of the whole function.
     pub retry: Option<Retry>,
@@ -101,6 +113,18 @@ pub struct Start {
     /// The trace that it is part of, as W3C writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
+}
+
+impl Start {
+    /// What is said to the activation that waits for a run, if the run cannot be started.
+    pub fn refused(&self, run: RunId, failure: Failure) -> Option<Message> {
+        let waits = self.parent.or(self.started_by)?;
+        let (activation, end) = (waits.activation, ChildEnd::Refused(failure));
+        // A run that was continued is still the child that its parent started.
+        let child = child_id(waits.run, activation);
+        let body = MessageBody::Input(Box::new(Input::ChildEnded { activation, child, end }));
+        Some(Message { to: waits.run, id: format!("refused:{run}"), body })
+    }
 }
 
 /// How a run that has ended is run again, and who asked for it.
@@ -216,6 +240,8 @@ pub enum ChildEnd {
     Completed(Data),
     Failed(Failure),
     Cancelled,
+    /// It was never started.
+    Refused(Failure),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ mod model;
 
 use eddyline_machine::run::Token;
 use eddyline_machine::*;
-use model::Trial;
+use model::{Model, Trial};
 use serde_json::json;
 
 /// What is open, with what it waits for.
@@ -767,6 +767,38 @@ fn a_detached_child_completes_its_step_at_once() {
     let runs: Vec<String> = t.model.runs.keys().map(ToString::to_string).collect();
     assert!(runs.contains(&child), "{child} in {runs:?}");
     assert_eq!(t.offered(), ["x"]);
+}
+
+#[test]
+fn a_detached_child_that_cannot_start_fails_its_step_and_says_why() {
+    let flow = "{name: p, steps: {c: {flow: nowhere, detached: true}, after: {after: ['failed:c'], set: 1}}}";
+    let t = Trial::new(flow, json!(null));
+    let error = t.error_of("c");
+    assert_eq!(error.kind, "FlowNotFound");
+    assert_eq!(error.message, "the child run was not started: there is no flow nowhere");
+    assert_eq!((t.status(), t.step("after")), ("completed", "completed"), "the failure can be handled");
+}
+
+#[test]
+fn the_step_of_a_detached_child_is_open_until_the_child_has_started() {
+    let mut model = Model::new();
+    let names = ["{name: p, steps: {c: {flow: k, detached: true}}}", CHILD].map(|flow| model.register(flow));
+    let run = model.start(&names[0], Start::default());
+    assert_eq!(model.header(run).status().as_str(), "waiting", "its start is on its way");
+    model.submit(run, vec![Input::Cancel { by: "me".to_owned(), reason: None }]);
+    model.deliver_all();
+    let t = Trial { model, run };
+    assert_eq!((t.status(), t.step("c")), ("cancelled", "cancelled"));
+    assert_eq!(t.offered(), ["x"], "the child is not cancelled with the run that started it");
+}
+
+#[test]
+fn a_child_knows_the_top_of_its_tree_and_how_deep_it_is() {
+    let flows = ["{name: p, steps: {c: {flow: q}}}", "{name: q, steps: {d: {flow: k, detached: true}}}", CHILD];
+    let t = Trial::with(&flows, json!(null));
+    let mut tree: Vec<_> = t.model.runs.values().map(|kept| (kept.run.header.depth, kept.run.header.root)).collect();
+    tree.sort();
+    assert_eq!(tree, [(0, None), (1, Some(t.run)), (2, Some(t.run))]);
 }
 
 #[test]

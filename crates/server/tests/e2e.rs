@@ -4,6 +4,8 @@
 
 #[path = "e2e/acts.rs"]
 mod acts;
+#[path = "e2e/bombs.rs"]
+mod bombs;
 #[path = "e2e/eddy.rs"]
 mod eddy;
 #[path = "e2e/ends.rs"]

@@ -62,6 +62,9 @@ pub struct RunFilter {
     /// All of these.
     pub tags: Vec<String>,
     pub external_id: Option<String>,
+    /// Those that descend from this run: its children, their children and so on. A store finds and counts them by an
+    /// index of their roots.
+    pub root: Option<RunId>,
     /// Created at that moment or later.
     pub since: Option<Millis>,
     /// Created before that moment.
@@ -188,8 +191,9 @@ impl DocumentFilter {
 pub enum Feed {
     /// Runs in the order of creation, of one flow or of all.
     Runs { flow: Option<String> },
-    /// Events, all or those of a name, and then of a key as canonical JSON.
-    Events { name: Option<String>, key: Option<String> },
+    /// Events, all or those of a name, and then of a key as canonical JSON; those of a moment or later. A store finds the
+    /// first of them without reading those before it.
+    Events { name: Option<String>, key: Option<String>, since: Option<Millis> },
 }
 
 #[derive(Debug, Clone, PartialEq)]

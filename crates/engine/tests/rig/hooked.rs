@@ -35,6 +35,10 @@ pub struct Hooked {
     pub most_messages: AtomicUsize,
     /// How often something of a run was read, but for its summary.
     pub reads: AtomicUsize,
+    /// How often it was asked for messages that are due.
+    pub asked_for_messages: AtomicUsize,
+    /// The namespaces whose events were read to be told, in order.
+    pub told: Mutex<Vec<Namespace>>,
     /// What hangs on a run is not told while this is false.
     pub looking: watch::Sender<bool>,
     /// Events are not told while this is false.
@@ -61,6 +65,8 @@ impl Hooked {
             summaries: AtomicUsize::new(0),
             most_messages: AtomicUsize::new(0),
             reads: AtomicUsize::new(0),
+            asked_for_messages: AtomicUsize::new(0),
+            told: Mutex::default(),
             looking: watch::Sender::new(true),
             telling: watch::Sender::new(true),
             committing: watch::Sender::new(true),
@@ -134,6 +140,9 @@ impl Store for Hooked {
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+        if what == Due::Messages {
+            self.asked_for_messages.fetch_add(1, Ordering::SeqCst);
+        }
         self.inner.due(what, limit).await
     }
 
@@ -164,6 +173,7 @@ impl Store for Hooked {
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
         if matches!(feed, Feed::Events { name: None, .. }) {
             open(&self.telling).await;
+            self.told.lock().unwrap().push(ns.clone());
         }
         self.inner.feed(ns, feed, page).await
     }

@@ -33,6 +33,7 @@ impl Decider<'_> {
         let (act, by, step_key, from) = (ActName::Cancel, by.to_owned(), None, None);
         self.record(Entry::Act { act, by, step_key, from, reason: reason.clone() });
         self.header.cancel_reason = reason;
+        self.header.cancelling = true;
         match waits {
             true => self.end(root, End::Cancelled)?,
             false => self.close_early(root, End::Cancelled)?,

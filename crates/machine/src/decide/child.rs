@@ -1,4 +1,7 @@
 //! Children: another run, started by a message and heard of by a message.
+//!
+//! The step of a detached child completes as soon as its run has started, which the child says in the commit that starts
+//! it. Whether a child is attached or detached, one that cannot be started fails its step.
 
 use std::sync::Arc;
 
@@ -24,6 +27,8 @@ impl Decider<'_> {
         let start = Start {
             input: self.at(id).input.clone(),
             parent: Some(parent).filter(|_| !detached),
+            started_by: Some(parent).filter(|_| detached),
+            root: Some(self.header.root.unwrap_or(self.header.run)),
             depth: self.header.depth + 1,
             priority: self.header.priority,
             traceparent: self.header.traceparent.clone(),
@@ -32,16 +37,25 @@ impl Decider<'_> {
         let body = MessageBody::Start { flow: flow.to_owned(), start: Box::new(start) };
         self.send(child, "start".to_owned(), body);
         self.scheduled(id, Scheduled::Child { flow: flow.to_owned(), run_id: child });
-        if detached {
-            let output = Data::Map(Arc::new(vec![(Arc::from("run_id"), Data::from(json!(child)))]));
-            return self.end(id, End::Completed(output));
-        }
-        self.edit(id).state = State::Child(child);
+        self.edit(id).state = if detached { State::Starting(child) } else { State::Child(child) };
         Ok(())
     }
 
+    /// A detached child has started: its step is done.
+    pub(super) fn child_started(&mut self, id: ActId, child: RunId) -> Done<Answer> {
+        if !self.exists(id) || self.at(id).state != State::Starting(child) {
+            return Ok(Answer::Nothing);
+        }
+        self.edit(id).state = State::Ready;
+        let output = Data::Map(Arc::new(vec![(Arc::from("run_id"), Data::from(json!(child)))]));
+        self.end(id, End::Completed(output))?;
+        applied()
+    }
+
     pub(super) fn child_ended(&mut self, id: ActId, child: RunId, end: &ChildEnd) -> Done<Answer> {
-        if !self.exists(id) || self.at(id).state != State::Child(child) {
+        let waits =
+            self.exists(id) && matches!(self.at(id).state, State::Child(of) | State::Starting(of) if of == child);
+        if !waits {
             return Ok(Answer::Nothing);
         }
         // It has ended: there is nothing to cancel.
@@ -54,6 +68,10 @@ impl Decider<'_> {
                 own.add(failure.clone());
                 End::Failed(own)
             }
+            ChildEnd::Refused(failure) => {
+                let message = format!("the child run was not started: {}", failure.message);
+                End::Failed(Failure::new(failure.kind.clone(), message))
+            }
             ChildEnd::Cancelled => {
                 End::Failed(Failure::new(kind::CHILD_CANCELLED, format!("the child run {child} was cancelled")))
             }
@@ -64,6 +82,6 @@ impl Decider<'_> {
 }
 
 /// The run that an activation starts.
-pub(super) fn child_id(parent: RunId, activation: ActId) -> RunId {
+pub(crate) fn child_id(parent: RunId, activation: ActId) -> RunId {
     parent.derive(&format!("child:{activation}"))
 }

@@ -84,13 +84,13 @@ impl Decider<'_> {
                 let input = self.keep(input.clone());
                 self.edit(id).input = Some(input);
                 self.start_child(id, flow, *detached)?;
-                if matches!(self.at(id).state, State::Child(_)) {
+                if matches!(self.at(id).state, State::Child(_) | State::Starting(_)) {
                     self.set_pending(id, true);
                 }
             }
         }
         if op.kind() != MemoKind::Step && self.at(id).end().is_some() {
-            // It was over at once, like a detached child; what it came to the function does not know.
+            // It was over at once, like a child that is too deep; what it came to the function does not know.
             self.entry_brings_news(id);
         }
         Ok(Answer::Applied(self.said(id)))
@@ -203,6 +203,8 @@ impl Decider<'_> {
             tags: header.tags.clone(),
             priority: header.priority,
             parent: header.parent,
+            // A continued run that nobody started is the beginning of a tree of its own.
+            root: header.root,
             depth: header.depth,
             traceparent: header.traceparent.clone(),
             events_since: Some(header.events_since),

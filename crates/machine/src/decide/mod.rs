@@ -7,7 +7,7 @@
 mod act;
 mod begin;
 mod cancel;
-mod child;
+pub(crate) mod child;
 mod code;
 mod ending;
 mod expiry;
@@ -39,7 +39,7 @@ use crate::transition::{
 };
 
 pub use expiry::{MAX_RELEASE_DELAY_MS, MAX_UNDELIVERED, RELEASE_DELAY_MS};
-pub use names::canonical_json;
+pub use names::{Canonical, canonical_json};
 pub use report::MAX_SLOW_MS;
 pub use reuse::{rerun, retry};
 
@@ -211,6 +211,7 @@ impl<'a> Decider<'a> {
             Input::OpenGate { activation, by, payload } => self.open_gate(*activation, by, payload),
             Input::CancelGate { activation, by } => self.cancel_gate(*activation, by),
             Input::ChildEnded { activation, child, end } => self.child_ended(*activation, *child, end),
+            Input::ChildStarted { activation, child } => self.child_started(*activation, *child),
             Input::Cancel { by, reason } => self.cancel_run(by, reason.as_deref()),
             Input::Pause { by } => self.pause(by),
             Input::Resume { by } => self.resume(by),
@@ -327,6 +328,7 @@ fn target(input: &Input) -> Option<ActId> {
         Input::Due(timer) | Input::Rearm { timer, .. } => Some(timer.activation),
         Input::OpenGate { activation, .. }
         | Input::CancelGate { activation, .. }
+        | Input::ChildStarted { activation, .. }
         | Input::ChildEnded { activation, .. } => Some(*activation),
         Input::Start(_)
         | Input::Cancel { .. }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Decider, Done, Halt};
@@ -100,20 +101,28 @@ fn evaluated<T>(result: Result<T, Stop>) -> Evaluated<T> {
 
 /// Keys compare as canonical JSON: sorted fields, and a number is the same number however it was written.
 pub fn canonical_json(value: Value) -> String {
-    fn normal(value: Value) -> Value {
-        match value {
+    // Writing JSON into memory does not fail: its keys are texts.
+    serde_json::to_string(&Canonical(&value)).unwrap_or_default()
+}
+
+/// A value that is written as its canonical JSON, without a copy of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Canonical<'a>(pub &'a Value);
+
+impl Serialize for Canonical<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
             Value::Number(number) => match number.as_f64() {
                 Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 9e15 => {
-                    Value::from(float as i64)
+                    serializer.serialize_i64(float as i64)
                 }
-                _ => Value::Number(number),
+                _ => number.serialize(serializer),
             },
-            Value::Array(items) => items.into_iter().map(normal).collect(),
-            Value::Object(fields) => fields.into_iter().map(|(key, item)| (key, normal(item))).collect(),
-            other => other,
+            Value::Array(items) => serializer.collect_seq(items.iter().map(Canonical)),
+            Value::Object(fields) => serializer.collect_map(fields.iter().map(|(key, item)| (key, Canonical(item)))),
+            other => other.serialize(serializer),
         }
     }
-    normal(value).to_string()
 }
 
 /// The names of a run, read from an activation: from beside its siblings, or from inside it.

@@ -6,7 +6,7 @@ use crate::flow::{Body, Graph};
 use crate::ids::ActId;
 use crate::record::{ActName, Entry};
 use crate::run::{CodeHeader, Driver, Inside, Phase, Place, State, What};
-use crate::transition::{Again, Answer, Due, Said, Start, TimerKind};
+use crate::transition::{Again, Answer, Due, Input, MessageBody, Said, Start, TimerKind};
 
 impl Decider<'_> {
     pub(super) fn start(&mut self, start: &Start) -> Done<Answer> {
@@ -21,6 +21,7 @@ impl Decider<'_> {
         header.priority = start.priority;
         header.parent = start.parent;
         header.depth = start.depth;
+        header.root = start.root;
         header.retry_of = start.retry_of;
         header.traceparent = start.traceparent.clone();
         header.events_since = start.events_since.unwrap_or(self.env.now);
@@ -46,6 +47,10 @@ impl Decider<'_> {
             parent: start.parent.map(|parent| parent.run),
             retry_of: start.retry_of,
         });
+        if let Some(starter) = start.started_by {
+            let started = Input::ChildStarted { activation: starter.activation, child: self.header.run };
+            self.send(starter.run, format!("started:{}", self.header.run), MessageBody::Input(Box::new(started)));
+        }
         if let Some(again) = &start.again {
             let (act, by, from) = match again.clone() {
                 Again::Retry { by } => (ActName::Retry, by, None),

@@ -237,11 +237,9 @@ impl Model {
             MessageBody::Start { flow, start } => {
                 if self.flows.contains_key(&flow) {
                     self.start_as(message.to, &flow, *start);
-                } else if let Some(parent) = start.parent {
+                } else {
                     let failure = Failure::new("FlowNotFound", format!("there is no flow {flow}"));
-                    let end = ChildEnd::Failed(failure);
-                    let (activation, child) = (parent.activation, message.to);
-                    self.submit(parent.run, vec![Input::ChildEnded { activation, child, end }]);
+                    self.inbox.extend(start.refused(message.to, failure));
                 }
             }
             MessageBody::Input(mut input) => {
@@ -568,7 +566,7 @@ pub fn state_word(state: &State) -> &'static str {
         State::Draining(_) => "draining",
         State::BackOff { .. } => "backing-off",
         State::Open(_) => "open",
-        State::Child(_) => "child",
+        State::Child(_) | State::Starting(_) => "child",
         State::Retrying { .. } => "retrying",
         State::Ended(end) => end.status(),
     }

@@ -89,7 +89,8 @@ pub async fn a_commit_of_documents_is_a_whole(t: &mut Trial<'_>) {
     assert_eq!(t.due(Due::Documents, 10).await.items.len(), 3);
     let messages: Vec<String> = t.beside(run).await.messages.into_iter().map(|message| message.id).collect();
     assert_eq!(messages, ["new"]);
-    let events = t.store.feed(&t.ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+    let events =
+        t.store.feed(&t.ns, &Feed::Events { name: None, key: None, since: None }, Page::default()).await.unwrap();
     assert_eq!(events.len(), 1);
 }
 

@@ -51,7 +51,7 @@ pub async fn everything(store: &dyn Store, namespaces: &[Namespace], runs: &[Run
             let documents = documents.into_iter().map(|found| Document { revision: position(found.revision), ..found });
             note(&mut all, format!("{ns}: {kind} documents"), documents.collect::<Vec<_>>());
         }
-        for feed in [Feed::Runs { flow: None }, Feed::Events { name: None, key: None }] {
+        for feed in [Feed::Runs { flow: None }, Feed::Events { name: None, key: None, since: None }] {
             let items = store.feed(ns, &feed, Page::default()).await.unwrap();
             let items = items.into_iter().map(|item| FeedItem { position: position(item.position), ..item });
             note(&mut all, format!("{ns}: {feed:?}"), items.collect::<Vec<_>>());

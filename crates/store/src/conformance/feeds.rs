@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use eddyline_machine::Millis;
 use serde_json::json;
 
 use super::drive::{Drive, event};
@@ -25,7 +26,7 @@ pub async fn a_reader_that_follows_the_runs_gets_each_once(t: &mut Trial<'_>) {
 }
 
 pub async fn a_reader_that_follows_the_events_gets_each_once(t: &mut Trial<'_>) {
-    let events = Feed::Events { name: None, key: None };
+    let events = Feed::Events { name: None, key: None, since: None };
     let expected = followed_while(t, events, |drive, writer, n| {
         Box::pin(async move {
             let id = format!("e{writer}-{n}");
@@ -38,7 +39,7 @@ pub async fn a_reader_that_follows_the_events_gets_each_once(t: &mut Trial<'_>) 
 }
 
 pub async fn a_reader_that_follows_one_key_gets_each_once(t: &mut Trial<'_>) {
-    let events = Feed::Events { name: Some("ping".to_owned()), key: Some("1".to_owned()) };
+    let events = Feed::Events { name: Some("ping".to_owned()), key: Some("1".to_owned()), since: None };
     followed_while(t, events, |drive, writer, n| {
         Box::pin(async move {
             let id = format!("e{writer}-{n}");
@@ -58,7 +59,8 @@ pub async fn an_event_with_an_id_that_is_kept_changes_nothing(t: &mut Trial<'_>)
     t.publish(event("e2", "ping", None, json!("third"))).await;
     let events = vec![event("e3", "ping", None, json!(1)), event("e3", "ping", None, json!(2))];
     assert_eq!(t.publish_all(events).await, 1);
-    let read = t.store.feed(&t.ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+    let read =
+        t.store.feed(&t.ns, &Feed::Events { name: None, key: None, since: None }, Page::default()).await.unwrap();
     assert_eq!(read.len(), 3);
     let first = Fed::Event {
         id: "e1".to_owned(),
@@ -70,7 +72,11 @@ pub async fn an_event_with_an_id_that_is_kept_changes_nothing(t: &mut Trial<'_>)
     assert!(matches!(&read[2].what, Fed::Event { payload, .. } if *payload == json!(1).into()));
     let elsewhere = t.within("other");
     elsewhere.publish(event("e1", "ping", None, json!("elsewhere"))).await;
-    let read = t.store.feed(&elsewhere.ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+    let read = t
+        .store
+        .feed(&elsewhere.ns, &Feed::Events { name: None, key: None, since: None }, Page::default())
+        .await
+        .unwrap();
     assert_eq!(read.len(), 1, "ids are of one namespace");
 }
 
@@ -86,8 +92,11 @@ pub async fn a_run_that_publishes_writes_its_event_with_its_commit(t: &mut Trial
     assert_eq!(commit.events.len(), 1);
     t.commit(commit.clone()).await.unwrap();
     t.commit(commit).await.unwrap();
-    let read =
-        t.store.feed(&t.ns, &Feed::Events { name: Some("paid".to_owned()), key: None }, Page::default()).await.unwrap();
+    let read = t
+        .store
+        .feed(&t.ns, &Feed::Events { name: Some("paid".to_owned()), key: None, since: None }, Page::default())
+        .await
+        .unwrap();
     assert_eq!(read.len(), 1);
     assert!(matches!(&read[0].what, Fed::Event { key, .. } if key.as_deref() == Some(r#"{"a":2,"b":1}"#)));
 }
@@ -99,7 +108,7 @@ pub async fn a_feed_is_read_in_pages_and_by_name_and_key(t: &mut Trial<'_>) {
         t.publish(event(&format!("e{n}"), name, key, json!(n))).await;
     }
     let read = async |name: Option<&str>, key: Option<&str>, limit: usize| {
-        let feed = Feed::Events { name: name.map(str::to_owned), key: key.map(str::to_owned) };
+        let feed = Feed::Events { name: name.map(str::to_owned), key: key.map(str::to_owned), since: None };
         let (mut got, mut after) = (Vec::new(), None);
         loop {
             let page = t.store.feed(&t.ns, &feed, Page { after, limit }).await.unwrap();
@@ -117,6 +126,26 @@ pub async fn a_feed_is_read_in_pages_and_by_name_and_key(t: &mut Trial<'_>) {
         assert_eq!(read(Some("pong"), Some("\"1\""), limit).await, of(&[5, 11]), "{limit}");
         assert!(read(Some("pin"), None, limit).await.is_empty());
     }
+}
+
+pub async fn events_of_a_moment_or_later_are_a_feed(t: &mut Trial<'_>) {
+    let mut times = Vec::new();
+    for n in 0..6 {
+        times.push(t.now().await);
+        t.publish(event(&format!("e{n}"), ["ping", "pong"][n % 2], Some("1"), json!(n))).await;
+        t.advance(1_000);
+    }
+    let read = async |name: Option<&str>, since: Millis, after: Option<u64>| {
+        let feed = Feed::Events { name: name.map(str::to_owned), key: None, since: Some(since) };
+        let page = t.store.feed(&t.ns, &feed, Page { after, limit: 10 }).await.unwrap();
+        page.iter().map(id_of).collect::<Vec<_>>()
+    };
+    assert_eq!(read(None, times[4], None).await, ["e4", "e5"]);
+    assert_eq!(read(None, times[3] + 1, None).await, ["e4", "e5"]);
+    assert_eq!(read(Some("ping"), times[1], None).await, ["e2", "e4"]);
+    assert_eq!(read(None, times[5] + 1, None).await, Vec::<String>::new());
+    let all = t.store.feed(&t.ns, &Feed::Events { name: None, key: None, since: None }, Page::default()).await.unwrap();
+    assert_eq!(read(Some("ping"), times[0], Some(all[2].position)).await, ["e4"]);
 }
 
 pub async fn the_runs_of_a_flow_are_a_feed(t: &mut Trial<'_>) {
@@ -144,7 +173,7 @@ pub async fn the_runs_of_a_flow_are_a_feed(t: &mut Trial<'_>) {
 pub async fn a_feed_goes_on_after_what_was_trimmed(t: &mut Trial<'_>) {
     t.publish(event("e1", "ping", None, json!(1))).await;
     t.advance(1_000);
-    let feed = Feed::Events { name: None, key: None };
+    let feed = Feed::Events { name: None, key: None, since: None };
     let seen = t.store.feed(&t.ns, &feed, Page::default()).await.unwrap()[0].position;
     let ns = t.ns.clone();
     trim_fully(t, &Trim::Events { ns, before: t.now().await }).await;

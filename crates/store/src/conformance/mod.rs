@@ -306,6 +306,7 @@ suite! { ($)
         a_large_value_comes_back_as_it_was;
     runs:
         every_filter_finds_what_it_says
+        descendants_are_found_and_counted_by_their_root
         a_list_follows_the_status_of_its_runs
         pages_of_runs_go_from_the_newest_to_the_oldest
         a_page_misses_no_run_while_others_are_started_and_change
@@ -331,6 +332,7 @@ suite! { ($)
         an_event_with_an_id_that_is_kept_changes_nothing
         a_run_that_publishes_writes_its_event_with_its_commit
         a_feed_is_read_in_pages_and_by_name_and_key
+        events_of_a_moment_or_later_are_a_feed
         the_runs_of_a_flow_are_a_feed
         a_feed_goes_on_after_what_was_trimmed;
     trims:

@@ -47,7 +47,8 @@ pub async fn nothing_of_a_namespace_is_seen_from_another(t: &mut Trial<'_>) {
             started.iter().map(|item| &item.what).collect::<Vec<_>>(),
             [&Fed::Run { run: own, flow: "both".to_owned() }]
         );
-        let events = t.store.feed(ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+        let events =
+            t.store.feed(ns, &Feed::Events { name: None, key: None, since: None }, Page::default()).await.unwrap();
         assert!(
             matches!(&events[..], [FeedItem { what: Fed::Event { payload, .. }, .. }] if *payload == json!(ns.as_str()).into())
         );

@@ -31,6 +31,7 @@ pub async fn every_filter_finds_what_it_says(t: &mut Trial<'_>) {
             status: vec![summary.header.status()],
             tags: summary.header.tags.clone(),
             external_id: summary.header.external_id.clone(),
+            root: summary.header.root,
             since: Some(summary.created_at),
             until: Some(summary.created_at + 1),
             ended_before: summary.ended_at.map(|at| at + 1),
@@ -40,6 +41,25 @@ pub async fn every_filter_finds_what_it_says(t: &mut Trial<'_>) {
         let found = t.store.runs(Some(&t.ns), &everything, Page::default()).await.unwrap();
         assert!(found.contains(summary), "a run matches itself");
     }
+}
+
+pub async fn descendants_are_found_and_counted_by_their_root(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    let root = t.start("one", json!(null)).await;
+    let mut below = Vec::new();
+    for depth in [1, 2, 2] {
+        let start = Start { root: Some(root), depth, ..Start::default() };
+        below.push(t.start_with("one", start).await);
+        t.start("one", json!(null)).await;
+    }
+    let filter = RunFilter { root: Some(root), ..RunFilter::default() };
+    let mut found: Vec<RunId> =
+        t.store.runs(Some(&t.ns), &filter, Page::default()).await.unwrap().iter().map(|summary| summary.run).collect();
+    found.reverse();
+    assert_eq!(found, below);
+    assert_eq!(t.store.count_runs(&t.ns, &filter).await.unwrap(), 3);
+    let elsewhere = Namespace::new("elsewhere");
+    assert_eq!(t.store.count_runs(&elsewhere, &filter).await.unwrap(), 0);
 }
 
 pub async fn a_list_follows_the_status_of_its_runs(t: &mut Trial<'_>) {
@@ -201,6 +221,7 @@ fn both(one: &RunFilter, other: &RunFilter) -> RunFilter {
         status: if one.status.is_empty() { other.status.clone() } else { one.status.clone() },
         tags: one.tags.iter().chain(&other.tags).cloned().collect(),
         external_id: one.external_id.clone().or(other.external_id.clone()),
+        root: one.root.or(other.root),
         since: one.since.or(other.since),
         until: one.until.or(other.until),
         ended_before: one.ended_before.or(other.ended_before),
@@ -233,6 +254,9 @@ fn matches(summary: &Summary, filter: &RunFilter) -> bool {
     }
     if filter.external_id.is_some() {
         yes &= header.external_id == filter.external_id;
+    }
+    if filter.root.is_some() {
+        yes &= header.root == filter.root;
     }
     if let Some(since) = filter.since {
         yes &= summary.created_at >= since;

@@ -98,7 +98,8 @@ pub async fn events_go_by_their_age(t: &mut Trial<'_>) {
         t.advance(1_000);
     }
     let read = async |ns: &Namespace| -> Vec<String> {
-        let items = t.store.feed(ns, &Feed::Events { name: None, key: None }, Page::default()).await.unwrap();
+        let items =
+            t.store.feed(ns, &Feed::Events { name: None, key: None, since: None }, Page::default()).await.unwrap();
         let id = |item: FeedItem| match item.what {
             Fed::Event { id, .. } => id,
             Fed::Run { .. } => panic!("a run among events"),

@@ -2,6 +2,10 @@
 //!
 //! What is due is read from the disk, and who got it is remembered in memory. What is held by others is passed over, so
 //! as many more rows are read as there are items held: they must not keep later ones from being handed out.
+//!
+//! An item may be used up between the read and the hold; then no commit would ever release the hold. So every item is
+//! looked up again after its hold was taken ([`still_there`]): a commit before that is seen, a commit after that
+//! releases the hold.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +15,10 @@ use uuid::Uuid;
 
 use super::list::{DOCUMENT, document};
 use super::load::{inbox, timer};
+use super::options::call;
+use super::readers::renew_snapshot;
 use super::shared::Shared;
+use super::timers;
 use super::trouble::Outcome;
 use crate::document::Document;
 use crate::holds::{Holds, Item, next_in};
@@ -47,17 +54,18 @@ pub(super) fn timers(conn: &Connection, shared: &Shared, limit: usize) -> Outcom
         let next = if due.len() < most { next_timer(conn, by_wall, clock)? } else { None };
         found.push((clock, due, next));
     }
-    let holds = &mut shared.tasks().holds;
-    let (mut items, mut next) = (Vec::new(), None);
+    call(&shared.options.after_due_read);
+    let mut tasks = shared.tasks();
+    let (mut held, mut next) = (Vec::new(), None);
     for (clock, due, later) in found {
         let all_read = due.len() < most;
         let mut due = due.into_iter();
         let more = loop {
             match due.next() {
-                Some(_) if items.len() >= limit => break true,
+                Some(_) if held.len() >= limit => break true,
                 Some((ns, run, timer)) => {
-                    if holds.take(Item::Timer(run, timer.key, timer.due), now) {
-                        items.push(DueItem::Timer { ns, run, timer });
+                    if tasks.holds.take(Item::Timer(run, timer.key, timer.due), now) {
+                        held.push((ns, run, timer));
                     }
                 }
                 None => break !all_read,
@@ -66,7 +74,40 @@ pub(super) fn timers(conn: &Connection, shared: &Shared, limit: usize) -> Outcom
         let at = if more { Some(now) } else { later.map(|due| now + (due - clock).max(0)) };
         next = next.into_iter().chain(at).min();
     }
-    Ok(DueBatch { items, next_in: next_in(next, now, holds) })
+    drop(tasks);
+    let item = |(_, run, timer): &(_, RunId, TimerRow)| Item::Timer(*run, timer.key, timer.due);
+    let held = still_there(conn, shared, held, item, |(_, run, timer)| timer_is_there(conn, *run, timer))?;
+    let items = held.into_iter().map(|(ns, run, timer)| DueItem::Timer { ns, run, timer }).collect();
+    Ok(DueBatch { items, next_in: next_in(next, now, &shared.tasks().holds) })
+}
+
+/// Those of the held items that are still stored; the holds of the others are released.
+fn still_there<T>(
+    conn: &Connection,
+    shared: &Shared,
+    held: Vec<T>,
+    item: impl Fn(&T) -> Item,
+    is_there: impl Fn(&T) -> Outcome<bool>,
+) -> Outcome<Vec<T>> {
+    renew_snapshot(conn)?;
+    let mut kept = Vec::with_capacity(held.len());
+    for one in held {
+        if is_there(&one)? {
+            kept.push(one);
+        } else {
+            shared.tasks().holds.drop_item(&item(&one));
+        }
+    }
+    Ok(kept)
+}
+
+fn timer_is_there(conn: &Connection, run: RunId, timer: &TimerRow) -> Outcome<bool> {
+    let (activation, kind, fence) = timers::columns(timer.key);
+    let mut statement = conn.prepare_cached(
+        "SELECT 1 FROM timers WHERE run = (SELECT position FROM runs WHERE id = ?1) AND activation = ?2 AND kind = ?3 \
+         AND fence = ?4 AND due = ?5",
+    )?;
+    Ok(statement.exists(params![run.0.as_bytes(), activation, kind, fence, timer.due])?)
 }
 
 fn due_timers(conn: &Connection, wall: bool, clock: Millis, most: usize) -> Outcome<Vec<(Namespace, RunId, TimerRow)>> {
@@ -92,18 +133,38 @@ fn next_timer(conn: &Connection, wall: bool, clock: Millis) -> Outcome<Option<Mi
 pub(super) fn messages(conn: &Connection, shared: &Shared, limit: usize) -> Outcome<DueBatch> {
     let (now, limit) = (shared.time.now(), bounded(limit));
     let (found, mut more) = waiting(conn, shared, now, limit)?;
-    let holds = &mut shared.tasks().holds;
-    holds.expire(now);
-    let mut items = Vec::new();
-    for (ns, to, messages) in found {
-        if holds.take_messages(to, &messages, now) {
+    call(&shared.options.after_due_read);
+    let mut tasks = shared.tasks();
+    tasks.holds.expire(now);
+    let read = found.len();
+    let mut free = |(_, to, messages): &Waiting| tasks.holds.take_messages(*to, messages, now);
+    let held: Vec<Waiting> = found.into_iter().filter(|found| free(found)).collect();
+    drop(tasks);
+    renew_snapshot(conn)?;
+    let mut items = Vec::with_capacity(held.len());
+    for (ns, to, mut messages) in held {
+        let mut gone = Vec::new();
+        for (at, message) in messages.iter().enumerate().rev() {
+            if !message_is_there(conn, to, &message.id)? {
+                gone.push(at);
+            }
+        }
+        for at in gone {
+            let message = messages.remove(at);
+            shared.tasks().holds.drop_message(to, &message.id);
+        }
+        if !messages.is_empty() {
             items.push(DueItem::Messages { ns, to, messages });
-        } else {
-            // Somebody else was faster.
-            more = true;
         }
     }
-    Ok(DueBatch { items, next_in: next_in(more.then_some(now), now, holds) })
+    // Somebody else was faster with some of them, and there may be new ones for the same run.
+    more |= items.len() < read;
+    Ok(DueBatch { items, next_in: next_in(more.then_some(now), now, &shared.tasks().holds) })
+}
+
+fn message_is_there(conn: &Connection, to: RunId, id: &str) -> Outcome<bool> {
+    let mut statement = conn.prepare_cached("SELECT 1 FROM messages WHERE target = ?1 AND id = ?2")?;
+    Ok(statement.exists(params![to.0.as_bytes(), id])?)
 }
 
 type Waiting = (Namespace, RunId, Vec<Message>);
@@ -134,19 +195,31 @@ pub(super) fn documents(conn: &Connection, shared: &Shared, limit: usize) -> Out
     let most = limit + held(shared, now) + 1;
     let found = due_documents(conn, wall, most)?;
     let later = if found.len() < most { next_document(conn, wall)? } else { None };
-    let holds = &mut shared.tasks().holds;
-    let (mut items, mut more) = (Vec::new(), found.len() >= most);
+    call(&shared.options.after_due_read);
+    let item = |document: &Document| Item::Document(document.ns.clone(), document.key.clone(), document.revision);
+    let mut tasks = shared.tasks();
+    let (mut held, mut more) = (Vec::new(), found.len() >= most);
     for document in found {
-        if items.len() >= limit {
+        if held.len() >= limit {
             more = true;
             break;
         }
-        if holds.take(Item::Document(document.ns.clone(), document.key.clone(), document.revision), now) {
-            items.push(DueItem::Document(document));
+        if tasks.holds.take(item(&document), now) {
+            held.push(document);
         }
     }
+    drop(tasks);
+    let held = still_there(conn, shared, held, item, |document| document_is_there(conn, document))?;
     let next = if more { Some(now) } else { later.map(|at| now + (at - wall).max(0)) };
-    Ok(DueBatch { items, next_in: next_in(next, now, holds) })
+    let items = held.into_iter().map(DueItem::Document).collect();
+    Ok(DueBatch { items, next_in: next_in(next, now, &shared.tasks().holds) })
+}
+
+fn document_is_there(conn: &Connection, document: &Document) -> Outcome<bool> {
+    let mut statement =
+        conn.prepare_cached("SELECT 1 FROM documents WHERE kind = ?1 AND id = ?2 AND ns = ?3 AND revision = ?4")?;
+    let key = &document.key;
+    Ok(statement.exists(params![key.kind, key.id, document.ns.as_str(), document.revision as i64])?)
 }
 
 fn due_documents(conn: &Connection, wall: Millis, most: usize) -> Outcome<Vec<Document>> {

@@ -1,7 +1,7 @@
 //! Reading across runs.
 
 use eddyline_machine::record::GateReason;
-use eddyline_machine::{Data, RunId};
+use eddyline_machine::{Data, Millis, RunId};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use uuid::Uuid;
@@ -112,6 +112,9 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     }
     if let Some(id) = &filter.external_id {
         wanted.and("runs.external_id = ?", id.clone());
+    }
+    if let Some(root) = filter.root {
+        wanted.and("runs.root = ?", root.0.as_bytes().to_vec());
     }
     for tag in &filter.tags {
         wanted.and("runs.position IN (SELECT run FROM tags WHERE tag = ?)", tag.clone());
@@ -240,7 +243,11 @@ pub(super) fn documents(
 pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -> Outcome<Vec<FeedItem>> {
     match feed {
         Feed::Runs { flow } => fed_runs(conn, ns, flow.as_deref(), page),
-        Feed::Events { name, key } => fed_events(conn, ns, name.as_deref(), key.as_deref(), page),
+        Feed::Events { name, key, since } => {
+            let Some(first) = first_event(conn, ns, *since)? else { return Ok(Vec::new()) };
+            let wanted = fed_events_where(ns, name.as_deref(), key.as_deref(), *since, first, page);
+            fed_events(conn, ns, &wanted, page)
+        }
     }
 }
 
@@ -258,15 +265,27 @@ fn fed_runs(conn: &Connection, ns: &Namespace, flow: Option<&str>, page: Page) -
     })
 }
 
-fn fed_events(
-    conn: &Connection,
+/// The position of the first event of a namespace that is there and was published at a moment or later, or one before it.
+fn first_event(conn: &Connection, ns: &Namespace, since: Option<Millis>) -> Outcome<Option<i64>> {
+    let mut statement = conn.prepare_cached("SELECT position + 1 FROM forgotten WHERE ns = ?1")?;
+    let there: Option<i64> = statement.query_row([ns.as_str()], |row| row.get(0)).optional()?;
+    let there = there.unwrap_or(0);
+    let Some(since) = since else { return Ok(Some(there)) };
+    let mut statement = conn.prepare_cached(FIRST_SINCE)?;
+    let first: Option<i64> = statement.query_row(params![ns.as_str(), since], |row| row.get(0)).optional()?;
+    Ok(first.map(|first| first.max(there)))
+}
+
+const FIRST_SINCE: &str = "SELECT position FROM events WHERE ns = ?1 AND at >= ?2 ORDER BY at, position LIMIT 1";
+
+fn fed_events_where(
     ns: &Namespace,
     name: Option<&str>,
     key: Option<&str>,
+    since: Option<Millis>,
+    first: i64,
     page: Page,
-) -> Outcome<Vec<FeedItem>> {
-    let mut statement = conn.prepare_cached("SELECT position FROM forgotten WHERE ns = ?1")?;
-    let forgotten: Option<i64> = statement.query_row(params![ns.as_str()], |row| row.get(0)).optional()?;
+) -> Where {
     let mut wanted = Where::default();
     wanted.and("ns = ?", ns.as_str().to_owned());
     if let Some(name) = name {
@@ -275,15 +294,25 @@ fn fed_events(
     if let Some(key) = key {
         wanted.and("key = ?", key.to_owned());
     }
-    wanted.and("position > ?", clamped(page.after.unwrap_or(0)).max(forgotten.unwrap_or(0)));
+    // The plus keeps it from being looked for by time: the page goes by position.
+    if let Some(since) = since {
+        wanted.and("+at >= ?", since);
+    }
+    wanted.and("position >= ?", page.after.map_or(first, |after| clamped(after).saturating_add(1).max(first)));
+    wanted
+}
+
+fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> Outcome<Vec<FeedItem>> {
     let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
-    wanted.all(conn, "SELECT crc, body, position, at, id, name, key FROM events", &order, |row| {
+    wanted.all(conn, EVENTS, &order, |row| {
         let (position, at): (i64, i64) = (row.get(2)?, row.get(3)?);
         let payload: Data = body::read(row, 0, &[position, at], || format!("events: event {position} of {ns}"))?;
         let what = Fed::Event { id: row.get(4)?, name: row.get(5)?, key: row.get(6)?, payload };
         Ok(FeedItem { position: position as u64, at, what })
     })
 }
+
+const EVENTS: &str = "SELECT crc, body, position, at, id, name, key FROM events";
 
 /// Positions are integers to SQLite; one beyond them is beyond everything.
 fn clamped(position: u64) -> i64 {
@@ -322,6 +351,30 @@ mod tests {
             check(&filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
             check(&filter, Some(7), &["SEARCH runs USING INDEX runs_going (status=? AND rowid<?)"]);
         }
+    }
+
+    #[test]
+    fn events_are_found_by_name_key_and_position_and_the_first_of_a_moment_by_time() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        migrate(&mut conn).unwrap();
+        let plan = |wanted: &Where, sql: &str, order: &str| {
+            let plan =
+                wanted.all(&conn, &format!("EXPLAIN QUERY PLAN {sql}"), order, |row| Ok(row.get::<_, String>(3)?));
+            plan.unwrap()
+        };
+        for (name, key, index) in [
+            (None, None, "events_by_ns (ns=? AND rowid>?)"),
+            (Some("a"), None, "events_by_name (ns=? AND name=? AND rowid>?)"),
+            (Some("a"), Some("7"), "events_by_key (ns=? AND name=? AND key=? AND rowid>?)"),
+        ] {
+            let page = Page { after: Some(3), limit: 10 };
+            let wanted = fed_events_where(&Namespace::default(), name, key, Some(5), 2, page);
+            let found = plan(&wanted, EVENTS, " ORDER BY position LIMIT 10");
+            assert_eq!(found, [format!("SEARCH events USING INDEX {index}")]);
+        }
+        let first = Where { values: vec!["x".to_owned().into(), 5.into()], ..Where::default() };
+        let found = plan(&first, FIRST_SINCE, "");
+        assert_eq!(found, ["SEARCH events USING COVERING INDEX events_by_time (ns=? AND at>?)"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::{Clock, SystemClock};
 
-/// Called by the writer at a point of interest.
+/// Called by a thread of the store at a point of interest.
 pub type Hook = Arc<dyn Fn() + Send + Sync>;
 
 /// How an embedded store is opened; what is not said is taken from [`Options::default`].
@@ -26,6 +26,8 @@ pub struct Options {
     /// Right before and right after a group of commits becomes durable. For tests that cut the power there.
     pub before_commit: Option<Hook>,
     pub after_commit: Option<Hook>,
+    /// After what is due was read and before it is handed out. For tests that use it up just then.
+    pub after_due_read: Option<Hook>,
 }
 
 /// Why a store gave up.
@@ -57,7 +59,14 @@ impl Default for Options {
             max_bytes: None,
             before_commit: None,
             after_commit: None,
+            after_due_read: None,
         }
+    }
+}
+
+pub(super) fn call(hook: &Option<Hook>) {
+    if let Some(hook) = hook {
+        hook();
     }
 }
 

@@ -92,6 +92,13 @@ fn serve(conn: &Connection, queue: &Jobs) {
     }
 }
 
+/// Ends the snapshot of a read that goes on: what is read from here on is as of now.
+pub(super) fn renew_snapshot(conn: &Connection) -> Outcome<()> {
+    conn.prepare_cached("COMMIT")?.execute([])?;
+    conn.prepare_cached("BEGIN")?.execute([])?;
+    Ok(())
+}
+
 fn at_one_moment<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Outcome<T> {
     if !conn.is_autocommit() {
         conn.execute_batch("ROLLBACK")?;

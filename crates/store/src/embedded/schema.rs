@@ -223,6 +223,13 @@ CREATE TABLE forgotten (ns TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT 
 CREATE INDEX runs_going ON runs (status) WHERE ended_at IS NULL;
 CREATE INDEX runs_trimmed ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
 ",
+    "
+-- The run at the top of the tree that a child is part of. Only its descendants are counted.
+ALTER TABLE runs ADD COLUMN root BLOB;
+CREATE INDEX runs_by_root ON runs (root, ns) WHERE root IS NOT NULL;
+-- Where the events of a moment begin: their times go up with their positions.
+CREATE INDEX events_by_time ON events (ns, at);
+",
 ];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.

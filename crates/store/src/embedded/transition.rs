@@ -223,7 +223,8 @@ impl Group<'_> {
         let ended_at = (header.phase == Phase::Ended).then_some(now);
         self.write(
             "INSERT INTO runs (position, id, ns, flow, status, external_id, created_at, started_at, ended_at, paused, \
-             memo, version, crc, header) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+             memo, version, crc, header, root) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
             params![
                 position,
                 header.run.0.as_bytes(),
@@ -238,7 +239,8 @@ impl Group<'_> {
                 encoded.memo as i64,
                 header.version.0 as i64,
                 seal_header(&encoded.header, header.run),
-                encoded.header.text
+                encoded.header.text,
+                header.root.as_ref().map(|root| root.0.as_bytes())
             ],
         )?;
         self.write_tags(position, &header.tags)?;

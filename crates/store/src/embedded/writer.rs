@@ -16,6 +16,7 @@ use super::checkpoint::{self, Mode};
 use super::encode::Encoded;
 use super::group::Group;
 use super::kept::Kept;
+use super::options::call;
 use super::restore::{self, SERVED_MS};
 use super::shared::Shared;
 use super::stats::count;
@@ -345,11 +346,5 @@ fn refuse(group: Vec<Request>, error: &StoreError) {
             }
             Request::Serving => {}
         }
-    }
-}
-
-fn call(hook: &Option<super::options::Hook>) {
-    if let Some(hook) = hook {
-        hook();
     }
 }

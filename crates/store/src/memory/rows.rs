@@ -84,6 +84,7 @@ impl KeptRun {
         filter.flow.as_ref().is_none_or(|flow| *flow == header.flow)
             && (filter.status.is_empty() || filter.status.contains(&header.status()))
             && filter.tags.iter().all(|tag| header.tags.contains(tag))
+            && filter.root.is_none_or(|root| header.root == Some(root))
             && filter.external_id.as_ref().is_none_or(|id| Some(id) == header.external_id.as_ref())
             && filter.since.is_none_or(|since| self.created_at >= since)
             && filter.until.is_none_or(|until| self.created_at < until)
@@ -204,14 +205,16 @@ impl Rows {
                 };
                 runs.filter(|kept| kept.ns == *ns).filter(of_flow).take(limit).map(item).collect()
             }
-            Feed::Events { name, key } => {
+            Feed::Events { name, key, since } => {
                 let wanted = |item: &FeedItem| match &item.what {
                     Fed::Event { name: of, key: by, .. } => {
                         name.as_ref().is_none_or(|name| name == of) && (key.is_none() || key == by)
                     }
                     Fed::Run { .. } => false,
                 };
-                let events = self.events.range(from..).filter(|(_, (of, item))| of == ns && wanted(item));
+                let is_late = |item: &FeedItem| since.is_none_or(|since| item.at >= since);
+                let events =
+                    self.events.range(from..).filter(|(_, (of, item))| of == ns && is_late(item) && wanted(item));
                 events.take(limit).map(|(_, (_, item))| item.clone()).collect()
             }
         }

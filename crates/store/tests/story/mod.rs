@@ -198,9 +198,9 @@ pub async fn everything(store: &dyn Store, runs: &[RunId]) -> String {
     for feed in [
         Feed::Runs { flow: None },
         Feed::Runs { flow: Some("line".to_owned()) },
-        Feed::Events { name: None, key: None },
-        Feed::Events { name: name.clone(), key: None },
-        Feed::Events { name, key },
+        Feed::Events { name: None, key: None, since: None },
+        Feed::Events { name: name.clone(), key: None, since: None },
+        Feed::Events { name, key, since: None },
     ] {
         say("feed", format!("{:?}", store.feed(&ns(), &feed, page).await.unwrap()));
         let some = Page { after: Some(2), limit: 2 };

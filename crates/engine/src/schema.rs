@@ -1,0 +1,237 @@
+//! JSON Schemas: what is wrong with one, and what is wrong with a value, found out within a budget.
+//!
+//! Whoever registers a flow brings the schemas, and whoever starts a run the values. So both are bounded: a schema by its
+//! [`shape`], a check by a budget ([`metered`]) that grows with the value, and what is said of it by its length.
+
+mod metered;
+mod shape;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::fmt::{self, Write as _};
+
+use eddyline_machine::definition::SchemaFault;
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{PatternOptions, ReferencingError, ValidationError, Validator};
+use serde_json::Value;
+
+use metered::{Budget, Metered, Seen, Spent, within};
+use shape::Shape;
+
+use crate::config::MAX_PAYLOAD_DEPTH;
+
+/// Problems of a value, or of a schema, that are told at once, and how long each is in bytes: they quote what they are
+/// about.
+const MAX_DETAILS: usize = 20;
+const MAX_DETAIL_BYTES: usize = 300;
+
+/// What a check may cost, in looks at the value: so much, and so much more for each byte of it. The same again for
+/// matching texts with patterns. Below half a second for the largest payload.
+const CHECK_UNITS: u64 = 1_000_000;
+const CHECK_UNITS_A_BYTE: u64 = 4;
+/// What may be spent at once, on whatever thread: well below a millisecond.
+const AT_ONCE_UNITS: u64 = 5_000;
+/// And so many subschemas may be inside each other on that thread, whose stack is small.
+const AT_ONCE_DEPTH: usize = 256;
+/// What is spent to say what is wrong. Each of these may become an error in memory.
+const TELLING_UNITS: u64 = 20_000;
+
+/// The largest pattern that is taken, as it is in memory, and the largest that counts as a small one.
+const PATTERN_BYTES: usize = 32 << 10;
+const SMALL_PATTERN_BYTES: usize = 4 << 10;
+/// What a byte of text costs if it is matched with a small pattern, or a large one.
+const SMALL_PATTERN_UNITS: u64 = 8;
+const LARGE_PATTERN_UNITS: u64 = 64;
+
+/// A schema, ready to check values with.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    validator: Result<Validator<Metered>, String>,
+    shape: Shape,
+    pattern_units: u64,
+}
+
+/// What is wrong with a value, in a few words each.
+pub(crate) type Details = Vec<String>;
+
+/// It cannot be said within the budget.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooCostly;
+
+impl Schema {
+    /// Of a flow that is stored. A schema that would be refused today, because it was registered before there were
+    /// limits, refuses every value and says why.
+    pub fn stored(schema: &Value) -> Schema {
+        match compile(schema) {
+            Ok(schema) => schema,
+            Err(fault) => {
+                let why = format!(
+                    "the schema of the flow is not taken any more, register the flow with another one: {}",
+                    fault.message
+                );
+                Schema { validator: Err(why), shape: Shape::default(), pattern_units: 0 }
+            }
+        }
+    }
+
+    /// What is wrong with a value, if that is found out in a moment.
+    pub fn check_at_once(&self, value: &Value) -> Result<Result<(), Details>, TooCostly> {
+        let levels = depth(value, usize::from(MAX_PAYLOAD_DEPTH) + 1) + 1;
+        if self.shape.chain.saturating_mul(levels) > AT_ONCE_DEPTH {
+            return Err(TooCostly);
+        }
+        self.check_within(value, AT_ONCE_UNITS, AT_ONCE_UNITS)
+    }
+
+    /// What is wrong with a value of so many bytes, on a thread with the stack for it.
+    pub fn check(&self, value: &Value, bytes: usize) -> Result<(), Details> {
+        let units = CHECK_UNITS + CHECK_UNITS_A_BYTE * bytes as u64;
+        self.check_within(value, units, units).unwrap_or_else(|TooCostly| {
+            let unknown = "it takes too much to check it against its schema: make it smaller, or the schema simpler";
+            Err(vec![unknown.to_owned()])
+        })
+    }
+
+    /// Whether a value of so many bytes may take longer than a moment.
+    pub fn is_heavy(&self, bytes: usize) -> bool {
+        self.validator.is_ok()
+            && (bytes as u64 + 1).saturating_mul(self.shape.ways + self.pattern_units) > AT_ONCE_UNITS
+    }
+
+    /// About how much memory it takes, beyond its text.
+    pub fn bytes(&self) -> usize {
+        // With what the matching of each pattern builds up.
+        self.shape.patterns * 2 * PATTERN_BYTES
+    }
+
+    fn check_within(&self, value: &Value, units: u64, text_units: u64) -> Result<Result<(), Details>, TooCostly> {
+        let validator = match &self.validator {
+            Ok(validator) => validator,
+            Err(refused) => return Ok(Err(vec![refused.clone()])),
+        };
+        if depth(value, usize::from(MAX_PAYLOAD_DEPTH) + 1) > usize::from(MAX_PAYLOAD_DEPTH) {
+            return Ok(Err(vec![format!("it is nested more than {MAX_PAYLOAD_DEPTH} deep")]));
+        }
+        match within(self.budget(units, text_units), || validator.is_valid(Seen(value))) {
+            Ok(true) => Ok(Ok(())),
+            Ok(false) => Ok(Err(self.tell(validator, value, text_units))),
+            Err(Spent) => Err(TooCostly),
+        }
+    }
+
+    /// All that is wrong, or what is found first, or only that something is: whatever can be said at a bounded cost.
+    fn tell(&self, validator: &Validator<Metered>, value: &Value, text_units: u64) -> Details {
+        let budget = self.budget(TELLING_UNITS, text_units);
+        let all =
+            within(budget, || validator.iter_errors(Seen(value)).take(MAX_DETAILS).map(|error| told(&error)).collect());
+        let first = || within(budget, || validator.validate(Seen(value)).err().map(|error| vec![told(&error)]));
+        match all {
+            Ok(all) => all,
+            Err(Spent) => match first() {
+                Ok(Some(first)) => first,
+                _ => vec!["it does not match its schema, in a way that takes too much to say".to_owned()],
+            },
+        }
+    }
+
+    fn budget(&self, units: u64, text_units: u64) -> Budget {
+        let names = self.shape.name_patterns as u64;
+        Budget { units, text_units, text_byte: self.pattern_units, name_byte: names * self.pattern_units }
+    }
+}
+
+/// Everything that is wrong with a JSON Schema. What it could only be refused for when it is put to use, such as a
+/// reference to nowhere, is told once it has the right shape.
+pub(crate) fn faults(schema: &Value) -> Vec<SchemaFault> {
+    // The shape first: what comes after it takes time and stack by the shape.
+    let shape = match shape::shape_of(schema) {
+        Ok(shape) => shape,
+        Err(fault) => return vec![fault],
+    };
+    let meta = match jsonschema::meta::validator_for(schema) {
+        Ok(meta) => meta,
+        Err(error) => return vec![fault(&error)],
+    };
+    let faults: Vec<SchemaFault> = meta.iter_errors(schema).take(MAX_DETAILS).map(|error| fault(&error)).collect();
+    match compile_shaped(schema, shape) {
+        Err(fault) if faults.is_empty() => vec![fault],
+        _ => faults,
+    }
+}
+
+fn compile(schema: &Value) -> Result<Schema, SchemaFault> {
+    compile_shaped(schema, shape::shape_of(schema)?)
+}
+
+fn compile_shaped(schema: &Value, shape: Shape) -> Result<Schema, SchemaFault> {
+    // Without look-around and back-references the time of a match is linear in the text.
+    let build = |pattern_bytes: usize| {
+        let patterns = PatternOptions::regex().size_limit(pattern_bytes).dfa_size_limit(PATTERN_BYTES);
+        jsonschema::options_for::<Metered>().with_pattern_options(patterns).build(schema)
+    };
+    let (validator, pattern_units) = match build(SMALL_PATTERN_BYTES) {
+        Ok(validator) => (validator, SMALL_PATTERN_UNITS),
+        Err(_) => (build(PATTERN_BYTES).map_err(|error| fault(&error))?, LARGE_PATTERN_UNITS),
+    };
+    if let Some(fault) = shape.unfollowed {
+        return Err(fault);
+    }
+    let pattern_units = if shape.patterns == 0 { 0 } else { pattern_units };
+    Ok(Schema { validator: Ok(validator), shape, pattern_units })
+}
+
+fn fault(error: &ValidationError<'_>) -> SchemaFault {
+    SchemaFault {
+        path: error.instance_path().as_str().split('/').skip(1).map(unescaped).collect(),
+        message: match error.kind() {
+            ValidationErrorKind::Referencing(ReferencingError::Unretrievable { uri, .. }) => {
+                bounded(format_args!("it refers to {uri}, and nothing is fetched from elsewhere"))
+            }
+            _ => bounded(format_args!("{error}")),
+        },
+    }
+}
+
+/// A key, from the way it is written in a JSON Pointer.
+fn unescaped(segment: &str) -> String {
+    segment.replace("~1", "/").replace("~0", "~")
+}
+
+fn told(error: &ValidationError<'_>) -> String {
+    match error.instance_path().as_str() {
+        "" => bounded(format_args!("{error}")),
+        path => bounded(format_args!("{path}: {error}")),
+    }
+}
+
+/// A text that is cut where it gets long; what comes after that is not even written down.
+fn bounded(text: fmt::Arguments<'_>) -> String {
+    struct Bounded(String);
+    impl fmt::Write for Bounded {
+        fn write_str(&mut self, more: &str) -> fmt::Result {
+            let room = MAX_DETAIL_BYTES.saturating_sub(self.0.len());
+            let fits = more.floor_char_boundary(room);
+            self.0.push_str(&more[..fits]);
+            if fits < more.len() { Err(fmt::Error) } else { Ok(()) }
+        }
+    }
+    let mut written = Bounded(String::new());
+    if written.write_fmt(text).is_err() {
+        written.0.push('…');
+    }
+    written.0
+}
+
+/// How deep a value nests, counted up to a limit.
+fn depth(value: &Value, most: usize) -> usize {
+    if most == 0 {
+        return 0;
+    }
+    let inside = |value: &Value| depth(value, most - 1);
+    match value {
+        Value::Array(items) => 1 + items.iter().map(inside).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(inside).max().unwrap_or(0),
+        _ => 0,
+    }
+}

@@ -1,0 +1,39 @@
+//! Deliveries go on beside each other.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use eddyline_engine::Config;
+use eddyline_store::Memory;
+use rig::Rig;
+use rig::hooked::Hooked;
+use serde_json::json;
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_delivery_holds_up_nobody_and_the_inbox_does_not_poll_meanwhile() {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register("{name: slow, steps: {a: {await: {event: never, timeout: 1h}}}}").await;
+    rig.register("{name: kid, steps: {a: {set: 1}}, output: '${steps.a.output}'}").await;
+    rig.register("{name: quick, steps: {a: {flow: kid}}, output: '${steps.a.output}'}").await;
+
+    // The message that makes its gate look back is under way until this is true again.
+    store.looking.send_replace(false);
+    rig.start("slow", json!(null)).await;
+    for _ in 0..10 {
+        let run = rig.start("quick", json!(null)).await;
+        assert_eq!(rig.output(run).await, json!(1));
+    }
+    let before = store.asked_for_messages.load(Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let asked = store.asked_for_messages.load(Ordering::SeqCst) - before;
+    // Every two seconds without a hint, and when the store hands the message out again.
+    assert!(asked <= 60, "{asked} times in a minute in which nothing happened");
+    store.looking.send_replace(true);
+    rig.stop().await;
+}

@@ -1,0 +1,80 @@
+//! Flows that grow without end, and schemas that take for ever, beside somebody who just wants to work.
+
+use std::time::{Duration, Instant};
+
+use eddyline::{Client, Method};
+use serde_json::{Value, json};
+
+use crate::eddy::{Eddy, LONG};
+
+/// How many runs there are, of a status or of all.
+async fn count(client: &Client, status: &str) -> u64 {
+    let query = [("limit", "1".to_owned()), ("count", "true".to_owned()), ("status", status.to_owned())];
+    let query = if status.is_empty() { &query[..2] } else { &query[..] };
+    let page: Value = client.call(Method::GET, "/v1/runs", query, None::<&Value>).await.unwrap();
+    page["total"].as_u64().unwrap()
+}
+
+async fn going(client: &Client) -> u64 {
+    let mut all = 0;
+    for status in ["pending", "running", "waiting", "paused"] {
+        all += count(client, status).await;
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_fork_bomb_is_quiet_soon_after_its_root_is_cancelled() {
+    let eddy = Eddy::start(&[]);
+    let client = eddy.client();
+    client.register_flow("bomb", "{steps: {a: {flow: bomb}, b: {flow: bomb}}}").await.unwrap();
+    client.register_flow("quick", "{steps: {a: {set: 1}}, output: '${steps.a.output}'}").await.unwrap();
+    let root = client.start("bomb", &json!(null)).await.unwrap();
+    let began = Instant::now();
+    while count(&client, "").await < 2_000 {
+        assert!(began.elapsed() < LONG, "the bomb does not go off");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    root.cancel(None).await.unwrap();
+    let (cancelled, at_cancel) = (Instant::now(), count(&client, "").await);
+    while going(&client).await > 0 {
+        assert!(cancelled.elapsed() < LONG, "{} of {} runs go on", going(&client).await, count(&client, "").await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let all = count(&client, "").await;
+    assert!(all < at_cancel + 4_000, "{at_cancel} runs at the cancel, {all} at the end");
+    let quick = client.start("quick", &json!(null)).await.unwrap();
+    assert_eq!(quick.result::<Value>().await.unwrap(), json!(1));
+    assert_eq!(count(&client, "").await, all + 1, "nothing starts any more");
+}
+
+#[tokio::test]
+async fn a_detached_child_that_cannot_start_fails_its_step_over_http() {
+    let eddy = Eddy::start(&[]);
+    let client = eddy.client();
+    client.register_flow("kid", "{input_schema: {type: string}, steps: {a: {set: 1}}}").await.unwrap();
+    for (flow, kind) in [("nowhere", "FlowNotFound"), ("kid", "InvalidInput")] {
+        let text = format!("{{steps: {{c: {{flow: {flow}, detached: true, input: 1}}}}}}");
+        client.register_flow("parent", &text).await.unwrap();
+        let run = client.start("parent", &json!(null)).await.unwrap();
+        let ended = run.wait(LONG).await.unwrap().unwrap();
+        assert_eq!((ended.status.as_str(), ended.error.unwrap().kind.as_str()), ("failed", kind));
+    }
+}
+
+#[tokio::test]
+async fn a_schema_whose_alternatives_multiply_is_refused_with_its_place() {
+    let eddy = Eddy::start(&[]);
+    let client = eddy.client();
+    let mut defs = serde_json::Map::new();
+    for n in 0..40 {
+        let next = json!({"$ref": format!("#/$defs/s{}", n + 1)});
+        defs.insert(format!("s{n}"), json!({"anyOf": [next, next]}));
+    }
+    defs.insert("s40".to_owned(), json!({"type": "string"}));
+    let flow = json!({"input_schema": {"$ref": "#/$defs/s0", "$defs": defs}, "steps": {"a": {"set": 1}}});
+    let began = Instant::now();
+    let error = client.register_flow("f", &flow.to_string()).await.unwrap_err().to_string();
+    assert!(error.contains("input_schema.$defs.s"), "{error}");
+    assert!(began.elapsed() < LONG);
+}
