@@ -109,7 +109,7 @@ fn per_transition(flow: &Flow, input: Value) -> Duration {
 
 /// Drives a run to its end by completing its tasks in order; the time spent in `decide` and `apply`, and how often.
 fn drive(flow: &Flow, input: Value) -> (Duration, u64) {
-    let env = Env { now: 1_767_323_045_678, seed: [7; 32], hooks: "", max_touched: decide::MAX_TOUCHED };
+    let env = Env::new(1_767_323_045_678, [7; 32], "");
     let mut run = Run::new(RunId::default());
     let mut open = std::collections::VecDeque::new();
     open.push_back(Input::Start(Box::new(Start { input: Some(input.into()), ..Start::default() })));

@@ -138,7 +138,7 @@ fn the_limits_are_those_of_the_code() {
         ("runs that start each other", eddyline_machine::decide::MAX_DEPTH as usize),
         ("activations a transition touches", eddyline_machine::decide::MAX_TOUCHED),
         ("failures listed in `also`", eddyline_machine::failure::MAX_ALSO),
-        ("steps of an evaluation", Fuel::default().remaining() as usize),
+        ("steps of an evaluation", expr::EVALUATION.steps as usize),
         ("bytes a result writes", expr::MAX_PAYLOAD_BYTES),
     ] {
         assert_eq!(limits.get(what).map(String::as_str), Some(limit.to_string().as_str()), "{what}");

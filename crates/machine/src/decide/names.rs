@@ -21,38 +21,38 @@ type Evaluated<T> = Done<Result<T, Failure>>;
 
 impl Decider<'_> {
     /// A condition, as the activation sees it.
-    pub(super) fn test(&self, at: ActId, expr: &Expr) -> Evaluated<bool> {
-        evaluated(expr.test(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn test(&mut self, at: ActId, expr: &Expr) -> Evaluated<bool> {
+        self.evaluate(at, false, |names, fuel| expr.test(names, fuel))
     }
 
     /// A condition, as the inside of the activation sees it.
-    pub(super) fn test_inside(&self, at: ActId, expr: &Expr) -> Evaluated<bool> {
-        evaluated(expr.test(&self.view(at, true), &mut Fuel::default()))
+    pub(super) fn test_inside(&mut self, at: ActId, expr: &Expr) -> Evaluated<bool> {
+        self.evaluate(at, true, |names, fuel| expr.test(names, fuel))
     }
 
-    pub(super) fn list(&self, at: ActId, expr: &Expr) -> Evaluated<Data> {
-        evaluated(expr.list(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn list(&mut self, at: ActId, expr: &Expr) -> Evaluated<Data> {
+        self.evaluate(at, false, |names, fuel| expr.list(names, fuel))
     }
 
-    pub(super) fn moment(&self, at: ActId, expr: &Expr) -> Evaluated<Millis> {
-        evaluated(expr.time(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn moment(&mut self, at: ActId, expr: &Expr) -> Evaluated<Millis> {
+        self.evaluate(at, false, |names, fuel| expr.time(names, fuel))
     }
 
-    pub(super) fn fill_in(&self, at: ActId, template: &Template) -> Evaluated<Data> {
-        evaluated(template.eval(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn fill_in(&mut self, at: ActId, template: &Template) -> Evaluated<Data> {
+        self.evaluate(at, false, |names, fuel| template.eval(names, fuel))
     }
 
-    pub(super) fn fill_in_inside(&self, at: ActId, template: &Template) -> Evaluated<Data> {
-        evaluated(template.eval(&self.view(at, true), &mut Fuel::default()))
+    pub(super) fn fill_in_inside(&mut self, at: ActId, template: &Template) -> Evaluated<Data> {
+        self.evaluate(at, true, |names, fuel| template.eval(names, fuel))
     }
 
-    pub(super) fn text(&self, at: ActId, template: &Template) -> Evaluated<String> {
-        evaluated(template.text(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn text(&mut self, at: ActId, template: &Template) -> Evaluated<String> {
+        self.evaluate(at, false, |names, fuel| template.text(names, fuel))
     }
 
     /// A key, as canonical JSON.
-    pub(super) fn canonical(&self, at: ActId, expr: &Expr) -> Evaluated<String> {
-        match evaluated(expr.data(&self.view(at, false), &mut Fuel::default()))? {
+    pub(super) fn canonical(&mut self, at: ActId, expr: &Expr) -> Evaluated<String> {
+        match self.evaluate(at, false, |names, fuel| expr.data(names, fuel))? {
             Ok(data) => Ok(self.canonical_data(&data)?.map_err(|failure| Failure {
                 message: format!("`{}`: {}", expr.source(), failure.message),
                 ..failure
@@ -61,7 +61,7 @@ impl Decider<'_> {
         }
     }
 
-    pub(super) fn canonical_template(&self, at: ActId, template: &Template) -> Evaluated<String> {
+    pub(super) fn canonical_template(&mut self, at: ActId, template: &Template) -> Evaluated<String> {
         match self.fill_in(at, template)? {
             Ok(data) => self.canonical_data(&data),
             Err(failure) => Ok(Err(failure)),
@@ -85,16 +85,22 @@ impl Decider<'_> {
         self.values.get(&id).or_else(|| self.run.values.get(&id))
     }
 
-    fn view(&self, at: ActId, inside: bool) -> View<'_> {
-        View { run: self, at, inside }
-    }
-}
-
-fn evaluated<T>(result: Result<T, Stop>) -> Evaluated<T> {
-    match result {
-        Ok(value) => Ok(Ok(value)),
-        Err(Stop::Need(keys)) => Err(Halt::Need(keys)),
-        Err(Stop::Failed(error)) => Ok(Err(Failure::new(kind::EXPRESSION, error.to_string()))),
+    /// Evaluates something as an activation sees it, from beside or from inside it. What it costs is counted.
+    fn evaluate<T>(
+        &mut self,
+        at: ActId,
+        inside: bool,
+        evaluate: impl FnOnce(&dyn Names<'_>, &mut Fuel) -> Result<T, Stop>,
+    ) -> Evaluated<T> {
+        let mut fuel = self.meter.fuel();
+        let result = evaluate(&View { run: self, at, inside }, &mut fuel);
+        self.meter.refuel(fuel);
+        match result {
+            Ok(value) => Ok(Ok(value)),
+            Err(Stop::Need(keys)) => Err(Halt::Need(keys)),
+            Err(Stop::Heavy) => Err(Halt::Heavy),
+            Err(Stop::Failed(error)) => Ok(Err(Failure::new(kind::EXPRESSION, error.to_string()))),
+        }
     }
 }
 

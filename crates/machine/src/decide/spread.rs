@@ -50,6 +50,7 @@ impl Decider<'_> {
                 return Ok(());
             }
             let index = *next;
+            self.meter.next();
             let item = self.item(id, index)?;
             let inside = self.inside_mut(id)?;
             inside.open += 1;

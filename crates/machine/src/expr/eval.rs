@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::ast::{Each, Kind, Macro, Node};
 use super::halt::{Halt, Needs, Res, by_name_only, gather, overflow, shorten};
 use super::value::{Fields, Shape, Table, Val};
-use super::{Fuel, MAX_PAYLOAD_BYTES, Names};
+use super::{Cost, Fuel, MAX_PAYLOAD_BYTES, Names};
 use crate::data::Data;
 use crate::nearest::did_you_mean;
 
@@ -34,15 +34,7 @@ impl<'a, 'n> Eval<'a, 'n> {
     }
 
     pub fn spend(&mut self, steps: usize) -> Res<()> {
-        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-        match self.fuel.remaining.checked_sub(steps) {
-            Some(left) => self.fuel.remaining = left,
-            None => {
-                self.fuel.remaining = 0;
-                return Err(Halt::fault(format!("took more than {} steps", self.fuel.limit)));
-            }
-        }
-        Ok(())
+        self.fuel.take(Cost { steps: steps as u64, bytes: 0 })
     }
 
     /// The price of text.
@@ -161,11 +153,11 @@ impl<'a, 'n> Eval<'a, 'n> {
         let sign = if decides { "||" } else { "&&" };
         let first = match self.truth(left, sign) {
             Ok(truth) if truth == decides => return Ok(Val::Bool(decides)),
-            Err(Halt::Need(ids)) => return Err(Halt::Need(ids)),
+            Err(halt) if halt.is_final() => return Err(halt),
             other => other,
         };
         match (first, self.truth(right, sign)) {
-            (_, Err(Halt::Need(ids))) => Err(Halt::Need(ids)),
+            (_, Err(halt)) if halt.is_final() => Err(halt),
             (_, Ok(truth)) if truth == decides => Ok(Val::Bool(decides)),
             (first, second) => first.and(second).map(Val::Bool),
         }
@@ -323,6 +315,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         for item in elements {
             match self.with(item, |eval| eval.passes(each, &each.body)) {
                 Err(Halt::Need(ids)) => needs.add(ids),
+                Err(halt) if halt.is_final() => return needs.done().and(Err(halt)),
                 Err(fault) => failed = failed.or(Some(fault)),
                 Ok(truth) if truth == decides && !needs.any() => return Ok(Val::Bool(decides)),
                 Ok(_) => {}

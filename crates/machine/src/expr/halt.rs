@@ -12,6 +12,8 @@ pub(super) type Res<T> = Result<T, Halt>;
 #[derive(Debug)]
 pub(super) enum Halt {
     Need(Vec<ValueId>),
+    /// More work than is done inline.
+    Heavy,
     Fault(Box<Fault>),
 }
 
@@ -19,21 +21,45 @@ pub(super) enum Halt {
 pub(super) struct Fault {
     at: Option<u32>,
     message: String,
+    what: What,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    Wrong,
     /// Nothing is wrong but that something is not there: `default` and `has` make up for it.
-    absent: bool,
+    Absent,
+    /// The budget is spent: nothing makes up for it.
+    Spent,
 }
 
 impl Halt {
     pub fn fault(message: impl Into<String>) -> Halt {
-        Halt::Fault(Box::new(Fault { at: None, message: message.into(), absent: false }))
+        Halt::new(message.into(), What::Wrong)
     }
 
     pub fn absent(message: impl Into<String>) -> Halt {
-        Halt::Fault(Box::new(Fault { at: None, message: message.into(), absent: true }))
+        Halt::new(message.into(), What::Absent)
+    }
+
+    pub fn spent(message: impl Into<String>) -> Halt {
+        Halt::new(message.into(), What::Spent)
+    }
+
+    fn new(message: String, what: What) -> Halt {
+        Halt::Fault(Box::new(Fault { at: None, message, what }))
     }
 
     pub fn is_absent(&self) -> bool {
-        matches!(self, Halt::Fault(fault) if fault.absent)
+        matches!(self, Halt::Fault(fault) if fault.what == What::Absent)
+    }
+
+    /// Whether the whole evaluation ends with it, whatever another operand would say.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Halt::Need(_) | Halt::Heavy => true,
+            Halt::Fault(fault) => fault.what == What::Spent,
+        }
     }
 
     /// The innermost node that failed is where it failed.
@@ -51,6 +77,7 @@ impl Halt {
                 ids.dedup();
                 Stop::Need(ids)
             }
+            Halt::Heavy => Stop::Heavy,
             Halt::Fault(fault) => Stop::Failed(EvalError {
                 text: source.to_string(),
                 offset: fault.at.unwrap_or(0) as usize,

@@ -5,6 +5,7 @@
 
 mod ast;
 mod eval;
+mod fuel;
 mod functions;
 mod halt;
 mod operators;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use crate::data::Data;
 use crate::ids::{Millis, ValueId};
 
+pub use fuel::{Cost, EVALUATION, Fuel};
 pub use template::{Template, TemplateError};
 pub use value::{Table, Val};
 
@@ -78,35 +80,15 @@ pub trait Names<'a> {
     fn now(&self) -> Millis;
 }
 
-/// How many steps an evaluation may still take. A step is about one node, one element or 64 bytes of text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fuel {
-    limit: u32,
-    remaining: u32,
-}
-
-impl Fuel {
-    pub fn new(steps: u32) -> Fuel {
-        Fuel { limit: steps, remaining: steps }
-    }
-
-    pub fn remaining(&self) -> u32 {
-        self.remaining
-    }
-}
-
-impl Default for Fuel {
-    fn default() -> Fuel {
-        Fuel::new(1_000_000)
-    }
-}
-
 /// Why an evaluation has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Stop {
     /// These stored payloads are needed first; then it is evaluated again.
     #[error("{} stored values are not loaded", .0.len())]
     Need(Vec<ValueId>),
+    /// It is more work than the [`Fuel`] allows inline; elsewhere it may succeed.
+    #[error("the evaluation is too much work to be done inline")]
+    Heavy,
     #[error(transparent)]
     Failed(#[from] EvalError),
 }
