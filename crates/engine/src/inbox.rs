@@ -12,7 +12,7 @@ use eddyline_store::{Change, Command, DocumentCommit, Due, DueBatch, DueItem, Na
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use crate::assignment::materialise;
+use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::committer::{Answered, NewRun, Order};
 use crate::error::{EngineError, Result};
@@ -186,7 +186,7 @@ impl Delivery {
 
     async fn bad_input(&self, flow: &Arc<Registered>, start: &Start) -> Result<Option<Failure>> {
         let input = match &start.input {
-            Some(input) => materialise(&*self.instance.store, self.to, input, &mut Vec::new()).await?,
+            Some(input) => materialise(&*self.instance.store, self.to, input, &mut Values::new()).await?,
             None => serde_json::Value::Null,
         };
         let problems = flow.check_input(&input).err();

@@ -7,7 +7,7 @@ use eddyline_machine::run::{Driver, GateState, Inside, Outcome, State, What};
 use eddyline_machine::{ChildEnd, Expiry, Fence, Input, Millis, RunId, Status, TaskRef, TimerKey, TimerKind, run::Run};
 use eddyline_store::{Beside, Change, Found, Page, RunFilter};
 
-use crate::assignment::materialise;
+use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::error::Result;
 use crate::instance::Instance;
@@ -97,7 +97,7 @@ impl Reconciler {
         }
         Ok(match header.outcome {
             Some(Outcome::Completed(output)) => {
-                let json = materialise(&*self.instance.store, child, &output, &mut Vec::new()).await?;
+                let json = materialise(&*self.instance.store, child, &output, &mut Values::new()).await?;
                 Some(ChildEnd::Completed(json.into()))
             }
             Some(Outcome::Failed(failure)) => Some(ChildEnd::Failed(failure)),

@@ -139,6 +139,8 @@ fn the_limits_are_those_of_the_code() {
         ("activations a transition touches", eddyline_machine::decide::MAX_TOUCHED),
         ("failures listed in `also`", eddyline_machine::failure::MAX_ALSO),
         ("steps of an evaluation", expr::EVALUATION.steps as usize),
+        ("bytes of memory of an evaluation", expr::EVALUATION.bytes as usize),
+        ("items of a spread", eddyline_machine::decide::MAX_ITEMS),
         ("bytes a result writes", expr::MAX_PAYLOAD_BYTES),
     ] {
         assert_eq!(limits.get(what).map(String::as_str), Some(limit.to_string().as_str()), "{what}");

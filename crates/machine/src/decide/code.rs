@@ -203,6 +203,7 @@ impl Decider<'_> {
             tags: header.tags.clone(),
             priority: header.priority,
             parent: header.parent,
+            key_run: header.key_run.map(|of| of.derive("continue")),
             depth: header.depth,
             traceparent: header.traceparent.clone(),
             events_since: Some(header.events_since),

@@ -52,6 +52,8 @@ pub const MAX_TOUCHED: usize = 1_000;
 pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20 };
 /// What one input touches by itself, at most.
 const TOUCHED_BY_AN_INPUT: usize = 4;
+/// How many items a spread has at most: when it ends its outputs are put together in one piece.
+pub const MAX_ITEMS: usize = 500_000;
 /// How deep runs start runs.
 pub const MAX_DEPTH: u32 = 64;
 /// What a piece of work costs besides its evaluations: about 1 µs, and a changed activation.
@@ -489,7 +491,8 @@ impl<'a> Decider<'a> {
         self.header.next_value += 1;
         let own = data.own_bytes(COUNTED_BYTES) as u64;
         self.meter.add(Cost { steps: own / 16, bytes: own });
-        let stored = ValueRef { id, bytes: data.bytes(COUNTED_BYTES) as u32, depth: data.depth() };
+        let stored =
+            ValueRef { id, bytes: u32::try_from(data.bytes(COUNTED_BYTES)).unwrap_or(u32::MAX), depth: data.depth() };
         self.values.insert(id, data);
         Data::Ref(stored)
     }

@@ -1,13 +1,12 @@
 //! What expressions see of a run, from where they stand.
 
-use std::borrow::Cow;
 use std::rc::Rc;
 
 use serde_json::Value;
 
 use super::{Decider, Done, Halt};
-use crate::data::Data;
-use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Val};
+use crate::data::{Data, Unbuilt};
+use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Text, Val};
 use crate::failure::{Failure, kind};
 use crate::flow::Graph;
 use crate::ids::{ActId, Millis, ScopeId, ValueId};
@@ -73,8 +72,11 @@ impl Decider<'_> {
             let message = format!("a key has at most {MAX_KEY_BYTES} bytes as JSON");
             return Ok(Err(Failure::new(kind::EXPRESSION, message)));
         }
-        let value = data.materialise(&|id| self.loaded(id)).map_err(Halt::Need)?;
-        Ok(Ok(canonical_json(value)))
+        match data.materialise(&|id| self.loaded(id)) {
+            Ok(value) => Ok(Ok(canonical_json(value))),
+            Err(Unbuilt::Missing(ids)) => Err(Halt::Need(ids)),
+            Err(too_large @ Unbuilt::TooLarge) => Ok(Err(Failure::new(kind::EXPRESSION, too_large.to_string()))),
+        }
     }
 
     pub(super) fn value(&self, id: ValueId) -> Done<&Data> {
@@ -135,7 +137,7 @@ impl<'a> Names<'a> for View<'a> {
             "input" => self.input().map(Val::Data),
             "run" => {
                 let fields =
-                    Table::OF_RUN.iter().filter_map(|field| Some((Cow::Borrowed(*field), self.of_run(field)?)));
+                    Table::OF_RUN.iter().filter_map(|field| Some((Text::Borrowed(*field), self.of_run(field)?)));
                 Some(Val::Map(Rc::new(fields.collect())))
             }
             "index" => self.find(|activation| match activation.place {
@@ -171,7 +173,7 @@ impl<'a> Names<'a> for View<'a> {
             Table::Gates => {
                 let token = self.step_named(key)?.gate_token.as_ref()?;
                 let url = format!("{}{token}", self.run.env.hooks);
-                Some(map([("url", Val::Str(Cow::Owned(url)))]))
+                Some(map([("url", Val::from(url))]))
             }
             Table::Run => self.of_run(key),
         }
@@ -238,9 +240,9 @@ impl<'a> View<'a> {
 
     fn of_run(&self, key: &str) -> Option<Val<'a>> {
         let header = &self.run.header;
-        let text = |text: &'a str| Val::Str(Cow::Borrowed(text));
+        let text = |text: &'a str| Val::Str(Text::Borrowed(text));
         Some(match key {
-            "id" => Val::Str(Cow::Owned(header.run.to_string())),
+            "id" => Val::from(header.run.to_string()),
             "flow" => text(&header.flow),
             "version" => text(&header.flow_version),
             "input" => header.input.as_ref().map_or(Val::Null, Val::Data),
@@ -264,18 +266,18 @@ fn step_entry(activation: &Activation) -> Option<Val<'_>> {
         End::Failed(failure) => (Val::Null, failure_entry(failure)),
         End::Skipped(_) | End::Cancelled => (Val::Null, Val::Null),
     };
-    Some(map([("output", output), ("status", Val::Str(Cow::Borrowed(end.status()))), ("error", error)]))
+    Some(map([("output", output), ("status", Val::Str(Text::Borrowed(end.status()))), ("error", error)]))
 }
 
 fn failure_entry(failure: &Failure) -> Val<'_> {
-    let step = failure.step.as_deref().map_or(Val::Null, |step| Val::Str(Cow::Borrowed(step)));
+    let step = failure.step.as_deref().map_or(Val::Null, |step| Val::Str(Text::Borrowed(step)));
     map([
-        ("kind", Val::Str(Cow::Borrowed(&failure.kind))),
-        ("message", Val::Str(Cow::Borrowed(&failure.message))),
+        ("kind", Val::Str(Text::Borrowed(&failure.kind))),
+        ("message", Val::Str(Text::Borrowed(&failure.message))),
         ("step", step),
     ])
 }
 
 fn map<'a, const N: usize>(fields: [(&'static str, Val<'a>); N]) -> Val<'a> {
-    Val::Map(Rc::new(fields.into_iter().map(|(key, value)| (Cow::Borrowed(key), value)).collect()))
+    Val::Map(Rc::new(fields.into_iter().map(|(key, value)| (Text::Borrowed(key), value)).collect()))
 }

@@ -2,6 +2,7 @@
 
 use super::{Decider, Done, Work};
 use crate::data::Data;
+use crate::expr::Cost;
 use crate::failure::Failure;
 use crate::flow::{Source, Waits, When};
 use crate::ids::{ActId, ScopeId, StepId};
@@ -170,7 +171,9 @@ impl Decider<'_> {
             return Ok(());
         }
         let Some(Inside { closing: None, what: What::Scope, .. }) = self.at(id).inside() else { return Ok(()) };
-        for step in self.steps_in(id)? {
+        let steps = self.steps_in(id)?;
+        self.meter.add(Cost { steps: steps.len() as u64, bytes: 0 });
+        for step in steps {
             let has_failed = matches!(self.at(self.in_scope(id, *step)?).end(), Some(End::Failed(_)));
             if has_failed
                 && self.handling(id, *step)? == Handling::Impossible

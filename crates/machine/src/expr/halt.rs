@@ -22,6 +22,8 @@ pub(super) struct Fault {
     at: Option<u32>,
     message: String,
     what: What,
+    /// The number of the field that was looked for and not found, so that a hint can be added if the fault is shown.
+    missed: Option<u32>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -47,7 +49,20 @@ impl Halt {
     }
 
     fn new(message: String, what: What) -> Halt {
-        Halt::Fault(Box::new(Fault { at: None, message, what }))
+        Halt::Fault(Box::new(Fault { at: None, message, what, missed: None }))
+    }
+
+    /// A field is not there, the one of that number.
+    pub fn no_field(message: String, number: u32) -> Halt {
+        Halt::Fault(Box::new(Fault { at: None, message, what: What::Absent, missed: Some(number) }))
+    }
+
+    /// The number of the field that is not there, if that is what is wrong.
+    pub fn missed(&self) -> Option<u32> {
+        match self {
+            Halt::Fault(fault) => fault.missed,
+            Halt::Need(_) | Halt::Heavy => None,
+        }
     }
 
     pub fn is_absent(&self) -> bool {
@@ -70,7 +85,7 @@ impl Halt {
         self
     }
 
-    pub fn stop(self, source: &str) -> Stop {
+    pub fn stop(self, source: &str, hint: Option<String>) -> Stop {
         match self {
             Halt::Need(mut ids) => {
                 ids.sort_unstable();
@@ -81,7 +96,10 @@ impl Halt {
             Halt::Fault(fault) => Stop::Failed(EvalError {
                 text: source.to_string(),
                 offset: fault.at.unwrap_or(0) as usize,
-                message: fault.message,
+                message: match hint {
+                    Some(hint) => format!("{}; {hint}", fault.message),
+                    None => fault.message,
+                },
             }),
         }
     }
@@ -119,14 +137,19 @@ impl Needs {
     }
 }
 
-pub(super) fn gather<T>(results: impl IntoIterator<Item = Res<T>>) -> Res<Vec<T>> {
+/// All that are there; what is missing is gathered first.
+pub(super) fn gather_some<T>(results: impl IntoIterator<Item = Res<Option<T>>>) -> Res<Vec<T>> {
     let mut needs = Needs::default();
     let mut all = Vec::new();
     for result in results {
-        all.extend(needs.take(result)?);
+        all.extend(needs.take(result)?.flatten());
     }
     needs.done()?;
     Ok(all)
+}
+
+pub(super) fn gather<T>(results: impl IntoIterator<Item = Res<T>>) -> Res<Vec<T>> {
+    gather_some(results.into_iter().map(|result| result.map(Some)))
 }
 
 /// At most a line of a text, for a message.

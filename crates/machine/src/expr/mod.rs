@@ -15,6 +15,7 @@ mod scan;
 mod template;
 #[cfg(test)]
 mod tests;
+mod text;
 mod value;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use crate::ids::{Millis, ValueId};
 
 pub use fuel::{Cost, EVALUATION, Fuel};
 pub use template::{Template, TemplateError};
+pub use text::Text;
 pub use value::{Table, Val};
 
 use ast::Node;
@@ -135,7 +137,8 @@ impl Expr {
     }
 
     pub fn eval<'a>(&'a self, names: &dyn Names<'a>, fuel: &mut Fuel) -> Result<Val<'a>, Stop> {
-        Eval::new(names, fuel).node(&self.0.ast).map_err(|halt| self.stop(halt))
+        let mut eval = Eval::new(names, fuel);
+        eval.node(&self.0.ast).map_err(|halt| eval.stop(halt, self.source()))
     }
 
     /// Whether a condition holds. Nothing but `true` and `false` is accepted.
@@ -184,15 +187,11 @@ impl Expr {
         let names = Within(names);
         let mut eval = Eval::new(&names, fuel);
         let value = eval.node(&self.0.ast);
-        value.and_then(|value| finish(&mut eval, value)).map_err(|halt| self.stop(halt))
+        value.and_then(|value| finish(&mut eval, value)).map_err(|halt| eval.stop(halt, self.source()))
     }
 
     fn ast(&self) -> &Node {
         &self.0.ast
-    }
-
-    fn stop(&self, halt: Halt) -> Stop {
-        halt.stop(self.source())
     }
 }
 

@@ -160,7 +160,8 @@ impl Drive {
         loop {
             match data.materialise(&|id| values.get(&id)) {
                 Ok(value) => return value,
-                Err(missing) => {
+                Err(unbuilt) => {
+                    let Unbuilt::Missing(missing) = unbuilt else { panic!("{unbuilt}") };
                     let found = self.store.values(run, &missing).await.unwrap();
                     assert_eq!(found.len(), missing.len(), "values that the run refers to are missing");
                     values.extend(found);
