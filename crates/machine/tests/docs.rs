@@ -125,6 +125,7 @@ fn the_limits_are_those_of_the_code() {
         ("bytes of a definition", definition::MAX_TEXT_BYTES),
         ("lists and maps inside each other", definition::MAX_DEPTH),
         ("values in a definition", definition::MAX_NODES),
+        ("expressions in `${…}` in a definition", definition::MAX_EXPRESSIONS),
         ("problems told at once", definition::MAX_PROBLEMS),
         ("steps of a flow", definition::MAX_STEPS),
         ("groups inside each other", definition::MAX_GROUP_DEPTH),

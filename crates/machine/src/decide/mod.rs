@@ -256,10 +256,10 @@ impl<'a> Decider<'a> {
             self.meter.add(Cost { steps: WORK.steps + self.cost(&work) as u64, ..WORK });
             self.perform(work)?;
             if self.meter.is_heavy() {
-                return Err(Halt::Heavy);
+                break;
             }
         }
-        Ok(())
+        if self.meter.is_heavy() { Err(Halt::Heavy) } else { Ok(()) }
     }
 
     fn perform(&mut self, work: Work) -> Done {

@@ -21,7 +21,7 @@ const MAX_PATTERN_BYTES: usize = 256;
 /// Of a pattern as compiled, in bytes: repetitions in it multiply.
 const MAX_PATTERN_SIZE: usize = 16 * 1024;
 /// The size of a compiled pattern for which each byte of a text takes a step.
-const PATTERN_SIZE_A_STEP: usize = 256;
+const PATTERN_SIZE_A_STEP: usize = 128;
 
 macro_rules! functions {
     ($($func:ident $name:literal $least:literal..=$most:literal $usage:literal;)*) => {
