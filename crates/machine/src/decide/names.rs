@@ -137,7 +137,7 @@ impl<'a> Names<'a> for View<'a> {
             "input" => self.input().map(Val::Data),
             "run" => {
                 let fields =
-                    Table::OF_RUN.iter().filter_map(|field| Some((Text::Borrowed(*field), self.of_run(field)?)));
+                    Table::OF_RUN.iter().filter_map(|field| Some((Text::Borrowed(field), self.of_run(field)?)));
                 Some(Val::Map(Rc::new(fields.collect())))
             }
             "index" => self.find(|activation| match activation.place {
