@@ -1,13 +1,11 @@
 //! What people do to a run.
 
 use eddyline_machine::run::{Activation, End, Phase, Reused, Run};
-use eddyline_machine::{
-    ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, ValueId, decide,
-};
+use eddyline_machine::{ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, decide};
 use eddyline_store::{GateFilter, GateRow, Namespace, Page, Store, Trim};
 use serde_json::Value;
 
-use crate::assignment::materialise;
+use crate::assignment::{Values, materialise};
 use crate::committer::{NewRun, Outcome};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -160,7 +158,7 @@ impl Engine {
         input: Option<Value>,
     ) -> Result<RunId> {
         let (store, run) = (&*self.instance.store, old.header.run);
-        let mut values = Vec::new();
+        let mut values = Values::new();
         let input = match input {
             Some(input) => {
                 let (input, bytes) = weighed("the input", input)?;
@@ -182,6 +180,8 @@ impl Engine {
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
             traceparent: header.traceparent.clone(),
             retry_of: Some(run),
+            // A retry is the same intent, a rerun a new one.
+            key_run: matches!(again, Again::Retry { .. }).then(|| header.key_run()),
             again: Some(again),
             reuse,
             ..Start::default()
@@ -194,12 +194,7 @@ impl Engine {
 }
 
 /// Payloads of the old run become payloads of the new one: everything it takes over is loaded first.
-async fn taken_over(
-    store: &dyn Store,
-    run: RunId,
-    reuse: Vec<Reused>,
-    values: &mut Vec<(ValueId, Data)>,
-) -> Result<Vec<Reused>> {
+async fn taken_over(store: &dyn Store, run: RunId, reuse: Vec<Reused>, values: &mut Values) -> Result<Vec<Reused>> {
     let mut wanted = Vec::new();
     for reused in &reuse {
         let _ = reused.clone().carried(|data| {
@@ -211,7 +206,7 @@ async fn taken_over(
         materialise(store, run, data, values).await?;
     }
     let find = |data: &Data| {
-        let found = data.materialise(&|id| values.iter().find(|(have, _)| *have == id).map(|(_, value)| value));
+        let found = data.materialise(&|id| values.get(&id));
         found.map_or_else(|_| Data::null(), Data::from)
     };
     Ok(reuse.into_iter().map(|reused| reused.carried(find)).collect())

@@ -1,10 +1,12 @@
 //! A claimed task as a worker gets it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use eddyline_machine::data::MAX_BUILT_BYTES;
 use eddyline_machine::memo::{MemoEntry, MemoState};
 use eddyline_machine::run::{End, Header, MemoKind};
-use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, ValueId};
+use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, Unbuilt, ValueId};
 use eddyline_store::{Claimed, Found, Store};
 use serde_json::{Map, Value, json};
 
@@ -14,12 +16,15 @@ use crate::flows::Flows;
 use crate::hot::Hot;
 use crate::token::TaskToken;
 
+/// Stored payloads that are at hand, by key.
+pub(crate) type Values = BTreeMap<ValueId, Data>;
+
 /// A task on its way from the committer to a worker, with what was at hand there.
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub claimed: Claimed,
     about: Option<About>,
-    values: Vec<(ValueId, Data)>,
+    values: Values,
 }
 
 /// What its run says of every task.
@@ -27,6 +32,7 @@ pub(crate) struct Handed {
 struct About {
     input: Data,
     version: String,
+    key_run: RunId,
     traceparent: Option<String>,
 }
 
@@ -35,6 +41,7 @@ impl About {
         About {
             input: header.input.clone().unwrap_or_else(Data::null),
             version: header.flow_version.clone(),
+            key_run: header.key_run(),
             traceparent: header.traceparent.clone(),
         }
     }
@@ -71,11 +78,14 @@ pub struct Assignment {
 
 impl Handed {
     pub fn new(hot: Option<&Hot>, claimed: Claimed) -> Handed {
-        let Some(hot) = hot else { return Handed { claimed, about: None, values: Vec::new() } };
+        let Some(hot) = hot else { return Handed { claimed, about: None, values: Values::new() } };
         let about = About::of(&hot.run.header);
-        let mut values = Vec::new();
+        let mut values = Values::new();
         for data in [Some(&claimed.task.input), claimed.task.gate.as_ref(), Some(&about.input)].into_iter().flatten() {
-            gather(data, &hot.run, &mut values);
+            // What is too large is not put together anyway.
+            if data.bytes(MAX_INPUT_BYTES) <= MAX_INPUT_BYTES {
+                gather(data, &hot.run, &mut values);
+            }
         }
         Handed { claimed, about: Some(about), values }
     }
@@ -88,7 +98,7 @@ impl Handed {
     /// Puts everything together, reading what is not at hand.
     pub async fn assemble(mut self, store: &dyn Store, flows: &Flows, token: TaskToken) -> Result<Assignment> {
         let run = self.claimed.run;
-        let About { input: run_input, version, traceparent } = match self.about.take() {
+        let About { input: run_input, version, key_run, traceparent } = match self.about.take() {
             Some(about) => about,
             None => match store.summary(run).await? {
                 Some(summary) => About::of(&summary.header),
@@ -115,7 +125,7 @@ impl Handed {
             handler: task.handler.clone(),
             attempt: task.attempt,
             kind: task.kind,
-            key: format!("{run}/{}", task.name),
+            key: format!("{key_run}/{}", task.name),
             lease_ms: claimed.held.lease_ms,
             deadline: claimed.held.deadline,
             input: self.json(store, &task.input).await?,
@@ -134,7 +144,7 @@ impl Handed {
     /// A payload without a copy, where it is stored in one piece: the input of a run goes with each of its tasks.
     async fn json(&mut self, store: &dyn Store, data: &Data) -> Result<Arc<Value>> {
         let whole = match data {
-            Data::Ref(value) => self.values.iter().find(|(id, _)| *id == value.id).map(|(_, whole)| whole),
+            Data::Ref(value) => self.values.get(&value.id),
             other => Some(other),
         };
         if let Some(Data::Json(json)) = whole {
@@ -156,7 +166,7 @@ pub(crate) async fn memo(
     let flow = flows.find(store, &loaded.summary.ns, &header.flow, Some(&header.flow_version)).await?;
     let flow = flow.ok_or_else(|| EngineError::no_flow(&header.flow))?;
     let rows = Run::load(loaded.rows, &flow.flow);
-    let (mut entries, mut values) = (Map::new(), Vec::new());
+    let (mut entries, mut values) = (Map::new(), Values::new());
     for entry in rows.memo(0).filter(|entry| wanted(entry)) {
         let mut body = json!({"kind": kind_name(entry.kind), "n": entry.n, "attempt": entry.attempt});
         match entry.state {
@@ -185,22 +195,18 @@ fn kind_name(kind: MemoKind) -> Value {
     json!(kind)
 }
 
-/// A payload of a run as JSON. What is read on the way is kept in `values`.
-pub(crate) async fn materialise(
-    store: &dyn Store,
-    run: RunId,
-    data: &Data,
-    values: &mut Vec<(ValueId, Data)>,
-) -> Result<Value> {
+/// A payload of a run as JSON. What is read on the way is kept in `values`. Its size is known before anything is read.
+pub(crate) async fn materialise(store: &dyn Store, run: RunId, data: &Data, values: &mut Values) -> Result<Value> {
+    let too_large = |bytes| EngineError::TooLarge { what: "the payload", bytes, limit: MAX_INPUT_BYTES };
     let bytes = data.bytes(MAX_INPUT_BYTES + 1);
     if bytes > MAX_INPUT_BYTES {
-        return Err(EngineError::TooLarge { what: "the payload", bytes, limit: MAX_INPUT_BYTES });
+        return Err(too_large(bytes));
     }
     loop {
-        let find = |id: ValueId| values.iter().find(|(have, _)| *have == id).map(|(_, value)| value);
-        let missing = match data.materialise(&find) {
+        let missing = match data.materialise(&|id| values.get(&id)) {
             Ok(json) => return Ok(json),
-            Err(missing) => missing,
+            Err(Unbuilt::Missing(missing)) => missing,
+            Err(Unbuilt::TooLarge) => return Err(too_large(MAX_BUILT_BYTES)),
         };
         let found = store.values(run, &missing).await?;
         if found.len() < missing.len() {
@@ -210,12 +216,14 @@ pub(crate) async fn materialise(
     }
 }
 
-fn gather(data: &Data, run: &Run, values: &mut Vec<(ValueId, Data)>) {
+/// Each value once, however often it is referred to.
+fn gather(data: &Data, run: &Run, values: &mut Values) {
     match data {
         Data::Json(_) => {}
         Data::Ref(value) => {
-            if let Some(found) = run.values.get(&value.id) {
-                values.push((value.id, found.clone()));
+            if let Some(found) = run.values.get(&value.id)
+                && values.insert(value.id, found.clone()).is_none()
+            {
                 gather(found, run, values);
             }
         }

@@ -1,8 +1,10 @@
 //! What leaves a run takes its payloads along: messages and events refer to values of their sender, which nobody else
 //! can read.
 
+use std::collections::BTreeMap;
+
 use eddyline_machine::{
-    ChildEnd, Data, Failure, Input, Message, MessageBody, Run, Start, Transition, ValueId, canonical_json,
+    ChildEnd, Data, Failure, Input, Message, MessageBody, Run, Start, Transition, Unbuilt, ValueId, canonical_json,
 };
 use eddyline_store::NewEvent;
 use serde_json::Value;
@@ -17,12 +19,20 @@ pub(crate) fn outgoing(run: &Run, transition: &Transition) -> Result<(Vec<Messag
     if transition.messages.is_empty() && transition.publishes.is_empty() {
         return Ok((Vec::new(), Vec::new()));
     }
+    let new: BTreeMap<ValueId, &Data> = transition.values.iter().map(|(id, value)| (*id, value)).collect();
+    let find = |id: ValueId| new.get(&id).copied().or_else(|| run.values.get(&id));
     let mut missing = Vec::new();
-    let mut json = |data: &Data| {
-        plain(run, transition, data).unwrap_or_else(|needed| {
+    let mut json = |data: &Data| match data.materialise(&|id| find(id)) {
+        Ok(json) => json,
+        Err(Unbuilt::Missing(needed)) => {
             missing.extend(needed);
             Value::Null
-        })
+        }
+        // What is carried is checked before: this is never reached by a payload that anybody could write.
+        Err(too_large @ Unbuilt::TooLarge) => {
+            tracing::error!(run = %run.header.run, "sent without its payload: {too_large}");
+            Value::Null
+        }
     };
     let messages = transition.messages.iter().filter_map(|message| carried(message, &mut json)).collect();
     let events = transition.publishes.iter().map(|publish| NewEvent {
@@ -61,15 +71,6 @@ fn carried(message: &Message, json: &mut impl FnMut(&Data) -> Value) -> Option<M
         })),
     };
     Some(Message { to: message.to, id: message.id.clone(), body })
-}
-
-/// A payload of a run as JSON; or the values that are not at hand.
-pub(crate) fn plain(run: &Run, transition: &Transition, data: &Data) -> Result<Value, Vec<ValueId>> {
-    let find = |id: ValueId| {
-        let new = transition.values.iter().find(|(have, _)| *have == id).map(|(_, value)| value);
-        new.or_else(|| run.values.get(&id))
-    };
-    data.materialise(&find)
 }
 
 // Aggregates by reference can be far larger than what was ever written, so the size is counted before they are built.

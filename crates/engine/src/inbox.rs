@@ -13,7 +13,7 @@ use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Namespace, T
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use crate::assignment::materialise;
+use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::committer::{Answered, NewRun, Order};
 use crate::config::MAX_PAYLOAD_BYTES;
@@ -237,7 +237,7 @@ impl Delivery {
     async fn bad_input(&self, flow: &Arc<Registered>, start: &Start) -> Result<Option<Failure>> {
         let input = match &start.input {
             Some(Data::Json(input)) => input.clone(),
-            Some(input) => Arc::new(materialise(&*self.instance.store, self.to, input, &mut Vec::new()).await?),
+            Some(input) => Arc::new(materialise(&*self.instance.store, self.to, input, &mut Values::new()).await?),
             None => Arc::default(),
         };
         let bytes = start.input.as_ref().map_or(0, |input| input.bytes(MAX_PAYLOAD_BYTES));

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_machine::explain::{Bound, Lack, WaitsFor, explain};
+use eddyline_machine::explain::{Bound, Explanation, Lack, WaitsFor, explain};
 use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
 use eddyline_machine::time::iso;
 use eddyline_machine::view::{AttemptView, RunView, StepView};
-use eddyline_machine::{Data, Failure, Fence, Millis, Numbered, RunId, Status, TimerKind};
-use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary, TaskRow};
+use eddyline_machine::{ActId, Data, Failure, Fence, Millis, Numbered, RunId, Status, TimerKind};
+use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary, TaskRow, TimerRow};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::assignment::materialise;
+use crate::assignment::{Values, materialise};
 use crate::config::MAX_INPUT_BYTES;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -87,7 +87,7 @@ impl Engine {
             Err(EngineError::Trimmed(_)) => return Ok(trimmed(self.summary(ns, run).await?)),
             Err(error) => return Err(error),
         };
-        let mut values = Vec::new();
+        let mut values = Values::new();
         let store = &*self.instance.store;
         let input = rows.header.input.clone().unwrap_or_else(Data::null);
         let input = Some(materialise(store, run, &input, &mut values).await?);
@@ -280,7 +280,7 @@ impl Engine {
 
     /// A payload of a run as JSON.
     pub async fn payload(&self, run: RunId, data: &Data) -> Result<Value> {
-        materialise(&*self.instance.store, run, data, &mut Vec::new()).await
+        materialise(&*self.instance.store, run, data, &mut Values::new()).await
     }
 
     pub(crate) async fn whole(&self, ns: &Namespace, run: RunId) -> Result<(Arc<Registered>, Run, Summary)> {
@@ -308,27 +308,36 @@ impl Engine {
         run: RunId,
         rows: &Run,
     ) -> Result<Vec<(String, WaitsFor)>> {
-        let mut open: Vec<(String, WaitsFor)> =
-            explain(&flow.flow, rows).into_iter().map(|open| (open.activation, open.waits_for)).collect();
-        if !open.iter().any(|(_, waits)| matches!(waits, WaitsFor::Delay { .. } | WaitsFor::Worker { .. })) {
-            return Ok(open);
+        let mut open = explain(&flow.flow, rows);
+        let timed = |waits: &WaitsFor| {
+            matches!(waits, WaitsFor::Delay { .. } | WaitsFor::Gate { .. } | WaitsFor::BackOff { .. })
+        };
+        let told_more = |waits: &WaitsFor| timed(waits) || matches!(waits, WaitsFor::Worker { .. });
+        if !open.iter().any(|open| told_more(&open.waits_for)) {
+            return Ok(open.into_iter().map(|open| (open.activation, open.waits_for)).collect());
         }
         let beside = self.instance.store.beside(run).await?;
         let in_line: Vec<TaskRow> = beside.tasks.into_iter().filter(|row| row.held.is_none() && !row.closed).collect();
         let mut lacks: BTreeMap<Fence, Lack> = self.lacks(ns, in_line.iter().map(|row| &row.task)).await?;
         let mut bounds: BTreeMap<Fence, Bound> =
             in_line.into_iter().filter_map(|row| Some((row.task.fence, row.bound?))).collect();
-        let delay = beside.timers.iter().find(|timer| timer.key.kind == TimerKind::Delay);
-        for (_, waits) in &mut open {
-            match waits {
-                WaitsFor::Delay { until } => *until = delay.map(|timer| iso(timer.due)),
+        let due = |timer: &TimerRow| (timer.key.activation, iso(timer.due));
+        // Of an activation that waits at most one of these is set.
+        let waited_for = |kind: TimerKind| matches!(kind, TimerKind::Delay | TimerKind::Gate | TimerKind::BackOff(_));
+        let mut dues: BTreeMap<ActId, String> =
+            beside.timers.iter().filter(|timer| waited_for(timer.key.kind)).map(due).collect();
+        for Explanation { id, waits_for, .. } in &mut open {
+            match waits_for {
+                WaitsFor::Delay { until } | WaitsFor::Gate { until, .. } | WaitsFor::BackOff { until, .. } => {
+                    *until = dues.remove(id);
+                }
                 WaitsFor::Worker { fence, bound, lack, .. } => {
                     (*bound, *lack) = (bounds.remove(fence), lacks.remove(fence));
                 }
                 _ => {}
             }
         }
-        Ok(open)
+        Ok(open.into_iter().map(|open| (open.activation, open.waits_for)).collect())
     }
 
     /// The fold of a run's timeline.

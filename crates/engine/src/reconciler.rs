@@ -9,7 +9,7 @@ use eddyline_machine::{
 };
 use eddyline_store::{Beside, Change, Found, MAX_PAGE, Page, RunFilter};
 
-use crate::assignment::materialise;
+use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::error::Result;
 use crate::instance::Instance;
@@ -132,7 +132,7 @@ impl Reconciler {
         }
         Ok(match header.outcome {
             Some(Outcome::Completed(output)) => {
-                let json = materialise(&*self.instance.store, child, &output, &mut Vec::new()).await?;
+                let json = materialise(&*self.instance.store, child, &output, &mut Values::new()).await?;
                 Some(ChildEnd::Completed(json.into()))
             }
             Some(Outcome::Failed(failure)) => Some(ChildEnd::Failed(failure)),

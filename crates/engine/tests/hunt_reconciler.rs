@@ -61,7 +61,7 @@ async fn lose(engine: &Engine, run: RunId, take: impl FnOnce(&mut Transition)) {
     let Found::Run(loaded) = engine.store().load(run, None).await.unwrap() else { panic!("no run") };
     let flow = engine.flow(&loaded.summary.ns, &loaded.rows.header.flow, None).await.unwrap();
     let rows = Run::load(loaded.rows, &flow.flow);
-    let env = Env { now: engine.store().now().await.unwrap(), seed: [1; 32], hooks: "", max_touched: 1_000 };
+    let env = Env::new(engine.store().now().await.unwrap(), [1; 32], "");
     let mut transition = decide(&flow.flow, &rows, &env, &[Input::Continue]).unwrap();
     transition.header.version.0 += 1;
     take(&mut transition);

@@ -21,6 +21,7 @@ fn main() {
     inline(&mut criterion);
     criterion.final_summary();
     table();
+    limits();
 }
 
 /// Ten worker steps one after the other: a transition is one report.
@@ -74,6 +75,28 @@ fn table() {
     row("inline step, in a chain of 100", &inline_of(100), json!({"n": 1}), 100);
 }
 
+/// How long an evaluation takes that uses up its budget, whatever it spends it on.
+fn limits() {
+    println!("\n{:<60} {:>10}", "an evaluation beyond its budget", "ms");
+    let fields: serde_json::Map<String, Value> = (0..200).map(|n| (format!("field {n}"), json!(n))).collect();
+    let input = json!({"s": "x".repeat(20_000), "m": fields});
+    for expr in [
+        "range(100000).map(i, range(100000).map(j, i + j))",
+        "range(100000).map(i, range(1000))",
+        "range(100000).filter(i, has(input.m.x) || has(input.m.y) || has(input.m.z))",
+        "range(100000).exists(i, input.s.matches('(a|b|c)+d{1,20}e'))",
+        "range(100000).exists(i, input.s.contains('xxxxxxxxxxxxy'))",
+        "range(100000).map(i, input.s + string(i))",
+        "range(100000).map(i, json(input.m))",
+        "range(100000).map(i, input.m == {'a': i})",
+        "range(100000).map(i, range(100).map(j, string(j)).sort())",
+    ] {
+        let flow = parse(&json!({"name": "f", "steps": {"s": {"set": format!("${{size({expr})}}")}}}).to_string());
+        let (time, ..) = driven(&flow, input.clone());
+        println!("{expr:<60} {:>10.1}", time.as_secs_f64() * 1e3);
+    }
+}
+
 fn chain_of(steps: usize) -> Flow {
     let step = |i: usize| if i == 0 { "s0: {}".to_owned() } else { format!("s{i}: {{after: [s{}]}}", i - 1) };
     parse(&format!("{{name: chain, steps: {{{}}}}}", (0..steps).map(step).collect::<Vec<_>>().join(", ")))
@@ -109,7 +132,13 @@ fn per_transition(flow: &Flow, input: Value) -> Duration {
 
 /// Drives a run to its end by completing its tasks in order; the time spent in `decide` and `apply`, and how often.
 fn drive(flow: &Flow, input: Value) -> (Duration, u64) {
-    let env = Env { now: 1_767_323_045_678, seed: [7; 32], hooks: "", max_touched: decide::MAX_TOUCHED };
+    let (time, transitions, status) = driven(flow, input);
+    assert_eq!(status, "completed");
+    (time, transitions)
+}
+
+fn driven(flow: &Flow, input: Value) -> (Duration, u64, &'static str) {
+    let env = Env::new(1_767_323_045_678, [7; 32], "");
     let mut run = Run::new(RunId::default());
     let mut open = std::collections::VecDeque::new();
     open.push_back(Input::Start(Box::new(Start { input: Some(input.into()), ..Start::default() })));
@@ -136,6 +165,5 @@ fn drive(flow: &Flow, input: Value) -> (Duration, u64) {
             }
         }
     }
-    assert_eq!(run.header.status().as_str(), "completed");
-    (time, transitions)
+    (time, transitions, run.header.status().as_str())
 }

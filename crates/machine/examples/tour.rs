@@ -57,12 +57,7 @@ impl<'a> Host<'a> {
     }
 
     fn submit(&mut self, input: Input) -> Result<(), Halt> {
-        let env = Env {
-            now: self.now,
-            seed: [7; 32],
-            hooks: "http://127.0.0.1:7070/hooks/",
-            max_touched: decide::MAX_TOUCHED,
-        };
+        let env = Env::new(self.now, [7; 32], "http://127.0.0.1:7070/hooks/");
         let transition = decide(self.flow, &self.run, &env, &[input])?;
         self.run.apply(&transition, self.flow);
         for change in transition.tasks {

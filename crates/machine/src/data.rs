@@ -1,5 +1,6 @@
 //! Payloads. JSON, and JSON put together from stored values without copying them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,11 @@ use crate::ids::ValueId;
 
 /// A payload of up to this many bytes is kept where it is used; a larger one becomes a stored value with a key.
 pub const INLINE_BYTES: usize = 256;
+
+/// How much JSON is built in one piece, at most: aggregates by reference can stand for far more than was ever written.
+pub const MAX_BUILT_BYTES: usize = 16 << 20;
+/// How deep the JSON may be nested that is built in one piece: what is written and sent may be no deeper.
+pub const MAX_BUILT_DEPTH: u16 = 256;
 
 /// A payload as the machine handles it: JSON at hand, a reference to a stored value, or an aggregate of both. An
 /// aggregate is a list of references, so a fan-in of 10,000 outputs copies none of them.
@@ -24,12 +30,24 @@ pub enum Data {
     Map(Arc<Vec<(Arc<str>, Data)>>),
 }
 
-/// The key of a stored value, with its size as JSON and how deep it is nested, which bound what can be made of it.
+/// The key of a stored value, with its size as JSON (or the most that can be said) and how deep it is nested, which bound
+/// what can be made of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ValueRef {
     pub id: ValueId,
     pub bytes: u32,
     pub depth: u16,
+}
+
+/// Why the JSON of a payload was not built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unbuilt {
+    /// These values are not at hand.
+    #[error("the values {0:?} are not loaded")]
+    Missing(Vec<ValueId>),
+    /// So large or so deep that nobody builds it.
+    #[error("the payload has more than {MAX_BUILT_BYTES} bytes or is nested more than {MAX_BUILT_DEPTH} deep")]
+    TooLarge,
 }
 
 impl Data {
@@ -41,7 +59,7 @@ impl Data {
         matches!(self, Data::Json(json) if json.is_null())
     }
 
-    /// Its size as JSON, counted only up to `limit`.
+    /// Its size as JSON, counted only up to `limit`, and in a time that `limit` bounds, however often it holds the same.
     pub fn bytes(&self, limit: usize) -> usize {
         match self {
             Data::Json(json) => json_bytes(json, limit),
@@ -71,11 +89,15 @@ impl Data {
         }
     }
 
-    /// Its JSON, with every reference followed through `load`; the keys that `load` did not have, if any.
-    pub fn materialise<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Value, Vec<ValueId>> {
-        let mut missing = Vec::new();
-        let value = build(self, load, &mut missing);
-        if missing.is_empty() { Ok(value) } else { Err(missing) }
+    /// Its JSON, with every reference followed through `load`. Its size is looked at before anything is built, and
+    /// again while it is, in case a reference says less than it stands for.
+    pub fn materialise<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Value, Unbuilt> {
+        if self.bytes(MAX_BUILT_BYTES) > MAX_BUILT_BYTES {
+            return Err(Unbuilt::TooLarge);
+        }
+        let mut build = Build { load, left: MAX_BUILT_BYTES, missing: BTreeSet::new() };
+        let value = build.value(self, 0).ok_or(Unbuilt::TooLarge)?;
+        if build.missing.is_empty() { Ok(value) } else { Err(Unbuilt::Missing(build.missing.into_iter().collect())) }
     }
 }
 
@@ -85,20 +107,49 @@ impl From<Value> for Data {
     }
 }
 
-fn build<'a>(data: &'a Data, load: &impl Fn(ValueId) -> Option<&'a Data>, missing: &mut Vec<ValueId>) -> Value {
-    match data {
-        Data::Json(json) => Value::clone(json),
-        Data::Ref(value) => match load(value.id) {
-            Some(inner) => build(inner, load, missing),
-            None => {
-                missing.push(value.id);
-                Value::Null
-            }
-        },
-        Data::List(items) => Value::Array(items.iter().map(|item| build(item, load, missing)).collect()),
-        Data::Map(fields) => {
-            Value::Object(fields.iter().map(|(key, item)| (key.to_string(), build(item, load, missing))).collect())
+struct Build<'l, L> {
+    load: &'l L,
+    /// Bytes that may still be built.
+    left: usize,
+    missing: BTreeSet<ValueId>,
+}
+
+impl<'a, L: Fn(ValueId) -> Option<&'a Data>> Build<'_, L> {
+    /// None if it is too large or too deep. What is missing counts as it says of itself.
+    fn value(&mut self, data: &'a Data, depth: u16) -> Option<Value> {
+        if depth > MAX_BUILT_DEPTH {
+            return None;
         }
+        match data {
+            Data::Json(json) => {
+                self.take(json_bytes(json, self.left))?;
+                Some(Value::clone(json))
+            }
+            Data::Ref(stored) => match (self.load)(stored.id) {
+                Some(inner) => self.value(inner, depth + 1),
+                None => {
+                    self.take(stored.bytes as usize)?;
+                    self.missing.insert(stored.id);
+                    Some(Value::Null)
+                }
+            },
+            Data::List(items) => {
+                self.take(items.len() + 2)?;
+                items.iter().map(|item| self.value(item, depth + 1)).collect::<Option<_>>().map(Value::Array)
+            }
+            Data::Map(fields) => {
+                let field = |(key, item): &'a (Arc<str>, Data)| {
+                    self.take(key.len() + 4)?;
+                    Some((key.to_string(), self.value(item, depth + 1)?))
+                };
+                fields.iter().map(field).collect::<Option<_>>().map(Value::Object)
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: usize) -> Option<()> {
+        self.left = self.left.checked_sub(bytes)?;
+        Some(())
     }
 }
 
@@ -154,11 +205,27 @@ mod tests {
     fn an_aggregate_names_every_missing_value_at_once() {
         let at = |id| Data::Ref(ValueRef { id: ValueId(id), bytes: 9, depth: 1 });
         let list = Data::List(Arc::new(vec![at(1), Data::from(json!(2)), at(3)]));
-        assert_eq!(list.materialise(&|_| None), Err(vec![ValueId(1), ValueId(3)]));
+        assert_eq!(list.materialise(&|_| None), Err(Unbuilt::Missing(vec![ValueId(1), ValueId(3)])));
         let one = Data::from(json!("one"));
         let three = Data::from(json!({"n": 3}));
         let load = |id| if id == ValueId(1) { Some(&one) } else { Some(&three) };
         assert_eq!(list.materialise(&load), Ok(json!(["one", 2, {"n": 3}])));
+    }
+
+    #[test]
+    fn what_doubles_by_reference_is_never_built() {
+        // Each holds the one before it twice: 2^60 bytes in all.
+        let mut stored = vec![Data::from(json!("x".repeat(300)))];
+        let mut at_hand = stored[0].clone();
+        for id in 0..60 {
+            let twice = Arc::new(vec![Data::Ref(ValueRef { id: ValueId(id), bytes: 300, depth: 1 }); 2]);
+            stored.push(Data::List(twice));
+            at_hand = Data::List(Arc::new(vec![at_hand.clone(), at_hand]));
+        }
+        let load = |id: ValueId| stored.get(id.0 as usize);
+        assert_eq!(stored[60].materialise(&load), Err(Unbuilt::TooLarge), "though each says that it is small");
+        assert_eq!(at_hand.materialise(&load), Err(Unbuilt::TooLarge));
+        assert!(at_hand.bytes(1 << 20) > 1 << 20);
     }
 
     #[test]

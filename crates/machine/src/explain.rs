@@ -9,6 +9,8 @@ use crate::run::{Activation, Activations, Driver, GateState, Inside, Phase, Plac
 /// What one activation waits for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
+    #[serde(skip)]
+    pub id: ActId,
     pub activation: String,
     pub waits_for: WaitsFor,
 }
@@ -27,6 +29,9 @@ pub enum WaitsFor {
     Gate {
         reason: &'static str,
         event: Option<String>,
+        /// When it opens, of a time gate, or times out. Known to whoever knows its timers.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        until: Option<String>,
     },
     /// A worker that has it or is to take it.
     Worker {
@@ -44,6 +49,9 @@ pub enum WaitsFor {
     /// Its next attempt.
     BackOff {
         attempt: u32,
+        /// When it is made. Known to whoever knows its timers.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        until: Option<String>,
     },
     Child {
         run_id: RunId,
@@ -112,6 +120,7 @@ pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
     let shows_root = flow.graph().is_none() || run.header.phase == Phase::Delayed;
     open.filter(|activation| shows_root || activation.place != Place::Root)
         .map(|activation| Explanation {
+            id: activation.id,
             activation: run.activation_name(flow, activation.id),
             waits_for: waits_for(flow, run, activation),
         })
@@ -127,12 +136,12 @@ fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         State::Gated => gate(flow, run, activation),
         State::Queued(fence) => worker(flow, run, activation, *fence),
         State::Draining(fence) => WaitsFor::LastReport { fence: *fence },
-        State::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt },
+        State::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt, until: None },
         State::Child(child) | State::Starting(child) => WaitsFor::Child { run_id: *child },
         State::Retrying { .. } => WaitsFor::Function,
         State::Open(Inside { what: What::Code(driver), .. }) => match driver {
             Driver::Queued(fence) => worker(flow, run, activation, *fence),
-            Driver::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt },
+            Driver::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt, until: None },
             Driver::Suspended { .. } => WaitsFor::News,
             Driver::Done => WaitsFor::NextTransition,
         },
@@ -191,7 +200,7 @@ fn gate(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         None if activation.gate_token.is_some() => "webhook",
         None => "time",
     };
-    WaitsFor::Gate { reason, event }
+    WaitsFor::Gate { reason, event, until: None }
 }
 
 fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> WaitsFor {

@@ -39,6 +39,7 @@ pub mod kind {
     pub const EXPRESSION: &str = "ExpressionError";
     pub const FAIL_STEP: &str = "Fail";
     pub const MAX_ROUNDS: &str = "MaxRounds";
+    pub const TOO_MANY_ITEMS: &str = "TooManyItems";
     pub const TOO_MANY_FAILURES: &str = "TooManyFailures";
     pub const CHILD_FAILED: &str = "ChildFailed";
     pub const CHILD_CANCELLED: &str = "ChildCancelled";

@@ -21,7 +21,7 @@ pub mod transition;
 pub mod view;
 pub mod wire;
 
-pub use data::{Data, ValueRef};
+pub use data::{Data, Unbuilt, ValueRef};
 pub use decide::{Canonical, Env, Halt, canonical_json, decide};
 pub use failure::Failure;
 pub use flow::*;

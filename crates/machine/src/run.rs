@@ -71,6 +71,9 @@ pub struct Header {
     pub parent: Option<Parent>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub retry_of: Option<RunId>,
+    /// The run whose idempotency keys its handlers get, if it is another; see [`Header::key_run`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub key_run: Option<RunId>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub continued_as: Option<RunId>,
     /// The run at the top of the tree of children that it is part of; none if it is at the top itself.
@@ -481,6 +484,13 @@ impl Reused {
 }
 
 impl Header {
+    /// The first part of the idempotency keys of its handlers; the second is the activation's name. A retry has the keys of
+    /// the run that it retries, so that what was done under one of them is not done again. The keys of a child come from
+    /// those of its parent and the activation that started it, so a retry of the parent keeps them too.
+    pub fn key_run(&self) -> RunId {
+        self.key_run.unwrap_or(self.run)
+    }
+
     /// As everybody sees it.
     pub fn status(&self) -> Status {
         match (&self.phase, &self.outcome) {

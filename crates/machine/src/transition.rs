@@ -102,6 +102,9 @@ pub struct Start {
     /// Of a code flow: attempts of the whole function.
     pub retry: Option<Retry>,
     pub retry_of: Option<RunId>,
+    /// Whose idempotency keys its handlers get: of a retry, those of the run it retries. See [`Header::key_run`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_run: Option<RunId>,
     /// Of a retry or a rerun: who asked for it.
     pub again: Option<Again>,
     /// What a retry or a rerun takes over from `retry_of`.

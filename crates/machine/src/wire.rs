@@ -199,7 +199,7 @@ fn reference(run: RunId, data: &Data) -> Value {
         Data::Ref(value) => Some(format!("{run}/{}", value.id)),
         Data::Json(_) | Data::List(_) | Data::Map(_) => None,
     };
-    json!({"$value": key, "bytes": data.bytes(usize::MAX)})
+    json!({"$value": key, "bytes": data.bytes(crate::data::MAX_BUILT_BYTES)})
 }
 
 /// Shortens a text that has more bytes than that, at a character, so that with its mark it has no more.

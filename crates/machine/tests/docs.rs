@@ -125,6 +125,7 @@ fn the_limits_are_those_of_the_code() {
         ("bytes of a definition", definition::MAX_TEXT_BYTES),
         ("lists and maps inside each other", definition::MAX_DEPTH),
         ("values in a definition", definition::MAX_NODES),
+        ("expressions in `${…}` in a definition", definition::MAX_EXPRESSIONS),
         ("problems told at once", definition::MAX_PROBLEMS),
         ("steps of a flow", definition::MAX_STEPS),
         ("groups inside each other", definition::MAX_GROUP_DEPTH),
@@ -138,7 +139,9 @@ fn the_limits_are_those_of_the_code() {
         ("runs that start each other", eddyline_machine::decide::MAX_DEPTH as usize),
         ("activations a transition touches", eddyline_machine::decide::MAX_TOUCHED),
         ("failures listed in `also`", eddyline_machine::failure::MAX_ALSO),
-        ("steps of an evaluation", Fuel::default().remaining() as usize),
+        ("steps of an evaluation", expr::EVALUATION.steps as usize),
+        ("bytes of memory of an evaluation", expr::EVALUATION.bytes as usize),
+        ("items of a spread", eddyline_machine::decide::MAX_ITEMS),
         ("bytes a result writes", expr::MAX_PAYLOAD_BYTES),
     ] {
         assert_eq!(limits.get(what).map(String::as_str), Some(limit.to_string().as_str()), "{what}");

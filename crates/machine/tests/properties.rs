@@ -7,6 +7,7 @@
 
 mod model;
 
+use eddyline_machine::expr::Cost;
 use eddyline_machine::run::{Phase, Place};
 use eddyline_machine::*;
 use model::tape::Tape;
@@ -176,6 +177,7 @@ impl World {
         if tape.one_in(4) {
             // So few that what is left over has to follow by messages, between which other things happen.
             model.max_touched = 16 + tape.below(32);
+            model.budget = Cost { steps: tape.below(1_000) as u64, bytes: tape.below(1 << 16) as u64 };
         }
         let mut start = Start { input: Some(input(tape)), ..Start::default() };
         if tape.one_in(6) {

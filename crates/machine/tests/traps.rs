@@ -588,7 +588,7 @@ fn what_is_only_passed_on_is_never_loaded() {
         },
         claim: Claim::default(),
     };
-    let env = Env { now: 0, seed: [0; 32], hooks: "", max_touched: decide::MAX_TOUCHED };
+    let env = Env::new(0, [0; 32], "");
     let transition = decide(&kept.flow, &kept.run, &env, &[Input::Report(report)]).expect("no payload is needed");
     assert_eq!(transition.tasks.len(), 3);
     t.complete_claimed(run, &task, long.clone());

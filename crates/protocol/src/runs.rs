@@ -159,7 +159,7 @@ pub struct ParentInfo {
     pub activation: String,
 }
 
-/// `waits_for` is an object whose `what` says which: `delay` (with `until`), `arms`, `gate`, `worker`, `back_off`, `child`, `inside`, …
+/// `waits_for` is an object whose `what` says which: `delay`, `gate` and `back_off` (each with `until`, if a time is set), `arms`, `worker`, `child`, `inside`, …
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Waiting {
     pub activation: String,

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "api/again.rs"]
+mod again;
 #[path = "api/bounds.rs"]
 mod bounds;
 #[path = "api/claims.rs"]
 mod claims;
 #[path = "api/client.rs"]
 mod client;
+#[path = "api/costs.rs"]
+mod costs;
 #[path = "api/document.rs"]
 mod document;
 #[path = "api/gates.rs"]

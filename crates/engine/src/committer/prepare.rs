@@ -3,9 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use eddyline_machine::{
-    Answer, Data, Env, Halt, Input, Millis, Op, RunId, Transition, ValueId, decide, decide::MAX_TOUCHED,
-};
+use eddyline_machine::{Answer, Data, Env, Halt, Input, Millis, Op, RunId, Transition, ValueId, decide};
 use eddyline_store::{CommandId, Namespace, RunCommit, StartKey, Taken};
 use uuid::Uuid;
 
@@ -154,7 +152,7 @@ struct Attempt {
 fn attempt(hot: &Hot, waiting: &VecDeque<Pending>, now: Millis, config: &Config) -> Result<Attempt, Obstacle> {
     // Inputs that are left out because one before them in their submission was not applied.
     let mut cut: Vec<usize> = waiting.iter().map(|pending| pending.inputs.len()).collect();
-    let env = Env { now, seed: (config.chance)(), hooks: &config.hooks, max_touched: MAX_TOUCHED };
+    let env = Env::new(now, (config.chance)(), &config.hooks);
     loop {
         let mut inputs: Vec<Input> = Vec::new();
         // What is answered without a decision, by its place among the inputs.
@@ -175,6 +173,8 @@ fn attempt(hot: &Hot, waiting: &VecDeque<Pending>, now: Millis, config: &Config)
         }
         let transition = decide(&hot.flow.flow, &hot.run, &env, &inputs).map_err(|halt| match halt {
             Halt::Need(ids) => Obstacle::Values(ids),
+            // Without a limit of inline steps none is.
+            halt @ Halt::Heavy => Obstacle::Bug(halt.to_string()),
             Halt::Bug(bug) => Obstacle::Bug(bug),
         })?;
         let mut answers = transition.answers.iter();

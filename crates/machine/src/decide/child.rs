@@ -8,8 +8,9 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::report::applied;
-use super::{Decider, Done, MAX_DEPTH};
+use super::{COUNTED_BYTES, Decider, Done, MAX_DEPTH};
 use crate::data::Data;
+use crate::expr::Cost;
 use crate::failure::{Failure, kind};
 use crate::ids::{ActId, RunId};
 use crate::record::Scheduled;
@@ -22,6 +23,9 @@ impl Decider<'_> {
             let message = format!("runs may start runs at most {MAX_DEPTH} deep");
             return self.fail(id, Failure::new(kind::TOO_DEEP, message));
         }
+        // The message carries the whole input, not a reference to it.
+        let bytes = self.at(id).input.as_ref().map_or(0, |input| input.bytes(COUNTED_BYTES)) as u64;
+        self.meter.add(Cost { steps: bytes / 64, bytes: 2 * bytes });
         let child = child_id(self.header.run, id);
         let parent = Parent { run: self.header.run, activation: id };
         let start = Start {
@@ -32,6 +36,8 @@ impl Decider<'_> {
             depth: self.header.depth + 1,
             priority: self.header.priority,
             traceparent: self.header.traceparent.clone(),
+            // By its name: numbers of activations may be others when the run is retried.
+            key_run: Some(self.header.key_run().derive(&format!("keys:{}", self.name_of(id)))),
             ..Start::default()
         };
         let body = MessageBody::Start { flow: flow.to_owned(), start: Box::new(start) };

@@ -205,6 +205,7 @@ impl Decider<'_> {
             parent: header.parent,
             // A continued run that nobody started is the beginning of a tree of its own.
             root: header.root,
+            key_run: header.key_run.map(|of| of.derive("continue")),
             depth: header.depth,
             traceparent: header.traceparent.clone(),
             events_since: Some(header.events_since),

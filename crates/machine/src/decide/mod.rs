@@ -12,6 +12,7 @@ mod code;
 mod ending;
 mod expiry;
 mod gate;
+mod meter;
 mod names;
 mod pause;
 mod ready;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Data, INLINE_BYTES, ValueRef};
+use crate::expr::Cost;
 use crate::flow::{Flow, Graph, Step};
 use crate::ids::{ActId, Chance, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, Record, Skipped};
@@ -38,6 +40,8 @@ use crate::transition::{
     Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
 };
 
+use meter::Meter;
+
 pub use expiry::{MAX_RELEASE_DELAY_MS, MAX_UNDELIVERED, RELEASE_DELAY_MS};
 pub use names::{Canonical, canonical_json};
 pub use report::MAX_SLOW_MS;
@@ -45,10 +49,17 @@ pub use reuse::{rerun, retry};
 
 /// How many activations one transition touches at most; the rest follows by a message of the run to itself.
 pub const MAX_TOUCHED: usize = 1_000;
+/// What one transition uses at most before the rest is put off in the same way. The piece of work that it is at is
+/// finished, and that uses at most [`crate::expr::EVALUATION`]; so a transition takes no longer than both together.
+pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20 };
 /// What one input touches by itself, at most.
 const TOUCHED_BY_AN_INPUT: usize = 4;
+/// How many items a spread has at most: when it ends its outputs are put together in one piece.
+pub const MAX_ITEMS: usize = 500_000;
 /// How deep runs start runs.
 pub const MAX_DEPTH: u32 = 64;
+/// What a piece of work costs besides its evaluations: about 1 µs, and a changed activation.
+const WORK: Cost = Cost { steps: 20, bytes: 1 << 10 };
 /// A payload's size is counted no further than this.
 const COUNTED_BYTES: usize = 64 << 20;
 
@@ -63,6 +74,18 @@ pub struct Env<'a> {
     /// How many activations one transition touches at most: [`MAX_TOUCHED`], unless a test wants to see what happens
     /// when there are more.
     pub max_touched: usize,
+    /// What one transition uses before the rest is put off: [`BUDGET`], unless a test wants to see less.
+    pub budget: Cost,
+    /// Where others wait for the caller: a decision that takes more steps than this halts with [`Halt::Heavy`], and is
+    /// to be made again elsewhere without this limit. What is decided does not depend on it.
+    pub inline_steps: Option<u64>,
+}
+
+impl<'a> Env<'a> {
+    /// With the usual limits.
+    pub fn new(now: Millis, seed: [u8; 32], hooks: &'a str) -> Env<'a> {
+        Env { now, seed, hooks, max_touched: MAX_TOUCHED, budget: BUDGET, inline_steps: None }
+    }
 }
 
 /// Why there is no decision.
@@ -71,6 +94,9 @@ pub enum Halt {
     /// Payloads are needed that are not at hand: load them into [`Run::values`] and start over.
     #[error("the decision needs the values {0:?}")]
     Need(Vec<ValueId>),
+    /// It takes more than [`Env::inline_steps`]: decide again without that limit, where nobody waits for it.
+    #[error("the decision is too much work to be made inline")]
+    Heavy,
     /// An invariant does not hold. Nothing may be committed.
     #[error("the state of the run is not one that can be reached, please report this: {0}")]
     Bug(String),
@@ -117,6 +143,7 @@ pub fn decide(flow: &Flow, run: &Run, env: &Env<'_>, inputs: &[Input]) -> Result
         if !decider.answers.is_empty() && !decider.room(TOUCHED_BY_AN_INPUT) {
             break;
         }
+        decider.meter.next();
         let answer = decider.take(input)?;
         decider.answers.push(answer);
         decider.work_off()?;
@@ -130,6 +157,7 @@ struct Decider<'a> {
     graph: Option<&'a Graph>,
     run: &'a Run,
     env: &'a Env<'a>,
+    meter: Meter,
     chance: Chance,
     header: Header,
     agenda: VecDeque<Work>,
@@ -169,6 +197,7 @@ impl<'a> Decider<'a> {
             graph: flow.graph(),
             run,
             env,
+            meter: Meter::new(env),
             chance: Chance::new(env.seed),
             agenda: std::mem::take(&mut header.agenda).into(),
             header,
@@ -228,9 +257,14 @@ impl<'a> Decider<'a> {
                 self.agenda.push_front(work);
                 break;
             }
+            self.meter.next();
+            self.meter.add(Cost { steps: WORK.steps + self.cost(&work) as u64, ..WORK });
             self.perform(work)?;
+            if self.meter.is_heavy() {
+                break;
+            }
         }
-        Ok(())
+        if self.meter.is_heavy() { Err(Halt::Heavy) } else { Ok(()) }
     }
 
     fn perform(&mut self, work: Work) -> Done {
@@ -269,11 +303,12 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Whether the transition may touch `more` activations. What was left over leaves room for the first input, which is
-    /// taken in any case.
+    /// Whether the transition may touch `more` activations and has not used its budget. What was left over leaves room for
+    /// the first input, which is taken in any case.
     fn room(&self, more: usize) -> bool {
         let kept_free = if self.answers.is_empty() { TOUCHED_BY_AN_INPUT } else { 0 };
-        self.changed.is_empty() || self.changed.len() + more + kept_free <= self.env.max_touched
+        let fits = self.changed.len() + more + kept_free <= self.env.max_touched && !self.meter.is_spent();
+        self.changed.is_empty() || fits
     }
 
     fn into_transition(mut self) -> Transition {
@@ -460,7 +495,10 @@ impl<'a> Decider<'a> {
         }
         let id = ValueId(self.header.next_value);
         self.header.next_value += 1;
-        let stored = ValueRef { id, bytes: data.bytes(COUNTED_BYTES) as u32, depth: data.depth() };
+        let own = data.own_bytes(COUNTED_BYTES) as u64;
+        self.meter.add(Cost { steps: own / 16, bytes: own });
+        let stored =
+            ValueRef { id, bytes: u32::try_from(data.bytes(COUNTED_BYTES)).unwrap_or(u32::MAX), depth: data.depth() };
         self.values.insert(id, data);
         Data::Ref(stored)
     }

@@ -1,14 +1,13 @@
 //! What expressions see of a run, from where they stand.
 
-use std::borrow::Cow;
 use std::rc::Rc;
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Decider, Done, Halt};
-use crate::data::Data;
-use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Val};
+use crate::data::{Data, Unbuilt};
+use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Text, Val};
 use crate::failure::{Failure, kind};
 use crate::flow::Graph;
 use crate::ids::{ActId, Millis, ScopeId, ValueId};
@@ -22,38 +21,38 @@ type Evaluated<T> = Done<Result<T, Failure>>;
 
 impl Decider<'_> {
     /// A condition, as the activation sees it.
-    pub(super) fn test(&self, at: ActId, expr: &Expr) -> Evaluated<bool> {
-        evaluated(expr.test(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn test(&mut self, at: ActId, expr: &Expr) -> Evaluated<bool> {
+        self.evaluate(at, false, |names, fuel| expr.test(names, fuel))
     }
 
     /// A condition, as the inside of the activation sees it.
-    pub(super) fn test_inside(&self, at: ActId, expr: &Expr) -> Evaluated<bool> {
-        evaluated(expr.test(&self.view(at, true), &mut Fuel::default()))
+    pub(super) fn test_inside(&mut self, at: ActId, expr: &Expr) -> Evaluated<bool> {
+        self.evaluate(at, true, |names, fuel| expr.test(names, fuel))
     }
 
-    pub(super) fn list(&self, at: ActId, expr: &Expr) -> Evaluated<Data> {
-        evaluated(expr.list(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn list(&mut self, at: ActId, expr: &Expr) -> Evaluated<Data> {
+        self.evaluate(at, false, |names, fuel| expr.list(names, fuel))
     }
 
-    pub(super) fn moment(&self, at: ActId, expr: &Expr) -> Evaluated<Millis> {
-        evaluated(expr.time(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn moment(&mut self, at: ActId, expr: &Expr) -> Evaluated<Millis> {
+        self.evaluate(at, false, |names, fuel| expr.time(names, fuel))
     }
 
-    pub(super) fn fill_in(&self, at: ActId, template: &Template) -> Evaluated<Data> {
-        evaluated(template.eval(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn fill_in(&mut self, at: ActId, template: &Template) -> Evaluated<Data> {
+        self.evaluate(at, false, |names, fuel| template.eval(names, fuel))
     }
 
-    pub(super) fn fill_in_inside(&self, at: ActId, template: &Template) -> Evaluated<Data> {
-        evaluated(template.eval(&self.view(at, true), &mut Fuel::default()))
+    pub(super) fn fill_in_inside(&mut self, at: ActId, template: &Template) -> Evaluated<Data> {
+        self.evaluate(at, true, |names, fuel| template.eval(names, fuel))
     }
 
-    pub(super) fn text(&self, at: ActId, template: &Template) -> Evaluated<String> {
-        evaluated(template.text(&self.view(at, false), &mut Fuel::default()))
+    pub(super) fn text(&mut self, at: ActId, template: &Template) -> Evaluated<String> {
+        self.evaluate(at, false, |names, fuel| template.text(names, fuel))
     }
 
     /// A key, as canonical JSON.
-    pub(super) fn canonical(&self, at: ActId, expr: &Expr) -> Evaluated<String> {
-        match evaluated(expr.data(&self.view(at, false), &mut Fuel::default()))? {
+    pub(super) fn canonical(&mut self, at: ActId, expr: &Expr) -> Evaluated<String> {
+        match self.evaluate(at, false, |names, fuel| expr.data(names, fuel))? {
             Ok(data) => Ok(self.canonical_data(&data)?.map_err(|failure| Failure {
                 message: format!("`{}`: {}", expr.source(), failure.message),
                 ..failure
@@ -62,7 +61,7 @@ impl Decider<'_> {
         }
     }
 
-    pub(super) fn canonical_template(&self, at: ActId, template: &Template) -> Evaluated<String> {
+    pub(super) fn canonical_template(&mut self, at: ActId, template: &Template) -> Evaluated<String> {
         match self.fill_in(at, template)? {
             Ok(data) => self.canonical_data(&data),
             Err(failure) => Ok(Err(failure)),
@@ -74,8 +73,11 @@ impl Decider<'_> {
             let message = format!("a key has at most {MAX_KEY_BYTES} bytes as JSON");
             return Ok(Err(Failure::new(kind::EXPRESSION, message)));
         }
-        let value = data.materialise(&|id| self.loaded(id)).map_err(Halt::Need)?;
-        Ok(Ok(canonical_json(value)))
+        match data.materialise(&|id| self.loaded(id)) {
+            Ok(value) => Ok(Ok(canonical_json(value))),
+            Err(Unbuilt::Missing(ids)) => Err(Halt::Need(ids)),
+            Err(too_large @ Unbuilt::TooLarge) => Ok(Err(Failure::new(kind::EXPRESSION, too_large.to_string()))),
+        }
     }
 
     pub(super) fn value(&self, id: ValueId) -> Done<&Data> {
@@ -86,16 +88,22 @@ impl Decider<'_> {
         self.values.get(&id).or_else(|| self.run.values.get(&id))
     }
 
-    fn view(&self, at: ActId, inside: bool) -> View<'_> {
-        View { run: self, at, inside }
-    }
-}
-
-fn evaluated<T>(result: Result<T, Stop>) -> Evaluated<T> {
-    match result {
-        Ok(value) => Ok(Ok(value)),
-        Err(Stop::Need(keys)) => Err(Halt::Need(keys)),
-        Err(Stop::Failed(error)) => Ok(Err(Failure::new(kind::EXPRESSION, error.to_string()))),
+    /// Evaluates something as an activation sees it, from beside or from inside it. What it costs is counted.
+    fn evaluate<T>(
+        &mut self,
+        at: ActId,
+        inside: bool,
+        evaluate: impl FnOnce(&dyn Names<'_>, &mut Fuel) -> Result<T, Stop>,
+    ) -> Evaluated<T> {
+        let mut fuel = self.meter.fuel();
+        let result = evaluate(&View { run: self, at, inside }, &mut fuel);
+        self.meter.refuel(fuel);
+        match result {
+            Ok(value) => Ok(Ok(value)),
+            Err(Stop::Need(keys)) => Err(Halt::Need(keys)),
+            Err(Stop::Heavy) => Err(Halt::Heavy),
+            Err(Stop::Failed(error)) => Ok(Err(Failure::new(kind::EXPRESSION, error.to_string()))),
+        }
     }
 }
 
@@ -138,7 +146,7 @@ impl<'a> Names<'a> for View<'a> {
             "input" => self.input().map(Val::Data),
             "run" => {
                 let fields =
-                    Table::OF_RUN.iter().filter_map(|field| Some((Cow::Borrowed(*field), self.of_run(field)?)));
+                    Table::OF_RUN.iter().filter_map(|field| Some((Text::Borrowed(field), self.of_run(field)?)));
                 Some(Val::Map(Rc::new(fields.collect())))
             }
             "index" => self.find(|activation| match activation.place {
@@ -174,7 +182,7 @@ impl<'a> Names<'a> for View<'a> {
             Table::Gates => {
                 let token = self.step_named(key)?.gate_token.as_ref()?;
                 let url = format!("{}{token}", self.run.env.hooks);
-                Some(map([("url", Val::Str(Cow::Owned(url)))]))
+                Some(map([("url", Val::from(url))]))
             }
             Table::Run => self.of_run(key),
         }
@@ -241,9 +249,9 @@ impl<'a> View<'a> {
 
     fn of_run(&self, key: &str) -> Option<Val<'a>> {
         let header = &self.run.header;
-        let text = |text: &'a str| Val::Str(Cow::Borrowed(text));
+        let text = |text: &'a str| Val::Str(Text::Borrowed(text));
         Some(match key {
-            "id" => Val::Str(Cow::Owned(header.run.to_string())),
+            "id" => Val::from(header.run.to_string()),
             "flow" => text(&header.flow),
             "version" => text(&header.flow_version),
             "input" => header.input.as_ref().map_or(Val::Null, Val::Data),
@@ -267,18 +275,18 @@ fn step_entry(activation: &Activation) -> Option<Val<'_>> {
         End::Failed(failure) => (Val::Null, failure_entry(failure)),
         End::Skipped(_) | End::Cancelled => (Val::Null, Val::Null),
     };
-    Some(map([("output", output), ("status", Val::Str(Cow::Borrowed(end.status()))), ("error", error)]))
+    Some(map([("output", output), ("status", Val::Str(Text::Borrowed(end.status()))), ("error", error)]))
 }
 
 fn failure_entry(failure: &Failure) -> Val<'_> {
-    let step = failure.step.as_deref().map_or(Val::Null, |step| Val::Str(Cow::Borrowed(step)));
+    let step = failure.step.as_deref().map_or(Val::Null, |step| Val::Str(Text::Borrowed(step)));
     map([
-        ("kind", Val::Str(Cow::Borrowed(&failure.kind))),
-        ("message", Val::Str(Cow::Borrowed(&failure.message))),
+        ("kind", Val::Str(Text::Borrowed(&failure.kind))),
+        ("message", Val::Str(Text::Borrowed(&failure.message))),
         ("step", step),
     ])
 }
 
 fn map<'a, const N: usize>(fields: [(&'static str, Val<'a>); N]) -> Val<'a> {
-    Val::Map(Rc::new(fields.into_iter().map(|(key, value)| (Cow::Borrowed(key), value)).collect()))
+    Val::Map(Rc::new(fields.into_iter().map(|(key, value)| (Text::Borrowed(key), value)).collect()))
 }

@@ -189,6 +189,8 @@ impl Decider<'_> {
         if self.at(id).place == Place::Root {
             return;
         }
+        // It may end by hand before any step of the run was decided.
+        self.header.begun = true;
         let step_key = self.name_of(id);
         match end {
             End::Completed(output) => {

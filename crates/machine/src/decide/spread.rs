@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Decider, Done, Halt, Work};
+use super::{Decider, Done, Halt, MAX_ITEMS, Work};
 use crate::data::Data;
+use crate::expr::Cost;
 use crate::failure::{Failure, kind};
 use crate::flow::{Action, Spread};
 use crate::ids::ActId;
@@ -24,7 +25,12 @@ impl Decider<'_> {
             Data::Ref(_) | Data::Map(_) => {
                 return Err(Halt::Bug("a spread is over something that is no list".to_owned()));
             }
-        } as u32;
+        };
+        if items > MAX_ITEMS {
+            let message = format!("the list has {items} items, and a spread is over at most {MAX_ITEMS}");
+            return self.fail(id, Failure::new(kind::TOO_MANY_ITEMS, message));
+        }
+        let items = items as u32;
         self.scheduled(id, Scheduled::Spread { items });
         let list = self.keep(list);
         let what = What::Spread { list, items, next: 0, failed: 0 };
@@ -50,6 +56,7 @@ impl Decider<'_> {
                 return Ok(());
             }
             let index = *next;
+            self.meter.next();
             let item = self.item(id, index)?;
             let inside = self.inside_mut(id)?;
             inside.open += 1;
@@ -111,8 +118,10 @@ impl Decider<'_> {
     pub(super) fn end_spread(&mut self, id: ActId) -> Done {
         let collect = self.step(id)?.spread.as_ref().is_some_and(|spread| spread.collect);
         let Some(Inside { what: What::Spread { items, .. }, .. }) = self.at(id).inside() else { return Ok(()) };
-        let mut outputs = Vec::with_capacity(*items as usize);
-        for index in 0..*items {
+        let items = *items;
+        self.meter.add(Cost { steps: 4 * u64::from(items), bytes: 64 * u64::from(items) });
+        let mut outputs = Vec::with_capacity(items as usize);
+        for index in 0..items {
             let end = self.part(id, index).and_then(|item| self.at(item).end());
             let (key, output) = match end {
                 Some(End::Completed(output)) => ("output", output.clone()),

@@ -23,6 +23,7 @@ impl Decider<'_> {
         header.depth = start.depth;
         header.root = start.root;
         header.retry_of = start.retry_of;
+        header.key_run = start.key_run.filter(|of| *of != header.run);
         header.traceparent = start.traceparent.clone();
         header.events_since = start.events_since.unwrap_or(self.env.now);
         header.step_count = self.graph.map_or(0, |graph| graph.scope(Graph::ROOT).steps.len() as u32);

@@ -9,7 +9,7 @@ use crate::record::{Entry, Reason, Scheduled};
 use crate::run::{Activations, Driver, End, GateState, Inside, Place, REMEMBERED_TASKS, State, TaskLog, What};
 use crate::transition::{Due, Task, TaskChange, TaskKind, TimerKind};
 
-impl Decider<'_> {
+impl<'a> Decider<'a> {
     /// Offers the activation's current attempt to workers.
     pub(super) fn enqueue(&mut self, id: ActId, reason: Option<Reason>) -> Done {
         let mut task = match self.task_for(id)? {
@@ -153,7 +153,7 @@ impl Decider<'_> {
         })
     }
 
-    fn worker(&self, id: ActId) -> Done<&Worker> {
+    fn worker(&self, id: ActId) -> Done<&'a Worker> {
         match &self.step(id)?.action {
             Action::Worker(worker) => Ok(worker),
             _ => Err(Halt::Bug(format!("{} is no worker step", self.name_of(id)))),
@@ -161,7 +161,7 @@ impl Decider<'_> {
     }
 
     /// The task of the current attempt, but for its fence; or why there can't be one.
-    fn task_for(&self, id: ActId) -> Done<Result<Task, Failure>> {
+    fn task_for(&mut self, id: ActId) -> Done<Result<Task, Failure>> {
         let activation = self.at(id);
         let name = self.name_of(id);
         let blank = Task {
@@ -183,7 +183,7 @@ impl Decider<'_> {
             start_timeout_ms: None,
             build: None,
         };
-        match (&self.flow.body, &activation.place) {
+        match (&self.flow.body, &self.at(id).place) {
             (Body::Code(code), Place::Root) => {
                 let build = self.header.code.as_ref().and_then(|header| header.build.clone());
                 Ok(Ok(Task {
@@ -204,7 +204,7 @@ impl Decider<'_> {
         }
     }
 
-    fn step_task(&self, id: ActId, blank: Task) -> Done<Result<Task, Failure>> {
+    fn step_task(&mut self, id: ActId, blank: Task) -> Done<Result<Task, Failure>> {
         let step = self.step(id)?;
         let worker = self.worker(id)?;
         let undoes = match &self.at(id).place {

@@ -42,6 +42,8 @@ pub const MAX_TEXT_BYTES: usize = 1 << 20;
 pub const MAX_DEPTH: usize = 64;
 /// Values in the text, with every alias counted as what it stands for.
 pub const MAX_NODES: usize = 100_000;
+/// Expressions in the texts of a definition: reading one takes longer than reading the text around it.
+pub const MAX_EXPRESSIONS: usize = 10_000;
 /// Problems that are told at once.
 pub const MAX_PROBLEMS: usize = 200;
 /// Steps of a flow, those in groups and in `finally` included.

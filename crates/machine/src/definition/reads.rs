@@ -258,14 +258,14 @@ impl Look<'_, '_> {
     fn step(&self, name: &str, field: Option<&str>) -> Result<(), Wrong> {
         let shown = shorten(name);
         let Some(target) = self.find(name) else { return Err(self.unknown_step(name)) };
-        if !matches!(field, Some("output" | "status" | "error")) {
+        let Some(field) = field.filter(|field| matches!(*field, "output" | "status" | "error")) else {
             let read = select("steps", &shown);
             let message = match field {
                 Some(field) => format!("a step has no `{}`", shorten(field)),
                 None => format!("`{read}` is the whole step"),
             };
             return Err((message, Some(format!("read `{read}.output`, `{read}.status` or `{read}.error`"))));
-        }
+        };
         let Some(own) = self.beside(target) else { return Ok(()) };
         if own == target {
             let itself = self.view.step == Some(target);
@@ -275,7 +275,7 @@ impl Look<'_, '_> {
         if self.certain[own.0 as usize].ran.contains(&target) || self.blind.contains(&own) {
             return Ok(());
         }
-        Err(self.undecided(own, target))
+        Err(self.undecided(own, target, field))
     }
 
     /// The step around the expression that is beside the one that is read. Where there is none all steps of that scope
@@ -355,7 +355,7 @@ impl Look<'_, '_> {
         found
     }
 
-    fn undecided(&self, reader: StepId, target: StepId) -> Wrong {
+    fn undecided(&self, reader: StepId, target: StepId, field: &str) -> Wrong {
         let (step, name) = (self.draft.step(reader), &self.draft.step(target).name);
         let read = select("steps", name);
         let why = match self.upstream(reader).remove(&target) {
@@ -366,11 +366,13 @@ impl Look<'_, '_> {
             }
             _ => format!("`{}` does not wait for it", step.name),
         };
+        // Whoever wants the output wants the step to have completed: `ended:` would count its failure as handled.
+        let arm = if field == "output" { name.clone() } else { format!("ended:{name}") };
         let help = match step.join {
             Join::Any | Join::AtLeast { .. } if step.arms.len() > 1 => {
-                format!("use `join: some` (or `all`) with `ended:{name}` in `after` of `{}`", step.name)
+                format!("use `join: some` (or `all`) with `{arm}` in `after` of `{}`", step.name)
             }
-            _ => format!("add `ended:{name}` to `after` of `{}`", step.name),
+            _ => format!("add `{arm}` to `after` of `{}`", step.name),
         };
         (format!("`{read}` may not be decided when `{}` is: {why}", step.name), Some(help))
     }

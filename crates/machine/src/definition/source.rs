@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Number, Value};
 
 use super::problem::{Place, Problem};
-use super::{MAX_TEXT_BYTES, json, yaml};
+use super::{MAX_EXPRESSIONS, MAX_TEXT_BYTES, json, yaml};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
@@ -44,6 +44,12 @@ pub(super) fn read(text: &str) -> Result<Node, Problem> {
         })?,
         _ => yaml::read(text)?,
     };
+    let expressions = root.expressions();
+    if expressions > MAX_EXPRESSIONS {
+        let message =
+            format!("the definition has {expressions} expressions in `${{…}}`, the limit is {MAX_EXPRESSIONS}");
+        return Err(Problem::new("", Place::START, message));
+    }
     if root.value == NodeValue::Null {
         let help = "a flow begins with `name: …` and `steps:`, in YAML or JSON";
         return Err(Problem::new("", Place::START, "the definition is empty").help(help));
@@ -63,6 +69,16 @@ impl Node {
                 // The first of a doubled key; the second is a problem that is told.
                 entries.iter().rev().map(|(key, node)| (key.text.clone(), node.json())).collect()
             }
+        }
+    }
+
+    /// How many expressions stand in its texts, about.
+    fn expressions(&self) -> usize {
+        match &self.value {
+            NodeValue::String(text) => text.matches("${").count(),
+            NodeValue::List(items) => items.iter().map(Node::expressions).sum(),
+            NodeValue::Map(entries) => entries.iter().map(|(_, node)| node.expressions()).sum(),
+            NodeValue::Null | NodeValue::Bool(_) | NodeValue::Number(_) => 0,
         }
     }
 

@@ -1,14 +1,15 @@
 //! The evaluator: walks the tree, keeps payloads lazy, counts its steps.
 
-use std::borrow::Cow;
 use std::rc::Rc;
 
 use serde_json::Value;
 
 use super::ast::{Each, Kind, Macro, Node};
-use super::halt::{Halt, Needs, Res, by_name_only, gather, overflow, shorten};
-use super::value::{Fields, Shape, Table, Val};
-use super::{Fuel, MAX_PAYLOAD_BYTES, Names};
+use super::functions::Pattern;
+use super::halt::{Halt, Needs, Res, by_name_only, gather, gather_some, overflow, shorten};
+use super::text::Text;
+use super::value::{Items, Shape, Table, Val};
+use super::{Cost, Fuel, MAX_PAYLOAD_BYTES, Names, Stop};
 use crate::data::Data;
 use crate::nearest::did_you_mean;
 
@@ -16,6 +17,12 @@ use crate::nearest::did_you_mean;
 const MAX_WALK_DEPTH: usize = 256;
 /// How many keys of a map are looked at for the one that was meant.
 const MAX_HINTS: usize = 200;
+/// What an element of a list takes in memory, and a field of a map, with the slack of what grows.
+const ELEMENT_BYTES: usize = 48;
+const FIELD_BYTES: usize = 112;
+/// What it costs to look up a name in the run, in steps, and to say that something is not there.
+const LOOKUP: usize = 8;
+const MISS: usize = 8;
 
 pub(super) struct Eval<'a, 'n> {
     pub names: &'n dyn Names<'a>,
@@ -23,31 +30,83 @@ pub(super) struct Eval<'a, 'n> {
     /// Variables of the macros around, outermost first.
     locals: Vec<Val<'a>>,
     /// The last pattern of `matches`: in a macro it is the same each time.
-    pub pattern: Option<(String, regex_lite::Regex)>,
+    pub pattern: Option<Pattern>,
+    /// The field that was last looked for and not found.
+    missed: Option<Missed<'a>>,
+    misses: u32,
     /// Bytes that the result may still take.
     pub room: usize,
 }
 
+struct Missed<'a> {
+    number: u32,
+    map: Val<'a>,
+    key: Text<'a>,
+}
+
 impl<'a, 'n> Eval<'a, 'n> {
     pub fn new(names: &'n dyn Names<'a>, fuel: &'n mut Fuel) -> Eval<'a, 'n> {
-        Eval { names, fuel, locals: Vec::new(), pattern: None, room: MAX_PAYLOAD_BYTES }
+        Eval { names, fuel, locals: Vec::new(), pattern: None, missed: None, misses: 0, room: MAX_PAYLOAD_BYTES }
     }
 
     pub fn spend(&mut self, steps: usize) -> Res<()> {
-        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-        match self.fuel.remaining.checked_sub(steps) {
-            Some(left) => self.fuel.remaining = left,
-            None => {
-                self.fuel.remaining = 0;
-                return Err(Halt::fault(format!("took more than {} steps", self.fuel.limit)));
-            }
-        }
-        Ok(())
+        self.fuel.take(Cost { steps: steps as u64, bytes: 0 })
     }
 
-    /// The price of text.
+    /// The price of looking at text.
     pub fn spend_bytes(&mut self, bytes: usize) -> Res<()> {
         self.spend(bytes / 64)
+    }
+
+    /// Pays for memory before it is allocated.
+    pub fn hold(&mut self, bytes: usize) -> Res<()> {
+        self.fuel.take(Cost { steps: 0, bytes: bytes as u64 })
+    }
+
+    pub fn hold_elements(&mut self, count: usize) -> Res<()> {
+        self.hold(ELEMENT_BYTES.saturating_mul(count + 1))
+    }
+
+    pub fn hold_element(&mut self) -> Res<()> {
+        self.hold(ELEMENT_BYTES)
+    }
+
+    pub fn hold_fields(&mut self, count: usize) -> Res<()> {
+        self.hold(FIELD_BYTES.saturating_mul(count + 1))
+    }
+
+    /// New text of at most that length. It is paid for twice, because it is copied once to be shared.
+    pub fn made(&mut self, bytes: usize, make: impl FnOnce() -> String) -> Res<Val<'a>> {
+        self.spend_bytes(bytes)?;
+        self.hold(64 + bytes.saturating_mul(2))?;
+        Ok(Val::Str(Text::from(make())))
+    }
+
+    /// Part of a text. What is borrowed from a payload still is.
+    pub fn piece(&mut self, text: &Text<'a>, from: usize, to: usize) -> Res<Val<'a>> {
+        match text {
+            Text::Borrowed(text) => Ok(Val::Str(Text::Borrowed(text.get(from..to).unwrap_or_default()))),
+            Text::Made(whole) if from == 0 && to == whole.len() => Ok(Val::Str(text.clone())),
+            Text::Made(whole) => self.made(to - from, || whole.get(from..to).unwrap_or_default().to_owned()),
+        }
+    }
+
+    /// How many steps were taken so far.
+    pub fn steps(&self) -> u64 {
+        self.fuel.spent().steps
+    }
+
+    /// How the evaluation ended. Only now that the error is shown it is said what was probably meant.
+    pub fn stop(&self, halt: Halt, source: &str) -> Stop {
+        let missed = self.missed.as_ref().filter(|missed| halt.missed() == Some(missed.number));
+        let hint = missed.and_then(|missed| match missed.map.shape() {
+            Shape::Fields(fields) => {
+                let keys = fields.keys(MAX_HINTS);
+                did_you_mean(&missed.key, keys.iter().map(Text::as_str))
+            }
+            _ => None,
+        });
+        halt.stop(source, hint)
     }
 
     /// The value of a node, which may be a payload that is not loaded.
@@ -61,9 +120,10 @@ impl<'a, 'n> Eval<'a, 'n> {
             Kind::Bool(truth) => Ok(Val::Bool(*truth)),
             Kind::Int(int) => Ok(Val::Int(*int)),
             Kind::Double(double) => Ok(Val::Double(*double)),
-            Kind::Str(text) => Ok(Val::Str(Cow::Borrowed(text))),
+            Kind::Str(text) => Ok(Val::Str(Text::Borrowed(text))),
             Kind::Local(slot) => self.local(*slot),
             Kind::Root(name) => {
+                self.spend(LOOKUP)?;
                 let found = self.names.root(name);
                 found.map(normal).ok_or_else(|| Halt::fault(format!("`{name}` is not known here")))
             }
@@ -77,7 +137,10 @@ impl<'a, 'n> Eval<'a, 'n> {
             Kind::Or(pair) => self.logic(pair, true),
             Kind::If(three) => self.conditional(three),
             Kind::Binary(op, pair) => self.binary(*op, pair),
-            Kind::List(nodes) => Ok(Val::list(gather(nodes.iter().map(|node| self.node(node)))?)),
+            Kind::List(nodes) => {
+                self.hold_elements(nodes.len())?;
+                Ok(Val::list(gather(nodes.iter().map(|node| self.node(node)))?))
+            }
             Kind::Map(fields) => self.map_literal(fields),
             Kind::Call(func, nodes) => {
                 let args = gather(nodes.iter().map(|node| self.forced(node)))?;
@@ -88,12 +151,8 @@ impl<'a, 'n> Eval<'a, 'n> {
         }
     }
 
-    fn local(&mut self, slot: usize) -> Res<Val<'a>> {
-        let value = self.locals.get(slot).cloned().ok_or_else(|| Halt::fault("an unbound variable"))?;
-        if let Val::Str(Cow::Owned(text)) = &value {
-            self.spend_bytes(text.len())?;
-        }
-        Ok(value)
+    fn local(&self, slot: usize) -> Res<Val<'a>> {
+        self.locals.get(slot).cloned().ok_or_else(|| Halt::fault("an unbound variable"))
     }
 
     pub fn forced(&mut self, node: &'a Node) -> Res<Val<'a>> {
@@ -112,8 +171,9 @@ impl<'a, 'n> Eval<'a, 'n> {
         Ok(value)
     }
 
-    pub fn force_all(&mut self, values: impl IntoIterator<Item = Val<'a>>) -> Res<Vec<Val<'a>>> {
-        gather(values.into_iter().map(|value| self.force(value)))
+    pub fn force_all(&mut self, items: Items<'_, 'a>) -> Res<Vec<Val<'a>>> {
+        self.hold_elements(items.len())?;
+        gather(items.iter().map(|value| self.force(value)))
     }
 
     /// The value with no reference left in it at any depth.
@@ -129,11 +189,13 @@ impl<'a, 'n> Eval<'a, 'n> {
         let value = self.force(value)?;
         match value.shape() {
             Shape::Items(items) if !matches!(value, Val::Json(_) | Val::Data(Data::Json(_))) => {
+                self.hold_elements(items.len())?;
                 Ok(Val::list(gather(items.iter().map(|item| self.solid_at(item, depth + 1)))?))
             }
             Shape::Fields(fields) if !matches!(value, Val::Json(_) | Val::Data(Data::Json(_))) => {
+                self.hold_fields(fields.len().saturating_mul(2))?;
                 let values = gather(fields.values().into_iter().map(|field| self.solid_at(field, depth + 1)))?;
-                Ok(Val::Map(Rc::new(fields.keys().into_iter().zip(values).collect())))
+                Ok(Val::Map(Rc::new(fields.keys(usize::MAX).into_iter().zip(values).collect())))
             }
             _ => Ok(value),
         }
@@ -161,11 +223,14 @@ impl<'a, 'n> Eval<'a, 'n> {
         let sign = if decides { "||" } else { "&&" };
         let first = match self.truth(left, sign) {
             Ok(truth) if truth == decides => return Ok(Val::Bool(decides)),
-            Err(Halt::Need(ids)) => return Err(Halt::Need(ids)),
+            Err(halt) if halt.is_final() => return Err(halt),
             other => other,
         };
+        if first.is_err() {
+            self.spend(MISS)?;
+        }
         match (first, self.truth(right, sign)) {
-            (_, Err(Halt::Need(ids))) => Err(Halt::Need(ids)),
+            (_, Err(halt)) if halt.is_final() => Err(halt),
             (_, Ok(truth)) if truth == decides => Ok(Val::Bool(decides)),
             (first, second) => first.and(second).map(Val::Bool),
         }
@@ -178,6 +243,7 @@ impl<'a, 'n> Eval<'a, 'n> {
     }
 
     fn map_literal(&mut self, fields: &'a [(Node, Node)]) -> Res<Val<'a>> {
+        self.hold_fields(fields.len().saturating_mul(2))?;
         let mut seen = std::collections::BTreeSet::new();
         let pairs = gather(fields.iter().map(|(key, value)| {
             let key_text = match self.forced(key)? {
@@ -187,8 +253,9 @@ impl<'a, 'n> Eval<'a, 'n> {
                     return Err(Halt::fault(message).at(key.at));
                 }
             };
+            self.spend_bytes(key_text.len().saturating_mul(4))?;
             if !seen.insert(key_text.clone()) {
-                return Err(Halt::fault(format!("the key `{key_text}` is there twice")).at(key.at));
+                return Err(Halt::fault(format!("the key `{}` is there twice", shorten(&key_text))).at(key.at));
             }
             Ok((key_text, self.node(value)?))
         }))?;
@@ -216,9 +283,9 @@ impl<'a, 'n> Eval<'a, 'n> {
         }
     }
 
-    fn select(&mut self, operand: &'a Node, field: &str) -> Res<Val<'a>> {
+    fn select(&mut self, operand: &'a Node, field: &'a str) -> Res<Val<'a>> {
         let value = self.forced(operand)?;
-        self.field(operand, &value, field)
+        self.field(operand, &value, &Text::Borrowed(field))
     }
 
     fn index(&mut self, pair: &'a [Node; 2]) -> Res<Val<'a>> {
@@ -243,21 +310,47 @@ impl<'a, 'n> Eval<'a, 'n> {
         }
     }
 
-    fn field(&mut self, operand: &Node, value: &Val<'a>, key: &str) -> Res<Val<'a>> {
+    fn field(&mut self, operand: &Node, value: &Val<'a>, key: &Text<'a>) -> Res<Val<'a>> {
         match (value, value.shape()) {
-            (Val::Table(table), _) => self.names.entry(*table, key).map(normal).ok_or_else(|| no_entry(*table, key)),
-            (Val::Null, _) => {
-                Err(Halt::absent(format!("{} is null, so it has no field `{key}`", name(operand, "the value"))))
+            (Val::Table(table), _) => {
+                self.spend(LOOKUP)?;
+                match self.names.entry(*table, key) {
+                    Some(found) => Ok(normal(found)),
+                    None => self.miss(|| no_entry(*table, key)),
+                }
             }
+            (Val::Null, _) => self.miss(|| {
+                let name = name(operand, "the value");
+                Halt::absent(format!("{name} is null, so it has no field `{}`", shorten(key)))
+            }),
             (_, Shape::Fields(fields)) => {
                 self.spend(fields.search_cost())?;
-                fields.get(key).ok_or_else(|| no_field(operand, fields, key))
+                self.spend_bytes(key.len())?;
+                match fields.get(key) {
+                    Some(found) => Ok(found),
+                    None => self.no_field(operand, value, key),
+                }
             }
             _ => {
-                let message = format!("{} is {}, which has no field `{key}`", name(operand, "the value"), value.kind());
-                Err(Halt::fault(message))
+                let name = name(operand, "the value");
+                Err(Halt::fault(format!("{name} is {}, which has no field `{}`", value.kind(), shorten(key))))
             }
         }
+    }
+
+    fn miss(&mut self, halt: impl FnOnce() -> Halt) -> Res<Val<'a>> {
+        self.spend(MISS)?;
+        Err(halt())
+    }
+
+    fn no_field(&mut self, operand: &Node, map: &Val<'a>, key: &Text<'a>) -> Res<Val<'a>> {
+        self.misses = self.misses.wrapping_add(1);
+        let number = self.misses;
+        self.missed = Some(Missed { number, map: map.clone(), key: key.clone() });
+        self.miss(|| {
+            let message = format!("{} has no field `{}`", name(operand, "the map"), shorten(key));
+            Halt::no_field(message, number)
+        })
     }
 
     pub fn pair(&mut self, left: &'a Node, right: &'a Node) -> Res<(Val<'a>, Val<'a>)> {
@@ -273,11 +366,13 @@ impl<'a, 'n> Eval<'a, 'n> {
         match value.shape() {
             Shape::Items(items) => {
                 self.spend(items.len())?;
+                self.hold_elements(items.len())?;
                 Ok(items.iter().collect())
             }
             Shape::Fields(fields) => {
                 self.spend(fields.len())?;
-                Ok(fields.keys().into_iter().map(Val::Str).collect())
+                self.hold_elements(fields.len().saturating_mul(2))?;
+                Ok(fields.keys(usize::MAX).into_iter().map(Val::Str).collect())
             }
             Shape::Scalar => match value {
                 Val::Table(table) => Err(by_name_only(*table)),
@@ -298,20 +393,24 @@ impl<'a, 'n> Eval<'a, 'n> {
                 Ok(Val::Bool(kept.into_iter().filter(|kept| *kept).count() == 1))
             }
             Macro::Filter => {
-                let kept = gather(elements.into_iter().map(|item| {
+                let kept = gather_some(elements.into_iter().map(|item| {
                     let kept = self.with(item.clone(), |eval| eval.passes(each, &each.body))?;
+                    self.hold_element()?;
                     Ok(kept.then_some(item))
                 }))?;
-                Ok(Val::list(kept.into_iter().flatten().collect()))
+                Ok(Val::list(kept))
             }
             Macro::Map => {
-                let made = gather(elements.into_iter().map(|item| {
+                let made = gather_some(elements.into_iter().map(|item| {
                     self.with(item, |eval| match &each.filter {
                         Some(filter) if !eval.passes(each, filter)? => Ok(None),
-                        _ => eval.node(&each.body).map(Some),
+                        _ => {
+                            eval.hold_element()?;
+                            eval.node(&each.body).map(Some)
+                        }
                     })
                 }))?;
-                Ok(Val::list(made.into_iter().flatten().collect()))
+                Ok(Val::list(made))
             }
         }
     }
@@ -323,7 +422,12 @@ impl<'a, 'n> Eval<'a, 'n> {
         for item in elements {
             match self.with(item, |eval| eval.passes(each, &each.body)) {
                 Err(Halt::Need(ids)) => needs.add(ids),
-                Err(fault) => failed = failed.or(Some(fault)),
+                Err(halt) if halt.is_final() => return needs.done().and(Err(halt)),
+                Err(fault) => {
+                    failed = failed.or(Some(fault));
+                    // If something is missing, that it is missing matters more.
+                    needs.take(self.spend(MISS))?;
+                }
                 Ok(truth) if truth == decides && !needs.any() => return Ok(Val::Bool(decides)),
                 Ok(_) => {}
             }
@@ -350,17 +454,20 @@ impl<'a, 'n> Eval<'a, 'n> {
         }
     }
 
-    /// Pays for looking at all of a value without references.
+    /// Pays for comparing a value without references with another, once.
     pub fn weigh(&mut self, value: &Val<'a>) -> Res<()> {
         match value {
             Val::Str(text) => self.spend_bytes(text.len()),
             Val::Json(json) => self.weigh_json(json),
             Val::Data(Data::Json(json)) => self.weigh_json(json),
             Val::List(items) => items.iter().try_for_each(|item| self.spend(1).and_then(|()| self.weigh(item))),
-            Val::Map(fields) => fields.iter().try_for_each(|(key, field)| {
-                self.spend(1 + key.len() / 64)?;
-                self.weigh(field)
-            }),
+            Val::Map(fields) => {
+                self.sorting(fields.len())?;
+                fields.iter().try_for_each(|(key, field)| {
+                    self.spend_bytes(key.len())?;
+                    self.weigh(field)
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -370,12 +477,21 @@ impl<'a, 'n> Eval<'a, 'n> {
         match json {
             Value::String(text) => self.spend_bytes(text.len()),
             Value::Array(items) => items.iter().try_for_each(|item| self.weigh_json(item)),
-            Value::Object(fields) => fields.iter().try_for_each(|(key, field)| {
-                self.spend_bytes(key.len())?;
-                self.weigh_json(field)
-            }),
+            Value::Object(fields) => {
+                self.sorting(fields.len())?;
+                fields.iter().try_for_each(|(key, field)| {
+                    self.spend_bytes(key.len())?;
+                    self.weigh_json(field)
+                })
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Fields are compared in the order of their keys.
+    fn sorting(&mut self, fields: usize) -> Res<()> {
+        self.hold_fields(fields)?;
+        self.spend(fields.saturating_mul(2 + fields.checked_ilog2().unwrap_or(0) as usize / 4))
     }
 }
 
@@ -392,17 +508,11 @@ fn name(node: &Node, otherwise: &str) -> String {
 }
 
 fn no_entry(table: Table, key: &str) -> Halt {
+    let key = shorten(key);
     Halt::absent(match table {
         Table::Steps => format!("`steps.{key}` is not decided yet or does not exist"),
         Table::Events => format!("event `{key}` was not emitted"),
         Table::Gates => format!("`gates.{key}` is not open yet or does not exist"),
         Table::Run => format!("`run` has no field `{key}`"),
     })
-}
-
-fn no_field(operand: &Node, fields: Fields<'_, '_>, key: &str) -> Halt {
-    let keys = fields.keys();
-    let hint = did_you_mean(key, keys.iter().take(MAX_HINTS).map(|key| key.as_ref()));
-    let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
-    Halt::absent(format!("{} has no field `{}`{hint}", name(operand, "the map"), shorten(key)))
 }

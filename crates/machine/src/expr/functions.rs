@@ -1,19 +1,27 @@
 //! The closed list of functions. Each can be written as a call or on its first argument: `size(x)`, `x.size()`.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use regex_lite::RegexBuilder;
+use regex_lite::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use super::eval::Eval;
 use super::halt::{Halt, Res, by_name_only, overflow, shorten};
+use super::text::Text;
 use super::value::{Items, Shape, Val, moment, parse_span, parse_time, span_text, time_text};
 
 const MAX_RANGE: i64 = 100_000;
+/// What a value that is read from JSON takes in memory: as JSON, as a value, and a field's key.
+const JSON_VALUE_BYTES: usize = 192;
+/// What a number or a time takes as text, at most.
+const FORMATTED: usize = 64;
+/// What it costs to write or read a time, in steps.
+const FORMAT: usize = 8;
 const MAX_PATTERN_BYTES: usize = 256;
-/// Of a pattern as compiled: repetitions in it multiply.
+/// Of a pattern as compiled, in bytes: repetitions in it multiply.
 const MAX_PATTERN_SIZE: usize = 16 * 1024;
+/// The size of a compiled pattern for which each byte of a text takes a step.
+const PATTERN_SIZE_A_STEP: usize = 128;
 
 macro_rules! functions {
     ($($func:ident $name:literal $least:literal..=$most:literal $usage:literal;)*) => {
@@ -132,22 +140,22 @@ impl Func {
         ))
     }
 
-    fn on_text<'a>(self, eval: &mut Eval<'a, '_>, text: &Cow<'a, str>, rest: &[Val<'a>]) -> Res<Option<Val<'a>>> {
+    fn on_text<'a>(self, eval: &mut Eval<'a, '_>, text: &Text<'a>, rest: &[Val<'a>]) -> Res<Option<Val<'a>>> {
         Ok(Some(match (self, rest) {
             (Func::Contains, [Val::Str(part)]) => {
-                eval.spend_bytes(part.len())?;
-                Val::Bool(text.contains(part.as_ref()))
+                eval.spend_bytes(text.len() + part.len())?;
+                Val::Bool(text.contains(part.as_str()))
             }
-            (Func::StartsWith, [Val::Str(part)]) => Val::Bool(text.starts_with(part.as_ref())),
-            (Func::EndsWith, [Val::Str(part)]) => Val::Bool(text.ends_with(part.as_ref())),
+            (Func::StartsWith, [Val::Str(part)]) => Val::Bool(text.starts_with(part.as_str())),
+            (Func::EndsWith, [Val::Str(part)]) => Val::Bool(text.ends_with(part.as_str())),
             (Func::Matches, [Val::Str(pattern)]) => Val::Bool(matches(eval, text, pattern)?),
-            (Func::LowerAscii, []) => Val::from(text.to_ascii_lowercase()),
-            (Func::UpperAscii, []) => Val::from(text.to_ascii_uppercase()),
-            (Func::Trim, []) => trim(text),
+            (Func::LowerAscii, []) => eval.made(text.len(), || text.to_ascii_lowercase())?,
+            (Func::UpperAscii, []) => eval.made(text.len(), || text.to_ascii_uppercase())?,
+            (Func::Trim, []) => trim(eval, text)?,
             (Func::Split, [Val::Str(separator)]) => split(eval, text, separator)?,
             (Func::Replace, [Val::Str(from), Val::Str(to)]) => replace(eval, text, from, to)?,
-            (Func::Substring, [Val::Int(from)]) => substring(text, *from, i64::MAX)?,
-            (Func::Substring, [Val::Int(from), Val::Int(to)]) => substring(text, *from, *to)?,
+            (Func::Substring, [Val::Int(from)]) => substring(eval, text, *from, i64::MAX)?,
+            (Func::Substring, [Val::Int(from), Val::Int(to)]) => substring(eval, text, *from, *to)?,
             (Func::Size, []) => Val::Int(text.chars().count() as i64),
             (Func::Int, []) => Val::Int(text.parse().map_err(|_| not_a(text, "whole number"))?),
             (Func::Double, []) => match text.parse::<f64>() {
@@ -156,7 +164,10 @@ impl Func {
             },
             (Func::Bool, []) => Val::Bool(text.parse().map_err(|_| not_a(text, "`true` or `false`"))?),
             (Func::String, []) => Val::Str(text.clone()),
-            (Func::Timestamp, []) => Val::Time(parse_time(text)?),
+            (Func::Timestamp, []) => {
+                eval.spend(FORMAT)?;
+                Val::Time(parse_time(text)?)
+            }
             (Func::Duration, []) => {
                 Val::Span(parse_span(text).ok_or_else(|| not_a(text, "duration like 1h30m or 250ms"))?)
             }
@@ -177,27 +188,31 @@ impl Func {
             (Func::Size, []) => Val::Int(items.len() as i64),
             (Func::First, []) => items.get(0).ok_or_else(absent)?,
             (Func::Last, []) => items.len().checked_sub(1).and_then(|at| items.get(at)).ok_or_else(absent)?,
-            (Func::Sum, []) => self.sum(eval.force_all(items.iter())?)?,
+            (Func::Sum, []) => self.sum(eval.force_all(items)?)?,
             (Func::Avg, []) if items.len() == 0 => return Err(absent()),
-            (Func::Avg, []) => match self.sum(eval.force_all(items.iter())?)? {
+            (Func::Avg, []) => match self.sum(eval.force_all(items)?)? {
                 Val::Int(sum) => Val::Double(sum as f64 / items.len() as f64),
                 Val::Double(sum) => Val::Double(sum / items.len() as f64),
                 Val::Span(sum) => Val::Span(sum / items.len() as i64),
                 other => other,
             },
-            (Func::Min | Func::Max, []) => self.extreme(eval.force_all(items.iter())?)?.ok_or_else(absent)?,
+            (Func::Min | Func::Max, []) => {
+                let items = eval.force_all(items)?;
+                self.extreme(eval, items)?.ok_or_else(absent)?
+            }
             (Func::Flatten, []) => flatten(eval, items)?,
             (Func::Join, []) => join(eval, items, "")?,
             (Func::Join, [Val::Str(separator)]) => join(eval, items, separator)?,
             (Func::Distinct, []) => distinct(eval, whole, items)?,
             (Func::Sort, []) => self.sort(eval, items)?,
             (Func::Reverse, []) => {
+                eval.hold_elements(items.len())?;
                 let mut items: Vec<_> = items.iter().collect();
                 items.reverse();
                 Val::list(items)
             }
-            (Func::Slice, [Val::Int(from)]) => slice(items, *from, i64::MAX)?,
-            (Func::Slice, [Val::Int(from), Val::Int(to)]) => slice(items, *from, *to)?,
+            (Func::Slice, [Val::Int(from)]) => slice(eval, items, *from, i64::MAX)?,
+            (Func::Slice, [Val::Int(from), Val::Int(to)]) => slice(eval, items, *from, *to)?,
             _ => return self.on_other(eval, whole, rest),
         }))
     }
@@ -207,20 +222,26 @@ impl Func {
             eval.spend(if self == Func::Size { 0 } else { fields.len() })?;
             match (self, rest) {
                 (Func::Size, []) => return Ok(Some(Val::Int(fields.len() as i64))),
-                (Func::Keys, []) => return Ok(Some(Val::list(fields.keys().into_iter().map(Val::Str).collect()))),
-                (Func::Values, []) => return Ok(Some(Val::list(fields.values()))),
+                (Func::Keys, []) => {
+                    eval.hold_elements(fields.len().saturating_mul(2))?;
+                    return Ok(Some(Val::list(fields.keys(usize::MAX).into_iter().map(Val::Str).collect())));
+                }
+                (Func::Values, []) => {
+                    eval.hold_elements(fields.len())?;
+                    return Ok(Some(Val::list(fields.values())));
+                }
                 _ => {}
             }
         }
         Ok(Some(match (self, first, rest) {
-            (Func::Type, _, []) => Val::Str(Cow::Borrowed(first.type_name())),
+            (Func::Type, _, []) => Val::Str(Text::Borrowed(first.type_name())),
             (Func::Json, _, []) => {
-                let json = eval.json(first.clone())?;
-                Val::from(json.to_string())
+                let text = eval.json_text(first.clone())?;
+                eval.made(text.len(), || text)?
             }
             (Func::Min | Func::Max, _, [_, ..]) => {
                 let all = std::iter::once(first.clone()).chain(rest.iter().cloned()).collect();
-                return self.extreme(all);
+                return self.extreme(eval, all);
             }
             (Func::Bool, Val::Bool(truth), []) => Val::Bool(*truth),
             (Func::Int | Func::Abs | Func::Round | Func::Floor | Func::Ceil, Val::Int(int), []) => match self {
@@ -236,11 +257,15 @@ impl Func {
             (Func::Abs, Val::Span(ms), []) => Val::Span(ms.checked_abs().ok_or_else(overflow)?),
             (Func::Double, Val::Int(int), []) => Val::Double(*int as f64),
             (Func::Double, Val::Double(number), []) => Val::Double(*number),
-            (Func::String, Val::Int(int), []) => Val::from(int.to_string()),
-            (Func::String, Val::Double(number), []) => Val::from(Value::from(*number).to_string()),
-            (Func::String, Val::Bool(truth), []) => Val::from(truth.to_string()),
-            (Func::String, Val::Time(ms), []) => Val::from(time_text(*ms)?),
-            (Func::String, Val::Span(ms), []) => Val::from(span_text(*ms)),
+            (Func::String, Val::Int(int), []) => eval.made(FORMATTED, || int.to_string())?,
+            (Func::String, Val::Double(number), []) => eval.made(FORMATTED, || Value::from(*number).to_string())?,
+            (Func::String, Val::Bool(truth), []) => eval.made(FORMATTED, || truth.to_string())?,
+            (Func::String, Val::Time(ms), []) => {
+                eval.spend(FORMAT)?;
+                let text = time_text(*ms)?;
+                eval.made(FORMATTED, || text)?
+            }
+            (Func::String, Val::Span(ms), []) => eval.made(FORMATTED, || span_text(*ms))?,
             (Func::String, Val::Null, []) => {
                 return Err(Halt::absent("`string` of null; use default(x, \"\") if there may be none"));
             }
@@ -283,9 +308,10 @@ impl Func {
         })
     }
 
-    fn extreme<'a>(self, items: Vec<Val<'a>>) -> Res<Option<Val<'a>>> {
+    fn extreme<'a>(self, eval: &mut Eval<'a, '_>, items: Vec<Val<'a>>) -> Res<Option<Val<'a>>> {
         let mut best: Option<Val<'a>> = None;
         for item in items {
+            eval.weigh(&item)?;
             let better = match &best {
                 Some(best) => {
                     let order = item.compare(best).ok_or_else(|| self.unordered(&item, best))?;
@@ -301,11 +327,14 @@ impl Func {
     }
 
     fn sort<'a>(self, eval: &mut Eval<'a, '_>, items: Items<'_, 'a>) -> Res<Val<'a>> {
-        let mut items = eval.force_all(items.iter())?;
+        let mut items = eval.force_all(items)?;
+        let before = eval.steps();
         for item in &items {
+            eval.spend(1)?;
             eval.weigh(item)?;
         }
-        eval.spend(items.len().saturating_mul(items.len().checked_ilog2().unwrap_or(0) as usize / 4 + 1))?;
+        eval.hold_elements(items.len())?;
+        again(eval, before, items.len())?;
         // All of one kind first: sorting by an order that is not total may panic.
         if let Some(first) = items.first() {
             let odd = items.iter().find(|item| item.compare(first).is_none());
@@ -323,63 +352,89 @@ impl Func {
 }
 
 /// Whether a pattern that is written as a constant can be used.
-pub(super) fn check_pattern(pattern: &str) -> Result<regex_lite::Regex, String> {
-    if pattern.len() > MAX_PATTERN_BYTES {
-        return Err(format!("the pattern is longer than {MAX_PATTERN_BYTES} bytes"));
+pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
+    Pattern::new(pattern).map(drop)
+}
+
+/// A compiled pattern.
+pub(super) struct Pattern {
+    source: String,
+    compiled: Regex,
+    /// How large it is as compiled, up to the next power of two.
+    size: usize,
+}
+
+impl Pattern {
+    fn new(pattern: &str) -> Result<Pattern, String> {
+        if pattern.len() > MAX_PATTERN_BYTES {
+            return Err(format!("the pattern is longer than {MAX_PATTERN_BYTES} bytes"));
+        }
+        let mut size = PATTERN_SIZE_A_STEP;
+        loop {
+            match RegexBuilder::new(pattern).size_limit(size).build() {
+                Ok(compiled) => return Ok(Pattern { source: pattern.to_owned(), compiled, size }),
+                Err(_) if size < MAX_PATTERN_SIZE => size *= 2,
+                Err(error) => return Err(format!("`{}` is not a pattern: {error}", shorten(pattern))),
+            }
+        }
     }
-    let compiled = RegexBuilder::new(pattern).size_limit(MAX_PATTERN_SIZE).build();
-    compiled.map_err(|error| format!("`{}` is not a pattern: {error}", shorten(pattern)))
 }
 
 fn matches(eval: &mut Eval<'_, '_>, text: &str, pattern: &str) -> Res<bool> {
+    if eval.pattern.as_ref().is_none_or(|last| last.source != pattern) {
+        eval.spend(500 + pattern.len().saturating_mul(8))?;
+        let pattern = Pattern::new(pattern).map_err(Halt::fault)?;
+        eval.spend(pattern.size / 16)?;
+        eval.hold(pattern.size * 4)?;
+        eval.pattern = Some(pattern);
+    }
+    let size = eval.pattern.as_ref().map_or(0, |pattern| pattern.size);
     // A match tries each state of the pattern at each byte of the text.
-    eval.spend(text.len().saturating_mul(1 + pattern.len() / 32))?;
-    if eval.pattern.as_ref().is_none_or(|(last, _)| last != pattern) {
-        eval.spend(100 + pattern.len())?;
-        eval.pattern = Some((pattern.to_string(), check_pattern(pattern).map_err(Halt::fault)?));
-    }
-    Ok(eval.pattern.as_ref().is_some_and(|(_, compiled)| compiled.is_match(text)))
+    eval.spend((1 + text.len()).saturating_mul(size / PATTERN_SIZE_A_STEP))?;
+    Ok(eval.pattern.as_ref().is_some_and(|pattern| pattern.compiled.is_match(text)))
 }
 
-fn trim<'a>(text: &Cow<'a, str>) -> Val<'a> {
-    match text {
-        Cow::Borrowed(text) => Val::Str(Cow::Borrowed(text.trim())),
-        Cow::Owned(text) => Val::from(text.trim().to_string()),
-    }
+/// Pays for as many comparisons of each element as finding its place takes, after it was paid for one since `before`.
+fn again(eval: &mut Eval<'_, '_>, before: u64, elements: usize) -> Res<()> {
+    let once = usize::try_from(eval.steps() - before).unwrap_or(usize::MAX);
+    eval.spend(once.saturating_mul(elements.checked_ilog2().unwrap_or(0) as usize))
 }
 
-fn split<'a>(eval: &mut Eval<'a, '_>, text: &Cow<'a, str>, separator: &str) -> Res<Val<'a>> {
-    eval.spend(text.matches(separator).count())?;
-    Ok(Val::list(match text {
-        Cow::Borrowed(text) => text.split(separator).map(|part| Val::Str(Cow::Borrowed(part))).collect(),
-        Cow::Owned(text) => text.split(separator).map(|part| Val::from(part.to_string())).collect(),
-    }))
+fn trim<'a>(eval: &mut Eval<'a, '_>, text: &Text<'a>) -> Res<Val<'a>> {
+    let from = text.len() - text.trim_start().len();
+    eval.piece(text, from, from + text.trim().len())
+}
+
+fn split<'a>(eval: &mut Eval<'a, '_>, text: &Text<'a>, separator: &str) -> Res<Val<'a>> {
+    let (mut parts, mut from) = (Vec::new(), 0);
+    for part in text.split(separator) {
+        eval.spend(1)?;
+        eval.hold_element()?;
+        parts.push(eval.piece(text, from, from + part.len())?);
+        from += part.len() + separator.len();
+    }
+    Ok(Val::list(parts))
 }
 
 fn replace<'a>(eval: &mut Eval<'a, '_>, text: &str, from: &str, to: &str) -> Res<Val<'a>> {
     let count = text.matches(from).count();
     eval.spend(count)?;
-    eval.spend_bytes(count.saturating_mul(to.len()))?;
-    Ok(Val::from(text.replace(from, to)))
+    eval.made(text.len().saturating_add(count.saturating_mul(to.len())), || text.replace(from, to))
 }
 
 /// By characters; a place beyond the end is the end.
-fn substring<'a>(text: &Cow<'a, str>, from: i64, to: i64) -> Res<Val<'a>> {
+fn substring<'a>(eval: &mut Eval<'a, '_>, text: &Text<'a>, from: i64, to: i64) -> Res<Val<'a>> {
     let (from, to) = bounds(from, to)?;
-    let place = |text: &str, at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
-    match text {
-        Cow::Borrowed(text) => {
-            let part: &'a str = text.get(place(text, from)..place(text, to)).unwrap_or_default();
-            Ok(Val::Str(Cow::Borrowed(part)))
-        }
-        Cow::Owned(text) => Ok(Val::from(text.get(place(text, from)..place(text, to)).unwrap_or_default().to_string())),
-    }
+    let place = |at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
+    eval.piece(text, place(from), place(to))
 }
 
 /// A place beyond the end is the end.
-fn slice<'a>(items: Items<'_, 'a>, from: i64, to: i64) -> Res<Val<'a>> {
+fn slice<'a>(eval: &mut Eval<'a, '_>, items: Items<'_, 'a>, from: i64, to: i64) -> Res<Val<'a>> {
     let (from, to) = bounds(from, to)?;
-    Ok(Val::list((from.min(items.len())..to.min(items.len())).filter_map(|at| items.get(at)).collect()))
+    let (from, to) = (from.min(items.len()), to.min(items.len()));
+    eval.hold_elements(to - from)?;
+    Ok(Val::list((from..to).filter_map(|at| items.get(at)).collect()))
 }
 
 fn bounds(from: i64, to: i64) -> Res<(usize, usize)> {
@@ -390,31 +445,34 @@ fn bounds(from: i64, to: i64) -> Res<(usize, usize)> {
 }
 
 fn join<'a>(eval: &mut Eval<'a, '_>, items: Items<'_, 'a>, separator: &str) -> Res<Val<'a>> {
-    let items = eval.force_all(items.iter())?;
-    let mut joined = String::new();
-    for (at, item) in items.iter().enumerate() {
+    let items = eval.force_all(items)?;
+    eval.hold_elements(items.len())?;
+    let mut texts = Vec::with_capacity(items.len());
+    for item in &items {
         let Val::Str(text) = item else {
             let message = format!("`join` needs strings, found {}; use list.map(x, string(x))", item.kind());
             return Err(Halt::fault(message));
         };
-        eval.spend_bytes(text.len() + separator.len())?;
-        if at > 0 {
-            joined.push_str(separator);
-        }
-        joined.push_str(text);
+        texts.push(text.as_str());
     }
-    Ok(Val::from(joined))
+    let separators = separator.len().saturating_mul(texts.len().saturating_sub(1));
+    let bytes = texts.iter().fold(separators, |bytes, text| bytes.saturating_add(text.len()));
+    eval.made(bytes, || texts.join(separator))
 }
 
 fn flatten<'a>(eval: &mut Eval<'a, '_>, items: Items<'_, 'a>) -> Res<Val<'a>> {
     let mut flat = Vec::new();
-    for item in eval.force_all(items.iter())? {
+    for item in eval.force_all(items)? {
         match item.shape() {
             Shape::Items(inner) => {
                 eval.spend(inner.len())?;
+                eval.hold_elements(inner.len())?;
                 flat.extend(inner.iter());
             }
-            _ => flat.push(item.clone()),
+            _ => {
+                eval.hold_element()?;
+                flat.push(item.clone());
+            }
         }
     }
     Ok(Val::list(flat))
@@ -441,8 +499,11 @@ fn distinct<'a>(eval: &mut Eval<'a, '_>, whole: &Val<'a>, items: Items<'_, 'a>) 
     }
 
     let solid = eval.solid(whole.clone())?;
+    let before = eval.steps();
+    eval.spend(items.len())?;
     eval.weigh(&solid)?;
-    eval.spend(items.len().saturating_mul(2))?;
+    again(eval, before, items.len())?;
+    eval.hold_elements(items.len().saturating_mul(3))?;
     let Shape::Items(solid) = solid.shape() else { return Ok(whole.clone()) };
     let mut seen = BTreeSet::new();
     let fresh = solid.iter().zip(items.iter()).filter(|(item, _)| seen.insert(Ordered(item.clone().settle())));
@@ -454,12 +515,15 @@ fn range<'a>(eval: &mut Eval<'a, '_>, count: i64) -> Res<Val<'a>> {
         return Err(Halt::fault(format!("range({count}) is not between 0 and {MAX_RANGE}")));
     }
     eval.spend(count as usize)?;
+    eval.hold_elements(count as usize)?;
     Ok(Val::list((0..count).map(Val::Int).collect()))
 }
 
 fn parse_json<'a>(eval: &mut Eval<'a, '_>, text: &str) -> Res<Val<'a>> {
-    // Each byte may become an element.
-    eval.spend(text.len() / 4)?;
+    // Each of these signs may be followed by a value of its own.
+    let values = text.bytes().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() + 1;
+    eval.spend(text.len() / 8 + values)?;
+    eval.hold(text.len().saturating_mul(3).saturating_add(values.saturating_mul(JSON_VALUE_BYTES)))?;
     let json = serde_json::from_str(text).map_err(|error| Halt::fault(format!("is not JSON: {error}")))?;
     Ok(Val::owned(json))
 }

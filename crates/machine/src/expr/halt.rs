@@ -12,6 +12,8 @@ pub(super) type Res<T> = Result<T, Halt>;
 #[derive(Debug)]
 pub(super) enum Halt {
     Need(Vec<ValueId>),
+    /// More work than is done inline.
+    Heavy,
     Fault(Box<Fault>),
 }
 
@@ -19,21 +21,60 @@ pub(super) enum Halt {
 pub(super) struct Fault {
     at: Option<u32>,
     message: String,
+    what: What,
+    /// The number of the field that was looked for and not found, so that a hint can be added if the fault is shown.
+    missed: Option<u32>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    Wrong,
     /// Nothing is wrong but that something is not there: `default` and `has` make up for it.
-    absent: bool,
+    Absent,
+    /// The budget is spent: nothing makes up for it.
+    Spent,
 }
 
 impl Halt {
     pub fn fault(message: impl Into<String>) -> Halt {
-        Halt::Fault(Box::new(Fault { at: None, message: message.into(), absent: false }))
+        Halt::new(message.into(), What::Wrong)
     }
 
     pub fn absent(message: impl Into<String>) -> Halt {
-        Halt::Fault(Box::new(Fault { at: None, message: message.into(), absent: true }))
+        Halt::new(message.into(), What::Absent)
+    }
+
+    pub fn spent(message: impl Into<String>) -> Halt {
+        Halt::new(message.into(), What::Spent)
+    }
+
+    fn new(message: String, what: What) -> Halt {
+        Halt::Fault(Box::new(Fault { at: None, message, what, missed: None }))
+    }
+
+    /// A field is not there, the one of that number.
+    pub fn no_field(message: String, number: u32) -> Halt {
+        Halt::Fault(Box::new(Fault { at: None, message, what: What::Absent, missed: Some(number) }))
+    }
+
+    /// The number of the field that is not there, if that is what is wrong.
+    pub fn missed(&self) -> Option<u32> {
+        match self {
+            Halt::Fault(fault) => fault.missed,
+            Halt::Need(_) | Halt::Heavy => None,
+        }
     }
 
     pub fn is_absent(&self) -> bool {
-        matches!(self, Halt::Fault(fault) if fault.absent)
+        matches!(self, Halt::Fault(fault) if fault.what == What::Absent)
+    }
+
+    /// Whether the whole evaluation ends with it, whatever another operand would say.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Halt::Need(_) | Halt::Heavy => true,
+            Halt::Fault(fault) => fault.what == What::Spent,
+        }
     }
 
     /// The innermost node that failed is where it failed.
@@ -44,17 +85,21 @@ impl Halt {
         self
     }
 
-    pub fn stop(self, source: &str) -> Stop {
+    pub fn stop(self, source: &str, hint: Option<String>) -> Stop {
         match self {
             Halt::Need(mut ids) => {
                 ids.sort_unstable();
                 ids.dedup();
                 Stop::Need(ids)
             }
+            Halt::Heavy => Stop::Heavy,
             Halt::Fault(fault) => Stop::Failed(EvalError {
                 text: source.to_string(),
                 offset: fault.at.unwrap_or(0) as usize,
-                message: fault.message,
+                message: match hint {
+                    Some(hint) => format!("{}; {hint}", fault.message),
+                    None => fault.message,
+                },
             }),
         }
     }
@@ -92,14 +137,19 @@ impl Needs {
     }
 }
 
-pub(super) fn gather<T>(results: impl IntoIterator<Item = Res<T>>) -> Res<Vec<T>> {
+/// All that are there; what is missing is gathered first.
+pub(super) fn gather_some<T>(results: impl IntoIterator<Item = Res<Option<T>>>) -> Res<Vec<T>> {
     let mut needs = Needs::default();
     let mut all = Vec::new();
     for result in results {
-        all.extend(needs.take(result)?);
+        all.extend(needs.take(result)?.flatten());
     }
     needs.done()?;
     Ok(all)
+}
+
+pub(super) fn gather<T>(results: impl IntoIterator<Item = Res<T>>) -> Res<Vec<T>> {
+    gather_some(results.into_iter().map(|result| result.map(Some)))
 }
 
 /// At most a line of a text, for a message.

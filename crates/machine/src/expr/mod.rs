@@ -5,6 +5,7 @@
 
 mod ast;
 mod eval;
+mod fuel;
 mod functions;
 mod halt;
 mod operators;
@@ -14,6 +15,7 @@ mod scan;
 mod template;
 #[cfg(test)]
 mod tests;
+mod text;
 mod value;
 
 use std::fmt;
@@ -22,7 +24,9 @@ use std::sync::Arc;
 use crate::data::Data;
 use crate::ids::{Millis, ValueId};
 
+pub use fuel::{Cost, EVALUATION, Fuel};
 pub use template::{Template, TemplateError};
+pub use text::Text;
 pub use value::{Table, Val};
 
 use ast::Node;
@@ -78,35 +82,15 @@ pub trait Names<'a> {
     fn now(&self) -> Millis;
 }
 
-/// How many steps an evaluation may still take. A step is about one node, one element or 64 bytes of text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fuel {
-    limit: u32,
-    remaining: u32,
-}
-
-impl Fuel {
-    pub fn new(steps: u32) -> Fuel {
-        Fuel { limit: steps, remaining: steps }
-    }
-
-    pub fn remaining(&self) -> u32 {
-        self.remaining
-    }
-}
-
-impl Default for Fuel {
-    fn default() -> Fuel {
-        Fuel::new(1_000_000)
-    }
-}
-
 /// Why an evaluation has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Stop {
     /// These stored payloads are needed first; then it is evaluated again.
     #[error("{} stored values are not loaded", .0.len())]
     Need(Vec<ValueId>),
+    /// It is more work than the [`Fuel`] allows inline; elsewhere it may succeed.
+    #[error("the evaluation is too much work to be done inline")]
+    Heavy,
     #[error(transparent)]
     Failed(#[from] EvalError),
 }
@@ -153,7 +137,8 @@ impl Expr {
     }
 
     pub fn eval<'a>(&'a self, names: &dyn Names<'a>, fuel: &mut Fuel) -> Result<Val<'a>, Stop> {
-        Eval::new(names, fuel).node(&self.0.ast).map_err(|halt| self.stop(halt))
+        let mut eval = Eval::new(names, fuel);
+        eval.node(&self.0.ast).map_err(|halt| eval.stop(halt, self.source()))
     }
 
     /// Whether a condition holds. Nothing but `true` and `false` is accepted.
@@ -202,15 +187,11 @@ impl Expr {
         let names = Within(names);
         let mut eval = Eval::new(&names, fuel);
         let value = eval.node(&self.0.ast);
-        value.and_then(|value| finish(&mut eval, value)).map_err(|halt| self.stop(halt))
+        value.and_then(|value| finish(&mut eval, value)).map_err(|halt| eval.stop(halt, self.source()))
     }
 
     fn ast(&self) -> &Node {
         &self.0.ast
-    }
-
-    fn stop(&self, halt: Halt) -> Stop {
-        halt.stop(self.source())
     }
 }
 

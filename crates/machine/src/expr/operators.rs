@@ -26,7 +26,7 @@ impl<'a> Eval<'a, '_> {
             (Shape::Items(l), Shape::Items(r)) => l.len() == r.len(),
             (Shape::Fields(l), Shape::Fields(r)) => l.len() == r.len(),
             (Shape::Scalar, Shape::Scalar) => {
-                self.weigh(left)?;
+                self.weigh_texts(left, right)?;
                 return Ok(left.order(right).is_eq());
             }
             _ => false,
@@ -41,16 +41,27 @@ impl<'a> Eval<'a, '_> {
         Ok(matches!(&both[..], [l, r] if l.order(r).is_eq()))
     }
 
+    /// Pays for comparing two scalars: of two texts, no more is looked at than the shorter one has.
+    fn weigh_texts(&mut self, left: &Val<'a>, right: &Val<'a>) -> Res<()> {
+        match (left, right) {
+            (Val::Str(left), Val::Str(right)) => self.spend_bytes(left.len().min(right.len())),
+            _ => Ok(()),
+        }
+    }
+
     fn contains(&mut self, item: Val<'a>, whole: &Val<'a>) -> Res<Val<'a>> {
         match (&item, whole, whole.shape()) {
-            (Val::Str(key), Val::Table(table), _) => Ok(Val::Bool(self.names.entry(*table, key).is_some())),
+            (Val::Str(key), Val::Table(table), _) => {
+                self.spend(8)?;
+                Ok(Val::Bool(self.names.entry(*table, key).is_some()))
+            }
             (Val::Str(key), _, Shape::Fields(fields)) => {
                 self.spend(fields.search_cost())?;
                 Ok(Val::Bool(fields.get(key).is_some()))
             }
             (_, _, Shape::Items(items)) => {
                 self.spend(items.len())?;
-                let items = self.force_all(items.iter())?;
+                let items = self.force_all(items)?;
                 let found = gather(items.iter().map(|other| self.equal(&item, other)))?;
                 Ok(Val::Bool(found.contains(&true)))
             }
@@ -62,7 +73,7 @@ impl<'a> Eval<'a, '_> {
     }
 
     fn compare(&mut self, op: Op, left: &Val<'a>, right: &Val<'a>) -> Res<Val<'a>> {
-        self.weigh(left)?;
+        self.weigh_texts(left, right)?;
         let order = left.compare(right).ok_or_else(|| mismatch(op.sign(), left, right))?;
         Ok(Val::Bool(match op {
             Op::Less => order.is_lt(),
@@ -78,10 +89,7 @@ impl<'a> Eval<'a, '_> {
             (_, Val::Double(l), Val::Double(r)) => doubles(op, *l, *r),
             (_, Val::Int(l), Val::Double(r)) => doubles(op, *l as f64, *r),
             (_, Val::Double(l), Val::Int(r)) => doubles(op, *l, *r as f64),
-            (Op::Add, Val::Str(l), Val::Str(r)) => {
-                self.spend_bytes(l.len() + r.len())?;
-                Ok(Val::from(format!("{l}{r}")))
-            }
+            (Op::Add, Val::Str(l), Val::Str(r)) => self.made(l.len() + r.len(), || [l.as_str(), r.as_str()].concat()),
             (Op::Add, Val::Str(_), Val::Int(_) | Val::Double(_) | Val::Bool(_))
             | (Op::Add, Val::Int(_) | Val::Double(_) | Val::Bool(_), Val::Str(_)) => {
                 let other = if matches!(left, Val::Str(_)) { &right } else { &left };
@@ -100,6 +108,7 @@ impl<'a> Eval<'a, '_> {
         match (op, left.shape(), right.shape()) {
             (Op::Add, Shape::Items(l), Shape::Items(r)) => {
                 self.spend(l.len() + r.len())?;
+                self.hold_elements(l.len() + r.len())?;
                 Ok(Val::list(l.iter().chain(r.iter()).collect()))
             }
             _ => Err(mismatch(op.sign(), left, right)),

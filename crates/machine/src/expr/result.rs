@@ -1,6 +1,5 @@
 //! From values to payloads: what is passed on is shared, the rest is written, within bounds.
 
-use std::borrow::Cow;
 use std::mem;
 use std::sync::Arc;
 
@@ -9,11 +8,14 @@ use serde_json::{Map, Number, Value};
 use super::MAX_PAYLOAD_BYTES;
 use super::eval::Eval;
 use super::halt::{Halt, Res, by_name_only, gather};
+use super::text::Text;
 use super::value::{Val, span_text, time_text};
 use crate::data::{Data, INLINE_BYTES};
 
 /// How deep a result may be nested: JSON readers stop at 128, and records put it inside of something.
 const MAX_RESULT_DEPTH: usize = 100;
+/// What a value of the result takes in memory, its text aside.
+const NODE_BYTES: usize = 112;
 
 /// What becomes part of a result: written into it, or shared with where it came from.
 pub(super) enum Part {
@@ -32,6 +34,7 @@ impl<'a> Eval<'a, '_> {
 
     pub fn part(&mut self, value: Val<'a>, depth: usize) -> Res<Part> {
         self.spend(1)?;
+        self.hold(NODE_BYTES)?;
         check_depth(depth)?;
         let own = match value {
             Val::Null => Value::Null,
@@ -41,7 +44,10 @@ impl<'a> Eval<'a, '_> {
                 let number = Number::from_f64(double).map(Value::Number);
                 number.ok_or_else(|| Halt::fault(format!("the result is not a finite number: {double}")))?
             }
-            Val::Str(text) => Value::String(text.into_owned()),
+            Val::Str(text) => {
+                self.hold(text.len())?;
+                Value::String(text.to_string())
+            }
             Val::Time(ms) => Value::String(time_text(ms)?),
             Val::Span(ms) => Value::String(span_text(ms)),
             Val::Table(table) => return Err(by_name_only(table)),
@@ -49,7 +55,7 @@ impl<'a> Eval<'a, '_> {
             Val::Data(data) => return self.share(data, depth),
             Val::List(items) => return self.list_part(items.iter().cloned(), depth),
             Val::Map(fields) => {
-                let fields = fields.iter().map(|(key, field)| (Arc::from(key.as_ref()), field.clone()));
+                let fields = fields.iter().map(|(key, field)| (Arc::from(key.as_str()), field.clone()));
                 return self.map_part(fields, depth);
             }
         };
@@ -67,13 +73,14 @@ impl<'a> Eval<'a, '_> {
     fn map_part(&mut self, fields: impl Iterator<Item = (Arc<str>, Val<'a>)>, depth: usize) -> Res<Part> {
         let parts = gather(fields.map(|(key, field)| {
             self.take_room(key.len() + 4)?;
+            self.hold(2 * key.len() + NODE_BYTES)?;
             Ok((key, self.part(field, depth + 1)?))
         }))?;
         Ok(Part::map(parts))
     }
 
     fn copy(&mut self, json: &Value, depth: usize) -> Res<Part> {
-        self.admit_json(json, depth)?;
+        self.admit_json(json, depth, true)?;
         Ok(Part::Own(json.clone()))
     }
 
@@ -81,7 +88,10 @@ impl<'a> Eval<'a, '_> {
     pub fn share(&mut self, data: &Data, depth: usize) -> Res<Part> {
         self.admit(data, depth)?;
         match data {
-            Data::Json(json) if data.own_bytes(INLINE_BYTES) <= INLINE_BYTES => Ok(Part::Own(Value::clone(json))),
+            Data::Json(json) if data.own_bytes(INLINE_BYTES) <= INLINE_BYTES => {
+                self.hold_json(json)?;
+                Ok(Part::Own(Value::clone(json)))
+            }
             _ => Ok(Part::Shared(data.clone())),
         }
     }
@@ -89,7 +99,7 @@ impl<'a> Eval<'a, '_> {
     /// Whether the result has room for it, at that depth.
     fn admit(&mut self, data: &Data, depth: usize) -> Res<()> {
         match data {
-            Data::Json(json) => return self.admit_json(json, depth),
+            Data::Json(json) => return self.admit_json(json, depth, false),
             Data::Ref(stored) => {
                 // Else a loop whose state holds the state before could nest without end, a reference a round.
                 check_depth(depth + usize::from(stored.depth))?;
@@ -108,18 +118,39 @@ impl<'a> Eval<'a, '_> {
         }
     }
 
-    fn admit_json(&mut self, json: &Value, depth: usize) -> Res<()> {
+    /// Whether the result has room for the JSON; if it is to be copied, its memory is paid for.
+    fn admit_json(&mut self, json: &Value, depth: usize, copied: bool) -> Res<()> {
         self.spend(1)?;
         check_depth(depth)?;
+        if copied {
+            self.hold_json_node(json)?;
+        }
         match json {
             Value::String(text) => self.take_room(text.len() + 2),
-            Value::Array(items) => items.iter().try_for_each(|item| self.admit_json(item, depth + 1)),
+            Value::Array(items) => items.iter().try_for_each(|item| self.admit_json(item, depth + 1, copied)),
             Value::Object(fields) => fields.iter().try_for_each(|(key, field)| {
                 self.take_room(key.len() + 4)?;
-                self.admit_json(field, depth + 1)
+                self.admit_json(field, depth + 1, copied)
             }),
             _ => self.take_room(4),
         }
+    }
+
+    fn hold_json(&mut self, json: &Value) -> Res<()> {
+        self.hold_json_node(json)?;
+        match json {
+            Value::Array(items) => items.iter().try_for_each(|item| self.hold_json(item)),
+            Value::Object(fields) => fields.values().try_for_each(|field| self.hold_json(field)),
+            _ => Ok(()),
+        }
+    }
+
+    fn hold_json_node(&mut self, json: &Value) -> Res<()> {
+        self.hold(match json {
+            Value::String(text) => NODE_BYTES + text.len(),
+            Value::Object(fields) => fields.keys().map(|key| NODE_BYTES + key.len()).sum::<usize>() + NODE_BYTES,
+            _ => NODE_BYTES,
+        })
     }
 
     pub fn take_room(&mut self, bytes: usize) -> Res<()> {
@@ -130,8 +161,8 @@ impl<'a> Eval<'a, '_> {
         self.spend_bytes(bytes)
     }
 
-    /// The value as JSON, loaded in full.
-    pub fn json(&mut self, value: Val<'a>) -> Res<Value> {
+    /// The value as JSON text, loaded in full.
+    pub fn json_text(&mut self, value: Val<'a>) -> Res<String> {
         let value = self.solid(value)?;
         // It is a step on the way, not the result: that has its room to itself.
         let room = mem::replace(&mut self.room, MAX_PAYLOAD_BYTES);
@@ -139,22 +170,29 @@ impl<'a> Eval<'a, '_> {
             Val::Data(Data::Json(json)) => self.copy(json, 0),
             value => self.part(value, 0),
         };
-        self.room = room;
-        match json? {
-            Part::Own(json) => Ok(json),
-            Part::Shared(Data::Json(json)) => Ok(Value::clone(&json)),
+        let taken = MAX_PAYLOAD_BYTES - mem::replace(&mut self.room, room);
+        let json = json?;
+        // It grows by doubling.
+        self.hold(taken.saturating_mul(2))?;
+        match json {
+            Part::Own(json) => Ok(json.to_string()),
+            Part::Shared(Data::Json(json)) => Ok(json.to_string()),
             Part::Shared(_) => Err(Halt::fault("is not loaded")),
         }
     }
 
     /// The value as part of a text.
-    pub fn render(&mut self, value: Val<'a>) -> Res<Cow<'a, str>> {
+    pub fn render(&mut self, value: Val<'a>) -> Res<Text<'a>> {
         match self.force(value)? {
-            Val::Null => Ok(Cow::Borrowed("")),
+            Val::Null => Ok(Text::Borrowed("")),
             Val::Str(text) => Ok(text),
-            Val::Time(ms) => time_text(ms).map(Cow::Owned),
-            Val::Span(ms) => Ok(Cow::Owned(span_text(ms))),
-            value => Ok(Cow::Owned(self.json(value)?.to_string())),
+            Val::Time(ms) => time_text(ms).map(Text::from),
+            Val::Span(ms) => Ok(Text::from(span_text(ms))),
+            value => {
+                let text = self.json_text(value)?;
+                self.hold(text.len())?;
+                Ok(Text::from(text))
+            }
         }
     }
 }

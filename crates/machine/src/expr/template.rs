@@ -9,7 +9,7 @@ use super::eval::Eval;
 use super::halt::{Halt, Needs, Res};
 use super::result::Part;
 use super::scan::{closing_brace, error};
-use super::{Expr, ExprError, Fuel, Names, Read, Stop, Val, Within};
+use super::{Expr, ExprError, Fuel, Names, Read, Stop, Text, Val, Within};
 use crate::data::Data;
 
 /// How deep the JSON of a template may be nested.
@@ -84,10 +84,13 @@ impl Template {
         let names = Within(names);
         let mut eval = Eval::new(&names, fuel);
         let text = eval.force(Val::from(&data)).and_then(|value| match value {
-            Val::Str(text) => Ok(text.into_owned()),
-            value => Ok(eval.json(value)?.to_string()),
+            Val::Str(text) => {
+                eval.hold(text.len())?;
+                Ok(text.to_string())
+            }
+            value => eval.json_text(value),
         });
-        text.map_err(|halt| halt.stop(""))
+        text.map_err(|halt| eval.stop(halt, ""))
     }
 }
 
@@ -105,7 +108,7 @@ struct Build<'a, 'n> {
 
 impl<'a> Build<'a, '_> {
     fn stop(&self, halt: Halt) -> Stop {
-        halt.stop(self.failed.unwrap_or_default())
+        self.eval.stop(halt, self.failed.unwrap_or_default())
     }
 
     fn part(&mut self, form: &'a Form, depth: usize) -> Res<Part> {
@@ -117,6 +120,7 @@ impl<'a> Build<'a, '_> {
                 let mut needs = Needs::default();
                 let mut parts = Vec::with_capacity(items.len());
                 for item in items {
+                    needs.take(self.eval.hold(128))?;
                     parts.extend(needs.take(self.part(item, depth + 1))?);
                 }
                 needs.done()?;
@@ -127,6 +131,7 @@ impl<'a> Build<'a, '_> {
                 let mut parts = Vec::with_capacity(fields.len());
                 for (key, field) in fields {
                     needs.take(self.eval.take_room(key.len() + 4))?;
+                    needs.take(self.eval.hold(key.len() + 128))?;
                     let part = needs.take(self.part(field, depth + 1))?;
                     parts.extend(part.map(|part| (Arc::clone(key), part)));
                 }
@@ -141,11 +146,13 @@ impl<'a> Build<'a, '_> {
         let mut text = String::new();
         for chunk in chunks {
             let piece = match chunk {
-                Chunk::Literal(literal) => Ok(literal.as_str().into()),
+                Chunk::Literal(literal) => Ok(Text::Borrowed(literal)),
                 Chunk::Value(hole) => self.hole(hole, |eval, value| eval.render(value)),
             };
             if let Some(piece) = needs.take(piece)? {
                 needs.take(self.eval.take_room(piece.len()))?;
+                // It grows by doubling.
+                needs.take(self.eval.hold(64 + 2 * piece.len()))?;
                 text.push_str(&piece);
             }
         }

@@ -1,6 +1,5 @@
 //! Values of expressions, borrowed from payloads wherever possible.
 
-use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,24 +8,25 @@ use jiff::Timestamp;
 use serde_json::{Map, Number, Value};
 
 use super::halt::{Halt, Res, shorten};
+use super::text::Text;
 use crate::data::Data;
 use crate::ids::Millis;
 
-/// A value. Payloads stay lazy: a reference in them is followed when its content matters, not when it is passed on.
+/// A value, cheap to clone whatever it holds. Payloads stay lazy: a reference in them is followed when its content matters, not when it is passed on.
 #[derive(Debug, Clone)]
 pub enum Val<'a> {
     Null,
     Bool(bool),
     Int(i64),
     Double(f64),
-    Str(Cow<'a, str>),
+    Str(Text<'a>),
     /// An array or an object. (Scalars are accepted here and in `Data`, and taken apart when they are read.)
     Json(&'a Value),
     /// A payload, not necessarily loaded.
     Data(&'a Data),
     List(Rc<Vec<Val<'a>>>),
     /// In the order of the first insertion, every key once.
-    Map(Rc<Vec<(Cow<'a, str>, Val<'a>)>>),
+    Map(Rc<Vec<(Text<'a>, Val<'a>)>>),
     /// Milliseconds since the epoch.
     Time(Millis),
     Span(Millis),
@@ -76,7 +76,7 @@ pub(super) enum Items<'v, 'a> {
 
 #[derive(Clone, Copy)]
 pub(super) enum Fields<'v, 'a> {
-    Vals(&'v [(Cow<'a, str>, Val<'a>)]),
+    Vals(&'v [(Text<'a>, Val<'a>)]),
     Json(&'a Map<String, Value>),
     Data(&'a [(Arc<str>, Data)]),
 }
@@ -89,7 +89,7 @@ impl<'a> From<&'a Value> for Val<'a> {
             // Beyond 64 signed bits it counts as a double, but only when it is counted with: passed on, it is exact.
             Value::Number(number) if number.as_i64().is_none() && number.is_u64() => Val::Json(json),
             Value::Number(number) => number_val(number),
-            Value::String(text) => Val::Str(Cow::Borrowed(text)),
+            Value::String(text) => Val::Str(Text::Borrowed(text)),
             Value::Array(_) | Value::Object(_) => Val::Json(json),
         }
     }
@@ -107,7 +107,7 @@ impl<'a> From<&'a Data> for Val<'a> {
 
 impl From<String> for Val<'_> {
     fn from(text: String) -> Self {
-        Val::Str(Cow::Owned(text))
+        Val::Str(Text::from(text))
     }
 }
 
@@ -125,7 +125,7 @@ impl<'a> Val<'a> {
             Value::String(text) => Val::from(text),
             Value::Array(items) => Val::list(items.into_iter().map(Val::owned).collect()),
             Value::Object(fields) => {
-                Val::Map(Rc::new(fields.into_iter().map(|(key, field)| (Cow::Owned(key), Val::owned(field))).collect()))
+                Val::Map(Rc::new(fields.into_iter().map(|(key, field)| (Text::from(key), Val::owned(field))).collect()))
             }
         }
     }
@@ -250,7 +250,7 @@ impl<'v, 'a: 'v> Items<'v, 'a> {
     }
 
     pub fn iter(self) -> impl Iterator<Item = Val<'a>> + 'v {
-        (0..self.len()).filter_map(move |at| self.get(at))
+        (0..self.len()).map(move |at| self.get(at).unwrap_or(Val::Null))
     }
 }
 
@@ -265,7 +265,9 @@ impl<'v, 'a: 'v> Fields<'v, 'a> {
 
     pub fn get(self, key: &str) -> Option<Val<'a>> {
         match self {
-            Fields::Vals(fields) => fields.iter().find(|(name, _)| name == key).map(|(_, field)| field.clone()),
+            Fields::Vals(fields) => {
+                fields.iter().find(|(name, _)| name.as_str() == key).map(|(_, field)| field.clone())
+            }
             Fields::Json(fields) => fields.get(key).map(Val::from),
             Fields::Data(fields) => fields.iter().find(|(name, _)| name.as_ref() == key).map(|(_, data)| data.into()),
         }
@@ -274,16 +276,17 @@ impl<'v, 'a: 'v> Fields<'v, 'a> {
     /// How much work `get` may be.
     pub fn search_cost(self) -> usize {
         match self {
-            Fields::Json(_) => 0,
-            _ => self.len() / 16,
+            Fields::Json(_) => 1,
+            _ => 1 + self.len() / 16,
         }
     }
 
-    pub fn keys(self) -> Vec<Cow<'a, str>> {
+    /// At most so many of them.
+    pub fn keys(self, most: usize) -> Vec<Text<'a>> {
         match self {
-            Fields::Vals(fields) => fields.iter().map(|(key, _)| key.clone()).collect(),
-            Fields::Json(fields) => fields.keys().map(|key| Cow::Borrowed(key.as_str())).collect(),
-            Fields::Data(fields) => fields.iter().map(|(key, _)| Cow::Borrowed(key.as_ref())).collect(),
+            Fields::Vals(fields) => fields.iter().take(most).map(|(key, _)| key.clone()).collect(),
+            Fields::Json(fields) => fields.keys().take(most).map(|key| Text::Borrowed(key.as_str())).collect(),
+            Fields::Data(fields) => fields.iter().take(most).map(|(key, _)| Text::Borrowed(key.as_ref())).collect(),
         }
     }
 
@@ -295,8 +298,8 @@ impl<'v, 'a: 'v> Fields<'v, 'a> {
         }
     }
 
-    fn sorted(self) -> std::vec::IntoIter<(Cow<'a, str>, Val<'a>)> {
-        let mut fields: Vec<_> = self.keys().into_iter().zip(self.values()).collect();
+    fn sorted(self) -> std::vec::IntoIter<(Text<'a>, Val<'a>)> {
+        let mut fields: Vec<_> = self.keys(usize::MAX).into_iter().zip(self.values()).collect();
         fields.sort_by(|(l, _), (r, _)| l.cmp(r));
         fields.into_iter()
     }

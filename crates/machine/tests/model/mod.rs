@@ -10,6 +10,7 @@ pub mod tape;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use eddyline_machine::expr::Cost;
 use eddyline_machine::run::{End, Header, Run, State};
 use eddyline_machine::*;
 use serde_json::{Value, json};
@@ -27,6 +28,7 @@ pub struct Model {
     pub now: Millis,
     pub published: Vec<Publish>,
     pub max_touched: usize,
+    pub budget: Cost,
     next_run: u128,
     drawn: u64,
 }
@@ -73,6 +75,7 @@ impl Model {
             now: 1_767_323_045_678,
             published: Vec::new(),
             max_touched: decide::MAX_TOUCHED,
+            budget: decide::BUDGET,
             next_run: 1,
             drawn: 0,
         }
@@ -132,7 +135,11 @@ impl Model {
         self.drawn += 1;
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&self.drawn.to_le_bytes());
-        let env = Env { now: self.now, seed, hooks: "https://eddy.test/hooks/", max_touched: self.max_touched };
+        let env = Env {
+            max_touched: self.max_touched,
+            budget: self.budget,
+            ..Env::new(self.now, seed, "https://eddy.test/hooks/")
+        };
         let kept = self.runs.get_mut(&run).expect("the run");
         let mut at_hand = kept.run.clone();
         at_hand.values.clear();
@@ -147,7 +154,7 @@ impl Model {
                         at_hand.values.insert(key, value);
                     }
                 }
-                Err(Halt::Bug(bug)) => panic!("{bug}\n{}", self.tell(run)),
+                Err(halt) => panic!("{halt}\n{}", self.tell(run)),
             }
         };
         // The same from what a store would load, with every payload at hand: the same bytes.
@@ -156,6 +163,11 @@ impl Model {
         let again = decide(&kept.flow, &loaded, &env, inputs).expect("the same decision again");
         let bytes = |transition: &Transition| serde_json::to_string(transition).unwrap();
         assert_eq!(bytes(&transition), bytes(&again), "the same inputs gave different bytes");
+        // Inline it is the same decision, or none.
+        match decide(&kept.flow, &loaded, &Env { inline_steps: Some(200), ..env }, inputs) {
+            Ok(inline) => assert_eq!(bytes(&transition), bytes(&inline), "inline, it was decided differently"),
+            Err(halt) => assert_eq!(halt, Halt::Heavy),
+        }
         transition
     }
 

@@ -8,7 +8,7 @@ use eddyline_engine::Timeline;
 use eddyline_machine::project::{Projection, Projector, RunIndexed};
 use eddyline_machine::time::Time;
 use eddyline_machine::wire::{Envelope, MAX_RECORD_BYTES, Meta, WireContext, projection_to_wire, to_wire};
-use eddyline_machine::{Data, Numbered, RunId};
+use eddyline_machine::{Body, Data, Numbered, RunId};
 use eddyline_protocol as wire;
 use eddyline_store::{Page, RunFilter, Summary};
 use serde_json::{Value, json};
@@ -141,7 +141,7 @@ async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failu
 async fn count_runs(call: &Call, flow: &str, asked: &Asked) -> Result<u64, Failure> {
     let newest = call.engine().list(call.ns(), &of_flow(flow), Page { after: None, limit: 1 }).await?;
     match newest.first() {
-        Some(run) if asked.wants(&indexed(run)) => Ok(call.engine().count(call.ns(), &of_flow(flow)).await?),
+        Some(run) if asked.wants(&indexed(run, None)) => Ok(call.engine().count(call.ns(), &of_flow(flow)).await?),
         _ => Ok(0),
     }
 }
@@ -290,7 +290,11 @@ async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Opt
         let page = Page { after: Some(asked.after), limit: asked.limit };
         let found = call.engine().run_feed(call.ns(), flow, page).await?;
         let next = (found.len() == asked.limit).then(|| found.last().map(|last| last.position)).flatten();
-        let items: Vec<Value> = found.iter().map(indexed).filter(|record| asked.wants(record)).collect();
+        let mut items = Vec::with_capacity(found.len());
+        for summary in &found {
+            items.push(indexed(summary, queue(call, summary).await?));
+        }
+        items.retain(|record| asked.wants(record));
         if !items.is_empty() || tokio::time::Instant::now() >= until || *call.api.stopping().borrow() {
             return Ok((items, next));
         }
@@ -298,14 +302,24 @@ async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Opt
     }
 }
 
+/// The queue that a run's function is offered on; the steps of a graph each have their own.
+async fn queue(call: &Call, summary: &Summary) -> Result<Option<String>, Failure> {
+    let header = &summary.header;
+    let flow = call.engine().flow(call.ns(), &header.flow, Some(&header.flow_version)).await?;
+    Ok(match &flow.flow.body {
+        Body::Code(code) => Some(code.queue.clone()),
+        Body::Graph(_) => None,
+    })
+}
+
 /// A run's line in the index, numbered by the feed.
-fn indexed(summary: &Summary) -> Value {
+fn indexed(summary: &Summary, queue: Option<String>) -> Value {
     let header = &summary.header;
     let created_at = Time::at(summary.created_at);
     let line = RunIndexed {
         id: summary.run,
         flow_name: header.flow.clone(),
-        queue: None,
+        queue: queue.clone(),
         created_at,
         source_id: "1".to_owned(),
     };
@@ -316,7 +330,7 @@ fn indexed(summary: &Summary) -> Value {
         step_run_id: None,
         attempt: None,
         job_id: None,
-        queue: super::tasks::DEFAULT_QUEUE,
+        queue: queue.as_deref().unwrap_or(super::tasks::DEFAULT_QUEUE),
         tags: &header.tags,
     };
     json!(Envelope {
@@ -324,7 +338,7 @@ fn indexed(summary: &Summary) -> Value {
         stream: format!("nq:proj:flow-runs:{}", header.flow),
         ts: created_at,
         kind: Projection::Indexed(&line).kind().to_owned(),
-        subject: super::tasks::DEFAULT_QUEUE,
+        subject: queue.as_deref().unwrap_or(super::tasks::DEFAULT_QUEUE),
         data: json!(line),
         meta,
         v: 1,

@@ -135,6 +135,36 @@ async fn a_start_is_made_once_a_key_and_refused_where_it_is_wrong() {
 }
 
 #[tokio::test]
+async fn time_gates_and_back_offs_say_until_when() {
+    let rig = Rig::start().await;
+    let text =
+        "steps: {nap: {await: {time: 1h}}, ask: {await: {manual: true, timeout: 2h}}, ever: {await: {manual: true}},
+        a: {run: a, retry: {initial: 1m, max: 1m, jitter: 0}}}";
+    rig.flow("f", text).await;
+    let run = rig.run("f", json!(null)).await;
+    let task = rig.claim("w").await;
+    rig.report(&task, json!({"op": "fail", "seq": 1, "error": {"kind": "Busy", "message": "later"}})).await;
+    let at = |time: &serde_json::Value| time.as_str().unwrap().parse::<jiff::Timestamp>().unwrap().as_millisecond();
+    let info = rig.get(&format!("/v1/runs/{run}")).await;
+    let waiting = info.body["waiting_for"].as_array().unwrap();
+    let until = |step: &str| {
+        let found = waiting.iter().find(|waiting| waiting["activation"] == step).unwrap();
+        &found["waits_for"]["until"]
+    };
+    let begun = at(&info.body["started_at"]);
+    for (step, ms) in [("nap", 3_600_000), ("ask", 7_200_000), ("a", 60_000)] {
+        // From when the gate was reached, or the attempt failed.
+        let after = at(until(step)) - begun - ms;
+        assert!((0..30_000).contains(&after), "{step}: {after} ms in {}", info.body);
+    }
+    assert_eq!(until("ever"), &json!(null), "it waits without end");
+    let steps = rig.get(&format!("/v1/runs/{run}/steps")).await;
+    let nap = steps.items().iter().find(|step| step["activation"] == "nap").unwrap().clone();
+    assert_eq!(&nap["waits_for"]["until"], until("nap"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_batch_starts_what_it_can() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}}").await;

@@ -50,6 +50,11 @@ async fn every_stream_is_read_in_pages_without_gaps() {
     assert_eq!((index.len(), &index[0]["data"]["stepKey"]), (2, &json!("a")));
     let runs = all(&rig, "nq:proj:flow-runs:f", "").await;
     assert_eq!((runs.len(), &runs[0]["data"]["id"]), (1, &json!(run)));
+    rig.flow("job", "code: true\nqueue: slow").await;
+    rig.run("job", json!(null)).await;
+    let of_code = &all(&rig, "nq:proj:flow-runs:job", "").await[0];
+    let queues = [&of_code["data"]["queue"], &of_code["meta"]["queue"], &of_code["subject"]];
+    assert_eq!(queues, [&json!("slow"); 3], "the queue that its function is offered on");
 
     for unknown in [format!("nq:proj:flow:g:{run}"), "nq:flow:x".into(), "x".into(), "nq:proj:flow-runs:none".into()] {
         assert_eq!(rig.get(&format!("/v1/streams/{unknown}")).await.status, 404, "{unknown}");

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use eddyline_machine::decide::MAX_TOUCHED;
 use eddyline_machine::*;
 use serde_json::Value;
 use uuid::Uuid;
@@ -96,7 +95,7 @@ impl Drive {
     pub async fn decide(&self, flow: &Flow, run: &Run, inputs: &[Input]) -> Transition {
         let mut seed = [7; 32];
         seed[..8].copy_from_slice(&self.number().to_le_bytes());
-        let env = Env { now: self.now().await, seed, hooks: "https://eddy.test/hooks/", max_touched: MAX_TOUCHED };
+        let env = Env::new(self.now().await, seed, "https://eddy.test/hooks/");
         let mut run = run.clone();
         loop {
             match decide(flow, &run, &env, inputs) {
@@ -106,7 +105,7 @@ impl Drive {
                     assert_eq!(values.len(), ids.len(), "values that the run refers to are missing");
                     run.values.extend(values);
                 }
-                Err(Halt::Bug(bug)) => panic!("{bug}"),
+                Err(halt) => panic!("{halt}"),
             }
         }
     }
@@ -161,7 +160,8 @@ impl Drive {
         loop {
             match data.materialise(&|id| values.get(&id)) {
                 Ok(value) => return value,
-                Err(missing) => {
+                Err(unbuilt) => {
+                    let Unbuilt::Missing(missing) = unbuilt else { panic!("{unbuilt}") };
                     let found = self.store.values(run, &missing).await.unwrap();
                     assert_eq!(found.len(), missing.len(), "values that the run refers to are missing");
                     values.extend(found);

@@ -60,7 +60,7 @@ impl Decider {
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&self.drawn.to_le_bytes());
         let now = store.now().await.unwrap();
-        let env = Env { now, seed, hooks: "https://eddy.test/", max_touched: decide::MAX_TOUCHED };
+        let env = Env::new(now, seed, "https://eddy.test/");
         let (mut at_hand, flow) = match store.load(run, None).await.unwrap() {
             Found::Run(loaded) => {
                 let flow = self.flows[&loaded.rows.header.flow].clone();
@@ -72,7 +72,7 @@ impl Decider {
             match decide(&flow, &at_hand, &env, inputs) {
                 Ok(transition) => break transition,
                 Err(Halt::Need(keys)) => at_hand.values.extend(store.values(run, &keys).await.unwrap()),
-                Err(Halt::Bug(bug)) => panic!("{bug}"),
+                Err(halt) => panic!("{halt}"),
             }
         };
         let mut values = BTreeMap::new();

@@ -107,6 +107,21 @@ fn why_a_step_is_not_readable() {
 }
 
 #[test]
+fn only_who_asks_how_a_step_ended_is_told_to_wait_for_its_end_however_it_comes() {
+    for (field, arm) in [("output", "charge"), ("status", "ended:charge"), ("error", "ended:charge")] {
+        let alone = of_steps(&format!("charge:\nship: {{input: '${{steps.charge.{field}}}'}}"));
+        assert!(alone.ends_with(&format!("; add `{arm}` to `after` of `ship`")), "{alone}");
+        let joined =
+            of_steps(&format!("a:\ncharge:\nship: {{after: [a, charge], join: any, if: steps.charge.{field}}}"));
+        let help = format!("; use `join: some` (or `all`) with `{arm}` in `after` of `ship`");
+        assert!(joined.ends_with(&help), "{joined}");
+        // What is advised is accepted.
+        let followed = format!("charge:\nship: {{after: ['{arm}'], input: '${{steps.charge.{field}}}'}}");
+        assert_eq!(of_steps(&followed), "fine");
+    }
+}
+
+#[test]
 fn names_and_where_they_are_known() {
     let fine = [
         "a: {spread: input, input: '${item}', limits: [{l: '${item.x}'}], key: item.y}",

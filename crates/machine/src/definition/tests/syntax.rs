@@ -112,6 +112,20 @@ fn limits() {
 }
 
 #[test]
+fn a_definition_with_very_many_expressions_is_refused() {
+    let with = |count: usize| {
+        let holes = vec!["\"${input}\""; count].join(",");
+        of(&format!("{{\"name\": \"f\", \"steps\": {{\"a\": {{\"set\": [{holes}]}}}}}}"))
+    };
+    assert_eq!(with(MAX_EXPRESSIONS), "fine");
+    let said = with(MAX_EXPRESSIONS + 1);
+    assert!(said.ends_with("the definition has 10001 expressions in `${…}`, the limit is 10000"), "{said}");
+    // However they are written.
+    let aliases = format!("name: f\nsteps: {{a: {{set: [&x '${{input}}', {}]}}}}", vec!["*x"; 20_000].join(","));
+    assert!(of(&aliases).contains("20001 expressions"), "{}", of(&aliases));
+}
+
+#[test]
 fn a_problem_far_out_in_a_long_line_is_shown_around_its_place() {
     let steps: Vec<_> = (0..40).map(|n| format!("\"step{n}\":{{\"run\":\"r\"}}")).collect();
     let text = format!("{{\"name\":\"f\",\"steps\":{{{},\"x\":{{\"rum\":\"r\"}}}}}}", steps.join(","));

@@ -28,7 +28,7 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
     let text = |field: &str| waits[field].as_str().unwrap_or_default().to_owned();
     match waits["what"].as_str().unwrap_or_default() {
         "arms" => format!("waits for {}", open_arms(waits).collect::<Vec<_>>().join(", ")),
-        "gate" => format!("waits {}", gate(waits)),
+        "gate" => format!("waits {}{}", gate(waits), gate_until(waits)),
         "worker" => match running(step) {
             Some(worker) => format!("on {}", short(worker)),
             None => match (bound(waits), lack(waits)) {
@@ -38,8 +38,8 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
             },
         },
         "back_off" => match last_error(step) {
-            Some(error) => format!("tries again after {error}"),
-            None => "tries again".to_owned(),
+            Some(error) => format!("tries again{} after {error}", at(waits)),
+            None => format!("tries again{}", at(waits)),
         },
         "child" => format!("run {}", text("run_id")),
         "inside" => match to_come(step) {
@@ -49,6 +49,19 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
         "last_report" => "waits for the last report of its worker".to_owned(),
         "news" => "waits for news".to_owned(),
         _ => String::new(),
+    }
+}
+
+/// The moment that is waited for, if it is known.
+fn at(waits: &Value) -> String {
+    waits["until"].as_str().map_or_else(String::new, |until| format!(" at {until}"))
+}
+
+/// When a gate that somebody is to open is given up.
+fn gate_until(waits: &Value) -> String {
+    match (waits["reason"].as_str(), waits["until"].as_str()) {
+        (Some("time"), _) | (_, None) => String::new(),
+        (_, Some(until)) => format!(" (times out at {until})"),
     }
 }
 
@@ -86,7 +99,7 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
     let attempt = waits["attempt"].as_u64().unwrap_or(1);
     Some(match text("what") {
         "arms" => format!("waits for {}", and(waits["arms"].as_array()?.iter().filter_map(|arm| arm_text(arm, steps)))),
-        "gate" => format!("waits {}", gate(waits)),
+        "gate" => format!("waits {}{}", gate(waits), gate_until(waits)),
         "worker" => match running(step) {
             Some(worker) => format!("is running, attempt {attempt} of worker {worker}"),
             None => match (bound(waits), lack(waits)) {
@@ -104,9 +117,9 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         },
         "back_off" => match (step.attempts.last(), last_error(step)) {
             (Some(last), Some(error)) => {
-                format!("waits to be tried again: attempt {} failed with {error}", last.attempt)
+                format!("waits to be tried again{}: attempt {} failed with {error}", at(waits), last.attempt)
             }
-            _ => "waits to be tried again".to_owned(),
+            _ => format!("waits to be tried again{}", at(waits)),
         },
         "child" => format!("waits for the run {} that it started", text("run_id")),
         "inside" if to_come(step) > 0 => format!(
@@ -214,7 +227,9 @@ fn gate(waits: &Value) -> String {
         ("event", Some(event)) => format!("for event {event}"),
         ("webhook", _) => "for a webhook".to_owned(),
         ("manual", _) => "for a person: `eddy gate list`".to_owned(),
-        ("time", _) => "for its time to come".to_owned(),
+        ("time", _) => {
+            waits["until"].as_str().map_or("for its time to come".to_owned(), |until| format!("until {until}"))
+        }
         (other, _) => format!("for {other}"),
     }
 }

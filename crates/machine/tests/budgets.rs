@@ -1,0 +1,132 @@
+//! Budgets: what one decision may use, whatever the flow and its payloads are.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod model;
+
+use eddyline_machine::expr::EVALUATION;
+use eddyline_machine::*;
+use model::Trial;
+use serde_json::json;
+
+#[test]
+fn a_spread_of_heavy_items_is_many_small_transitions() {
+    let text = r#"{name: f, steps: {each: {spread: "range(200)", as: n,
+        steps: {s: {set: "${sum(range(2000).map(x, x + n))}"}}, output: "${steps.s.output}"}},
+        output: "${size(steps.each.output)}"}"#;
+    let t = Trial::new(text, json!(null));
+    assert_eq!(t.output(), json!(200));
+    // Each item takes more than 5,000 steps.
+    let least = 200 * 5_000 / decide::BUDGET.steps;
+    let transitions = t.kept().run.header.version.0;
+    assert!(transitions > least, "{transitions} transitions");
+}
+
+#[test]
+fn a_heavy_decision_is_told_and_made_without_the_limit() {
+    let flow = definition::parse(r#"{name: f, steps: {s: {set: "${sum(range(2000).map(x, x + 1))}"}}}"#).unwrap().flow;
+    let run = Run::new(RunId::default());
+    let start = [Input::Start(Box::default())];
+    let env = Env::new(0, [0; 32], "");
+    let few = Env { inline_steps: Some(1_000), ..env.clone() };
+    assert_eq!(decide(&flow, &run, &few, &start), Err(Halt::Heavy));
+    let enough = Env { inline_steps: Some(EVALUATION.steps), ..env.clone() };
+    assert_eq!(decide(&flow, &run, &enough, &start), decide(&flow, &run, &env, &start));
+}
+
+#[test]
+fn the_expressions_of_one_step_have_one_budget() {
+    // Each takes about a third of it.
+    let heavy = "sum(range(45000).map(x, x + 1)) > 0";
+    let hole = format!("${{{heavy}}}");
+    let text = format!(
+        r#"{{name: f, steps: {{two: {{if: "{heavy}", set: "{hole}"}},
+            four: {{if: "{heavy}", set: ["{hole}", "{hole}", "{hole}"]}}}}}}"#
+    );
+    let t = Trial::new(&text, json!(null));
+    let error = t.error_of("four").message;
+    assert_eq!(t.output_of("two"), json!(true));
+    assert!(error.contains("took more than 1000000 steps"), "{error}");
+}
+
+/// The first transition of a run.
+fn started(text: &str, input: serde_json::Value) -> Transition {
+    let flow = definition::parse(text).unwrap_or_else(|problems| panic!("{problems}")).flow;
+    let start = Start { input: Some(input.into()), ..Start::default() };
+    decide(&flow, &Run::new(RunId::default()), &Env::new(0, [0; 32], ""), &[Input::Start(Box::new(start))]).unwrap()
+}
+
+fn failure(transition: &Transition) -> &Failure {
+    let failed = transition.records.iter().find_map(|record| match &record.entry {
+        Entry::StepFailed { error, .. } => Some(error),
+        _ => None,
+    });
+    failed.unwrap_or_else(|| panic!("nothing failed: {:?}", transition.records))
+}
+
+#[test]
+fn a_spread_over_too_many_items_fails() {
+    let items = vec![1; decide::MAX_ITEMS + 1];
+    let transition = started("{name: f, steps: {each: {spread: input, run: h}}}", json!(items));
+    let failure = failure(&transition);
+    assert_eq!(failure.kind, "TooManyItems");
+    assert!(failure.message.contains("at most 500000"), "{}", failure.message);
+}
+
+#[test]
+fn what_is_written_out_for_children_counts() {
+    let text = "{name: f, steps: {each: {spread: 'range(1000)', flow: child, input: '${run.input}'}}}";
+    let small = started(text, json!("x"));
+    let large = started(text, json!("x".repeat(1 << 20)));
+    let children = |transition: &Transition| transition.messages.len();
+    assert!(children(&small) > 900, "{}", children(&small));
+    assert!(children(&large) < 30, "{} children with 1 MiB each in one transition", children(&large));
+    assert!(!large.header.agenda.is_empty(), "the rest follows");
+}
+
+#[test]
+fn a_state_that_doubles_ends_the_loop() {
+    let looped = |next: &str| {
+        let text = format!(
+            "{{name: f, steps: {{loop: {{steps: {{a: {{set: 1}}}},
+                repeat: {{while: 'true', max: 1000, state: \"${{input}}\", next: {next}}}}}}}}}"
+        );
+        let t = Trial::new(&text, json!("x".repeat(300)));
+        t.error_of("loop").message
+    };
+    assert!(looped("'${state + state}'").contains("larger than 2 MiB"), "{}", looped("'${state + state}'"));
+    let nested = looped("['${state}', '${state}']");
+    assert!(nested.contains("nested more than 100 deep"), "{nested}");
+}
+
+#[test]
+fn text_and_misses_are_charged_for() {
+    let evaluated = |expr: &str, input: serde_json::Value| {
+        let transition = started(&format!("{{name: f, steps: {{s: {{set: \"${{{expr}}}\"}}}}}}"), input);
+        transition.records.iter().find_map(|record| match &record.entry {
+            Entry::StepFailed { error, .. } => Some(error.message.clone()),
+            _ => None,
+        })
+    };
+    let text = json!({"s": "x".repeat(1 << 20), "m": (0..200).map(|n| (format!("field {n}"), json!(n))).collect::<serde_json::Map<_, _>>()});
+    for expr in [
+        "size(range(1000).map(i, input.s + 'a'))",
+        "size(range(1000).map(i, input.s.upperAscii()))",
+        "size(range(1000).map(i, input.s.replace('x', 'y')))",
+        "size(range(1000).map(i, input.s.split('')))",
+        "size(range(1000).map(i, json(input)))",
+        "size(range(100000).map(i, range(100)))",
+        "size(range(1000).map(i, range(1000).reverse()))",
+        "size(range(1000).map(i, range(1000).slice(1)))",
+        "size(range(1000).map(i, range(1000) + [1]))",
+        "size(range(10000).map(i, keys(input.m)))",
+        "size(range(10000).map(i, values(input.m)))",
+    ] {
+        let message = evaluated(expr, text.clone()).unwrap_or_else(|| panic!("{expr} was not too much"));
+        assert!(message.contains("used more than 32 MiB of memory") || message.contains("steps"), "{expr}: {message}");
+    }
+    // A field that is not there costs little, and what was meant is said only when it is shown.
+    assert_eq!(evaluated("size(range(20000).filter(i, has(input.m.x)))", text.clone()), None);
+    let shown = evaluated("input.m.field_7", text).unwrap();
+    assert!(shown.contains("has no field `field_7`; did you mean `field 7`?"), "{shown}");
+}
