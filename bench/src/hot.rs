@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_machine::decide::MAX_TOUCHED;
 use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide, definition};
 use eddyline_store::{ClaimRequest, Claimed, Command, CommandId, Namespace, Offer, RequestId, RunCommit, Store};
 use futures_util::future::join_all;
@@ -92,7 +91,7 @@ impl Caller {
         seed[..8].copy_from_slice(&self.drawn.to_le_bytes());
         seed[8..16].copy_from_slice(&(self.number as u64).to_le_bytes());
         let now = self.store.now().await.unwrap_or(0);
-        let env = Env { now, seed, hooks: "http://127.0.0.1/hooks/", max_touched: MAX_TOUCHED };
+        let env = Env::new(now, seed, "http://127.0.0.1/hooks/");
         let transition = match decide(&self.flow, &self.run, &env, &[input]) {
             Ok(transition) => Arc::new(transition),
             Err(halt) => return eprintln!("{halt}"),

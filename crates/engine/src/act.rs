@@ -30,15 +30,28 @@ impl Engine {
     pub async fn cancel(&self, ns: &Namespace, run: RunId, by: &str, reason: Option<String>) -> Result<()> {
         // One that is continued at this moment passes it on by itself.
         let last = self.last_of_chain(ns, run).await?;
-        self.act(ns, last, Input::Cancel { by: by.to_owned(), reason }).await
+        let cancel = Input::Cancel { by: by.to_owned(), reason };
+        match self.act(ns, last, cancel.clone()).await {
+            Err(EngineError::Quarantined(_)) if self.release_from_quarantine(ns, last).await? => {
+                self.act(ns, last, cancel).await
+            }
+            done => done,
+        }
     }
 
     pub async fn pause(&self, ns: &Namespace, run: RunId, by: &str) -> Result<()> {
         self.act(ns, run, Input::Pause { by: by.to_owned() }).await
     }
 
+    /// A run that is paused goes on. So does one that is quarantined, paused or not.
     pub async fn resume(&self, ns: &Namespace, run: RunId, by: &str) -> Result<()> {
-        self.act(ns, run, Input::Resume { by: by.to_owned() }).await
+        match self.act(ns, run, Input::Resume { by: by.to_owned() }).await {
+            Err(EngineError::Quarantined(_)) => {
+                tracing::info!(%run, by, "released from quarantine");
+                self.release_from_quarantine(ns, run).await.map(drop)
+            }
+            done => done,
+        }
     }
 
     /// An act on one activation, by its public name.

@@ -1,19 +1,28 @@
 //! The shape of every loop: it works off what there is, then sleeps until there may be more, a hint comes or it is time
 //! to stop. Tests wait for its rounds instead of sleeping.
+//!
+//! A loop that panics is made anew, a bounded number of times; then the engine has failed.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_machine::Millis;
 use eddyline_store::Change;
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
+use crate::committer::said;
 use crate::error::Result;
+use crate::health::Reports;
 use crate::shutdown::Shutdown;
 
 /// After an error a loop waits this long.
 const AFTER_ERROR_MS: Millis = 500;
+/// So many rounds in a row may panic before the engine gives up. What is due stays due, so a loop that panics on one item
+/// still gets to the others as long as some rounds end well.
+const MAX_PANICS: u32 = 5;
 
 /// One loop of the engine.
 pub(crate) trait Chore: Send {
@@ -38,13 +47,35 @@ pub(crate) trait Chore: Send {
 /// Counts the rounds of a loop.
 pub(crate) type Rounds = watch::Sender<u64>;
 
-pub(crate) async fn drive(mut chore: impl Chore, wake: Arc<Notify>, rounds: Rounds, mut shutdown: Shutdown) {
+pub(crate) async fn drive<C: Chore>(
+    make: impl Fn() -> C,
+    wake: Arc<Notify>,
+    rounds: Rounds,
+    mut shutdown: Shutdown,
+    health: Reports,
+) {
+    let (mut chore, mut panics) = (make(), 0);
     while !shutdown.is_now() {
-        let next = match chore.round().await {
-            Ok(next) => next.unwrap_or(Millis::MAX).min(chore.at_latest_ms()),
-            Err(error) => {
-                metrics::counter!("eddyline_loop_errors_total", "loop" => chore_name(&chore)).increment(1);
-                tracing::warn!(loop_ = chore_name(&chore), "will try again: {error}");
+        // A chore whose round panicked is thrown away, so nothing that was left half done is used again.
+        let next = match AssertUnwindSafe(chore.round()).catch_unwind().await {
+            Ok(Ok(next)) => {
+                panics = 0;
+                next.unwrap_or(Millis::MAX).min(chore.at_latest_ms())
+            }
+            Ok(Err(error)) => {
+                metrics::counter!("eddyline_loop_errors_total", "loop" => C::NAME).increment(1);
+                tracing::warn!(loop_ = C::NAME, "will try again: {error}");
+                AFTER_ERROR_MS
+            }
+            Err(panic) => {
+                panics += 1;
+                metrics::counter!("eddyline_loop_panics_total", "loop" => C::NAME).increment(1);
+                let said = said(&*panic);
+                tracing::error!(loop_ = C::NAME, panics, "the loop panicked and is started again: {said}");
+                if panics >= MAX_PANICS {
+                    return health.failed(&format!("the loop {} panicked {panics} times in a row: {said}", C::NAME));
+                }
+                chore = make();
                 AFTER_ERROR_MS
             }
         };
@@ -60,8 +91,4 @@ pub(crate) async fn drive(mut chore: impl Chore, wake: Arc<Notify>, rounds: Roun
             () = shutdown.wait() => {}
         }
     }
-}
-
-fn chore_name<C: Chore>(_: &C) -> &'static str {
-    C::NAME
 }

@@ -8,14 +8,18 @@
 
 mod batch;
 mod desk;
+mod heavy;
+mod load;
 mod prepare;
+mod question;
+mod turns;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use eddyline_machine::{Answer, Input, Millis, Run, RunId, ValueId};
-use eddyline_store::{Change, Claimed, Found, Heard, Hints, Map, Namespace, RequestId, StartKey, Store, Taken};
+use eddyline_machine::{Answer, Input, Millis, RunId};
+use eddyline_store::{Change, Claimed, Heard, Hints, Map, Namespace, RequestId, StartKey, Store, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 use futures_util::stream::StreamExt;
@@ -26,9 +30,16 @@ use crate::config::Config;
 use crate::dispatcher::{Dispatcher, Parked};
 use crate::error::{EngineError, Result};
 use crate::flows::{Flows, Registered};
-use crate::hot::{Hot, HotRuns};
+use crate::handled::Handled;
+use crate::health::Reports;
+use crate::hot::HotRuns;
+use crate::quarantine::Suspicion;
 use batch::Sent;
 pub(crate) use desk::{Committing, Driver, open};
+use heavy::Thought;
+use load::Loaded;
+pub(crate) use question::said;
+use turns::Turns;
 
 /// Messages taken from callers in one go.
 const GATHER: usize = 1_024;
@@ -45,6 +56,8 @@ pub(crate) enum Order {
     Dismiss(Namespace, String),
     /// Claimed, but never delivered.
     Release(Vec<Claimed>),
+    /// What is known of a run has changed.
+    Suspect(RunId, Suspicion),
     /// All of these before anything is sent: what a worker reports, and its claim of what comes of it.
     All(Vec<Order>),
 }
@@ -112,14 +125,28 @@ pub(crate) struct Committer {
     orders: mpsc::Receiver<Order>,
     hints: Hints,
     bus: Arc<Bus>,
+    health: Reports,
     hot: HotRuns,
     lanes: Map<RunId, Lane>,
-    ready: VecDeque<RunId>,
+    ready: Turns,
+    /// Runs that were being handled when a process died. Each is handled alone, or not at all.
+    suspects: Map<RunId, Suspicion>,
+    ready_suspects: VecDeque<RunId>,
+    handled: Arc<Handled>,
+    /// Runs whose decisions are too much work for this thread, and those that are being decided elsewhere.
+    heavy: Turns,
+    heavy_suspects: VecDeque<RunId>,
+    thinking: FuturesUnordered<BoxFuture<'static, Thought>>,
+    /// A suspect is being decided on elsewhere, and nothing else beside it.
+    thinking_of_suspect: bool,
+    heavy_threads: usize,
     dispatcher: Dispatcher,
     /// Claims that are being tried.
     trying: Map<RequestId, Trying>,
-    loads: FuturesUnordered<BoxFuture<'static, (RunId, Result<Load>)>>,
+    loads: FuturesUnordered<BoxFuture<'static, Loaded>>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
+    /// The ticket of the next submission.
+    tickets: Ticket,
     /// The store's time as of the last look.
     now: Millis,
     asking_time: Option<BoxFuture<'static, eddyline_store::Result<Millis>>>,
@@ -139,21 +166,49 @@ struct Trying {
     called_off: bool,
 }
 
+/// Numbers submissions in the order in which they came, so that it is known which of them waited when a load began.
+type Ticket = u64;
+
 /// A run with inputs that wait.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lane {
     waiting: VecDeque<Pending>,
     /// A load or a commit of it is on its way.
     busy: bool,
-    /// What is in memory was found to be what is stored, so answers may be given from it.
-    fresh: bool,
+    /// The run in memory was compared with the store when the submissions with tickets below this one waited already.
+    /// Those, and no others, may be answered from memory.
+    fresh: Ticket,
     /// How often in a row it was refused.
     conflicts: u32,
+    /// How many inputs are decided together. Fewer than usual while one is searched for that cannot be decided on.
+    at_most: usize,
+    /// How many inputs the last decision was about.
+    asked: usize,
+    /// The inputs are too much work for the committer's thread.
+    heavy: bool,
+    /// What was decided elsewhere on the inputs.
+    thought: Option<Thought>,
+}
+
+impl Default for Lane {
+    fn default() -> Lane {
+        Lane {
+            waiting: VecDeque::new(),
+            busy: false,
+            fresh: 0,
+            conflicts: 0,
+            at_most: INPUTS_A_TRANSITION,
+            asked: 0,
+            heavy: false,
+            thought: None,
+        }
+    }
 }
 
 /// A submission as far as it got.
 #[derive(Debug)]
 struct Pending {
+    ticket: Ticket,
     ns: Option<Namespace>,
     inputs: VecDeque<Input>,
     outcomes: Vec<Outcome>,
@@ -176,39 +231,40 @@ impl Pending {
     }
 }
 
-/// What was loaded for a run.
-#[derive(Debug)]
-enum Load {
-    Whole(Box<Hot>),
-    /// It is what is in memory.
-    Same,
-    Values(Vec<(ValueId, eddyline_machine::Data)>),
-    Missing,
-    Trimmed,
-}
-
 impl Committer {
     fn new(
         store: Arc<dyn Store>,
         flows: Arc<Flows>,
         config: Arc<Config>,
         bus: Arc<Bus>,
+        health: Reports,
+        handled: Arc<Handled>,
         orders: mpsc::Receiver<Order>,
     ) -> Committer {
         Committer {
             hints: store.watch(),
             bus,
+            health,
             store,
             flows,
             orders,
-            hot: HotRuns::new(config.hot_runs, config.hot_activations),
+            hot: HotRuns::new(config.cache_bytes),
             config,
             lanes: Map::default(),
-            ready: VecDeque::new(),
+            ready: Turns::default(),
+            suspects: Map::default(),
+            ready_suspects: VecDeque::new(),
+            handled,
+            heavy: Turns::default(),
+            heavy_suspects: VecDeque::new(),
+            thinking: FuturesUnordered::new(),
+            thinking_of_suspect: false,
+            heavy_threads: heavy::threads(),
             dispatcher: Dispatcher::default(),
             trying: Map::default(),
             loads: FuturesUnordered::new(),
             sent: FuturesUnordered::new(),
+            tickets: 0,
             now: 0,
             asking_time: None,
             stopping: false,
@@ -221,7 +277,10 @@ impl Committer {
     fn is_idle(&self) -> bool {
         self.sent.is_empty()
             && self.loads.is_empty()
-            && self.ready.is_empty()
+            && !self.is_ready()
+            && self.heavy.is_empty()
+            && self.heavy_suspects.is_empty()
+            && self.thinking.is_empty()
             && self.asking_time.is_none()
             && self.orders.is_empty()
             && !self.stopping
@@ -233,10 +292,13 @@ impl Committer {
         self.hints.hush();
         loop {
             self.send_batches(cx);
+            self.begin_heavy(cx);
             if let Poll::Ready(Some(sent)) = self.sent.poll_next_unpin(cx) {
                 self.finished(sent);
-            } else if let Poll::Ready(Some((run, load))) = self.loads.poll_next_unpin(cx) {
-                self.loaded(run, load);
+            } else if let Poll::Ready(Some(loaded)) = self.loads.poll_next_unpin(cx) {
+                self.loaded(loaded);
+            } else if let Poll::Ready(Some(thought)) = self.thinking.poll_next_unpin(cx) {
+                self.thought(thought);
             } else if let Poll::Ready(Some(heard)) = self.hints.poll_next(cx) {
                 self.hinted(heard);
             } else {
@@ -250,7 +312,9 @@ impl Committer {
         loop {
             self.work(cx);
             if self.stopping {
-                return self.sent.is_empty() && self.loads.is_empty() && self.ready.is_empty();
+                let heavy = !self.heavy.is_empty() || !self.heavy_suspects.is_empty();
+                let deciding = self.is_ready() || heavy || !self.thinking.is_empty();
+                return self.sent.is_empty() && self.loads.is_empty() && !deciding;
             }
             match self.orders.poll_recv_many(cx, taken, GATHER) {
                 Poll::Ready(0) => self.stopping = true,
@@ -326,6 +390,9 @@ impl Committer {
                 let its = self.trying.values_mut().filter(|trying| trying.ns == ns && trying.worker == worker);
                 its.for_each(|trying| trying.called_off = true);
             }
+            Order::Suspect(run, suspicion) => {
+                self.suspects.insert(run, suspicion);
+            }
             Order::Release(claimed) => claimed.into_iter().for_each(|claimed| self.release_task(claimed)),
             Order::All(orders) => orders.into_iter().for_each(|order| self.take(order)),
         }
@@ -334,6 +401,7 @@ impl Committer {
     fn accept(&mut self, submission: Submission) {
         let lane = self.lanes.entry(submission.run).or_default();
         lane.waiting.push_back(Pending {
+            ticket: self.tickets,
             ns: submission.ns,
             inputs: submission.inputs.into(),
             outcomes: Vec::new(),
@@ -341,8 +409,9 @@ impl Committer {
             start: submission.start,
             reply: submission.reply,
         });
+        self.tickets += 1;
         if !lane.busy && lane.waiting.len() == 1 {
-            self.ready.push_back(submission.run);
+            self.get_in_line(submission.run);
         }
     }
 
@@ -353,96 +422,23 @@ impl Committer {
         if lane.waiting.is_empty() {
             self.lanes.remove(&run);
         } else {
-            self.ready.push_back(run);
+            self.get_in_line(run);
         }
     }
 
-    fn load(&mut self, run: RunId, what: Wanted) {
-        if let Some(lane) = self.lanes.get_mut(&run) {
-            lane.busy = true;
-        }
-        let (store, flows) = (self.store.clone(), self.flows.clone());
-        self.loads.push(Box::pin(async move { (run, load(&*store, &flows, run, what).await) }));
-    }
-
-    fn loaded(&mut self, run: RunId, load: Result<Load>) {
-        let Some(lane) = self.lanes.get_mut(&run) else { return };
-        match load {
-            Ok(Load::Whole(hot)) => {
-                lane.fresh = true;
-                self.hot.put(*hot);
-            }
-            Ok(Load::Same) => lane.fresh = true,
-            Ok(Load::Values(values)) => {
-                if let Some(mut hot) = self.hot.take(run) {
-                    hot.run.values.extend(values);
-                    self.hot.put(hot);
-                }
-            }
-            Ok(Load::Missing) => self.start_or_refuse(run, || EngineError::no_run(run)),
-            Ok(Load::Trimmed) => self.refuse(run, || EngineError::Trimmed(run)),
-            Err(error) => self.refuse(run, || error.clone()),
-        }
-        self.release(run);
-    }
-
-    /// The run is not there: a start makes it, anything before that start has nothing to act on.
-    fn start_or_refuse(&mut self, run: RunId, error: impl Fn() -> EngineError) {
-        let Some(lane) = self.lanes.get_mut(&run) else { return };
-        while lane.waiting.front().is_some_and(|pending| pending.start.is_none()) {
-            if let Some(pending) = lane.waiting.pop_front() {
-                pending.fail(error());
-            }
-        }
-        if let Some(new) = lane.waiting.front().and_then(|pending| pending.start.as_ref()) {
-            lane.fresh = true;
-            self.hot.put(Hot { ns: new.ns.clone(), flow: new.flow.clone(), run: Run::new(run) });
+    /// Puts a run among those whose inputs can be decided on.
+    fn get_in_line(&mut self, run: RunId) {
+        let front = self.lanes.get(&run).and_then(|lane| lane.waiting.front());
+        let ns = front.and_then(|front| front.start.as_ref().map(|start| &start.ns).or(front.ns.as_ref()));
+        let ns = ns.or_else(|| self.hot.get(run).map(|hot| &hot.ns)).cloned();
+        match self.suspects.contains_key(&run) {
+            true => self.ready_suspects.push_back(run),
+            false => self.ready.push(ns, run),
         }
     }
 
-    fn refuse(&mut self, run: RunId, error: impl Fn() -> EngineError) {
-        if let Some(lane) = self.lanes.get_mut(&run) {
-            lane.waiting.drain(..).for_each(|pending| pending.fail(error()));
-        }
-    }
-}
-
-/// What a run is loaded for.
-#[derive(Debug)]
-enum Wanted {
-    Whole,
-    IfChanged(eddyline_machine::Version),
-    Values(Vec<ValueId>),
-}
-
-async fn load(store: &dyn Store, flows: &Flows, run: RunId, what: Wanted) -> Result<Load> {
-    let since = match what {
-        Wanted::Values(ids) => {
-            let values = store.values(run, &ids).await?;
-            if values.len() < ids.len() {
-                return Err(EngineError::Bug(format!("run {run} refers to values that are not stored: {ids:?}")));
-            }
-            return Ok(Load::Values(values));
-        }
-        Wanted::Whole => None,
-        Wanted::IfChanged(version) => Some(version),
-    };
-    match store.load(run, since).await? {
-        Found::Nothing => Ok(Load::Missing),
-        Found::Same => Ok(Load::Same),
-        Found::Trimmed(_) => Ok(Load::Trimmed),
-        Found::Run(loaded) => {
-            let header = &loaded.rows.header;
-            let ns = loaded.summary.ns.clone();
-            let flow = flows.find(store, &ns, &header.flow, Some(&header.flow_version)).await?;
-            let flow = flow.ok_or_else(|| {
-                EngineError::Bug(format!(
-                    "run {run} is of {}@{}, which is not stored",
-                    header.flow, header.flow_version
-                ))
-            })?;
-            let run = Run::load(loaded.rows, &flow.flow);
-            Ok(Load::Whole(Box::new(Hot { ns, flow, run })))
-        }
+    /// Whether there are runs whose inputs can be decided on.
+    fn is_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.ready_suspects.is_empty()
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use eddyline_machine::Millis;
+use eddyline_machine::{Millis, RunId};
 
 /// A payload takes at most this many bytes as JSON.
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
@@ -42,9 +42,8 @@ pub struct Config {
     pub in_flight: usize,
     /// Inputs that wait for the committer before callers have to.
     pub queue: usize,
-    /// Runs kept in memory, and activations of them in all.
-    pub hot_runs: usize,
-    pub hot_activations: usize,
+    /// What cached runs may take, in bytes. One run that is larger is cached all the same while it is in use.
+    pub cache_bytes: usize,
     /// Due items taken at a time.
     pub due_batch: usize,
     /// A loop looks again after this long, even without a hint.
@@ -60,6 +59,21 @@ pub struct Config {
     pub max_descendants: u64,
     /// Where randomness comes from: 32 fresh bytes a call.
     pub chance: Chance,
+    /// A decision that takes longer than so many seconds hangs.
+    pub hang_s: u32,
+    /// What happens then; without anything the engine fails. It is called on a thread of its own, since all others may
+    /// hang as well.
+    pub on_hang: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    /// Called before each decision, on the thread that makes it. For tests that let something happen there.
+    pub on_decision: Option<Arc<dyn Fn(Decision) + Send + Sync>>,
+}
+
+/// A decision that is about to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    pub run: RunId,
+    /// On a thread of its own, apart from the committer's.
+    pub apart: bool,
 }
 
 pub type Chance = Arc<dyn Fn() -> [u8; 32] + Send + Sync>;
@@ -88,8 +102,7 @@ impl Default for Config {
             batch: 256,
             in_flight: 2,
             queue: 8_192,
-            hot_runs: 10_000,
-            hot_activations: 200_000,
+            cache_bytes: 256 << 20,
             due_batch: 500,
             poll_ms: 2_000,
             reconcile_ms: 60_000,
@@ -98,6 +111,9 @@ impl Default for Config {
             backlog: 1_000_000,
             max_descendants: 100_000,
             chance: system_chance(),
+            hang_s: 60,
+            on_hang: None,
+            on_decision: None,
         }
     }
 }

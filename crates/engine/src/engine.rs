@@ -2,24 +2,29 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use eddyline_store::{Namespace, Store};
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::backlog::Backlogs;
 use crate::bus::{Bus, Interest};
 use crate::chore::{Chore, drive};
-use crate::committer::{self, Committing, Driver};
+use crate::committer::{self, Committing, Driver, said};
 use crate::config::Config;
 use crate::error::{EngineError, Result};
 use crate::events::{Events, Published, ensure_cursor, keep_events};
 use crate::flows::{Flows, Registered, Registration, current_version};
+use crate::handled::{self, Handled};
+use crate::health::Reports;
 use crate::inbox::Inbox;
 use crate::instance::Instance;
 use crate::lease_reaper::LeaseReaper;
+use crate::quarantine;
 use crate::reconciler::Reconciler;
 use crate::report::ClaimFacts;
 use crate::retention::Retention;
@@ -41,6 +46,7 @@ pub struct Engine {
     pub(crate) backlogs: Arc<Backlogs>,
     pub(crate) stopping: Shutdown,
     pub(crate) workers: Arc<Workers>,
+    pub(crate) health: Reports,
     /// Sent to whenever a worker is told to drain.
     pub(crate) drained: watch::Sender<()>,
     running: Arc<Running>,
@@ -67,21 +73,37 @@ impl Engine {
         let (committing, desk) = committer::open(&config);
         let published = Arc::<Published>::default();
         let instance = Instance { store, flows, committing, config, published: published.clone() };
-        let (set, rounds) = (JoinSet::new(), BTreeMap::new());
-        let mut loops = Loops { set, rounds, interests: Vec::new(), stopping: stopping.clone() };
-        loops.spawn(Inbox::new(instance.clone()));
-        loops.spawn(Events::new(instance.clone()));
-        loops.spawn(Timers(instance.clone()));
-        loops.spawn(LeaseReaper(instance.clone()));
-        loops.spawn(Reconciler { instance: instance.clone(), at: None });
-        loops.spawn(Retention(instance.clone()));
-        let bus = Arc::new(Bus::new(loops.interests, published));
+        let health = Reports::default();
+        let mut loops = Loops {
+            set: JoinSet::new(),
+            rounds: BTreeMap::new(),
+            interests: Vec::new(),
+            stopping: stopping.clone(),
+            health: health.clone(),
+            instance: instance.clone(),
+        };
+        loops.spawn(Inbox::new);
+        loops.spawn(Events::new);
+        loops.spawn(Timers::new);
+        loops.spawn(LeaseReaper::new);
+        loops.spawn(|instance| Reconciler { instance, at: None });
+        loops.spawn(Retention);
+        let bus = Arc::new(Bus::new(std::mem::take(&mut loops.interests), published));
         let Instance { store, flows, config, .. } = instance.clone();
-        loops.set.spawn(Driver::new(store, flows, config, bus.clone(), desk).run(stopping.clone()));
+        let handled = Arc::new(Handled::new(store.clone()));
+        watch_for_hangs(&handled, &config, health.clone());
+        let committer = Driver::new(store, flows, config, bus.clone(), health.clone(), handled, desk);
+        let (suspecting, asked) = (instance.clone(), stopping.clone());
+        let committing = async move {
+            let suspects = quarantine::suspects_in_time(suspecting, asked.clone()).await;
+            committer.run(suspects, asked).await;
+        };
+        loops.set.spawn(watched("committer", committing, stopping.clone(), health.clone()));
         let running = Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds };
         let (facts, tokens) = (Arc::new(ClaimFacts::default()), Arc::new(Tokens::default()));
         let (backlogs, workers, drained) = (Arc::default(), Arc::default(), watch::Sender::new(()));
-        Engine { instance, bus, facts, tokens, backlogs, stopping, workers, drained, running: Arc::new(running) }
+        let running = Arc::new(running);
+        Engine { instance, bus, facts, tokens, backlogs, stopping, workers, health, drained, running }
     }
 
     /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.
@@ -134,19 +156,43 @@ impl Engine {
     }
 }
 
+/// A decision that hangs is the end of the engine: it can't be interrupted.
+fn watch_for_hangs(handled: &Arc<Handled>, config: &Config, health: Reports) {
+    let on_hang = config.on_hang.clone();
+    handled::watch(handled, config.hang_s, move |hang| match on_hang {
+        Some(on_hang) => on_hang(hang),
+        None => health.failed(hang),
+    });
+}
+
 struct Loops {
     set: JoinSet<()>,
     rounds: BTreeMap<&'static str, watch::Receiver<u64>>,
     interests: Vec<Interest>,
     stopping: Shutdown,
+    health: Reports,
+    instance: Instance,
 }
 
 impl Loops {
-    fn spawn<C: Chore + 'static>(&mut self, chore: C) {
+    /// Spawns a loop; `make` makes it anew, should it panic.
+    fn spawn<C: Chore + 'static>(&mut self, make: impl Fn(Instance) -> C + Send + 'static) {
         let (rounds, seen) = watch::channel(0);
         self.rounds.insert(C::NAME, seen);
         let wake = Arc::new(Notify::new());
         self.interests.push(Interest { wakes: Box::new(C::wakes), wake: wake.clone() });
-        self.set.spawn(drive(chore, wake, rounds, self.stopping.clone()));
+        let instance = self.instance.clone();
+        let make = move || make(instance.clone());
+        let driven = drive(make, wake, rounds, self.stopping.clone(), self.health.clone());
+        self.set.spawn(watched(C::NAME, driven, self.stopping.clone(), self.health.clone()));
+    }
+}
+
+/// Runs a loop. If it panics, or ends while the engine is not stopping, the engine has failed.
+async fn watched(name: &'static str, driven: impl Future<Output = ()>, stopping: Shutdown, health: Reports) {
+    match AssertUnwindSafe(driven).catch_unwind().await {
+        Ok(()) if stopping.is_now() => {}
+        Ok(()) => health.failed(&format!("the loop {name} has ended")),
+        Err(panic) => health.failed(&format!("the loop {name} panicked: {}", said(&*panic))),
     }
 }

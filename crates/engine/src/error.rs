@@ -29,6 +29,9 @@ pub enum EngineError {
     TooMany { message: String, retry_after_ms: Millis },
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Processes ended while they handled this run: nothing is decided on it until it is released.
+    #[error("{0}")]
+    Quarantined(String),
     #[error("the engine is shutting down")]
     Stopped,
     /// An invariant does not hold. Nothing was changed.

@@ -1,15 +1,24 @@
-//! Runs in memory, so that a decision needs no reads. Never the truth: a commit checks the version.
+//! The cache of runs, so that a decision needs no reads. It counts bytes. Never the truth: a commit checks the version.
 
 use std::collections::BTreeMap;
+use std::mem::size_of;
 use std::sync::Arc;
 
-use eddyline_machine::{Run, RunId, Transition};
+use eddyline_machine::run::{Activation, End, GateState, Inside, State, TaskLog, Token, What};
+use eddyline_machine::{Data, Run, RunId, Transition, ValueId};
 use eddyline_store::{Map, Namespace};
 
 use crate::flows::Registered;
 
-/// Payloads of one run that are kept at hand.
-const VALUES_AT_HAND: usize = 256;
+/// Payloads of one run that are kept between decisions, in bytes. Larger ones are read again when they are needed: a
+/// thousand queued runs with inputs of 2 MiB would take 2 GiB.
+const VALUES_BYTES: usize = 64 << 10;
+/// What an entry of a map takes beside its key and value, about.
+const MAP_ENTRY: usize = 48;
+/// A cached run takes so much beside what is counted: its place in the cache, allocations, its flow's name.
+const RUN: usize = 1 << 10;
+/// To free a run of this size takes about a millisecond: another thread does it.
+const FREED_ELSEWHERE: usize = 1 << 20;
 
 /// A run at the version that it had when it was loaded or last committed.
 #[derive(Debug)]
@@ -17,61 +26,199 @@ pub(crate) struct Hot {
     pub ns: Namespace,
     pub flow: Arc<Registered>,
     pub run: Run,
+    /// What its activations, emitted events and the like take, about.
+    rows: usize,
+    /// What its payloads take, about.
+    values: usize,
 }
 
 impl Hot {
+    /// Counts all of the run: large ones are to be counted where nobody waits.
+    pub fn new(ns: Namespace, flow: Arc<Registered>, run: Run) -> Hot {
+        let rows = run.activations.iter().map(activation_bytes).sum::<usize>()
+            + run.emitted.values().map(|emitted| MAP_ENTRY + data_bytes(&emitted.payload)).sum::<usize>()
+            + run.reuse.keys().map(|name| 4 * MAP_ENTRY + name.len()).sum::<usize>()
+            + run.cursors.keys().map(|name| MAP_ENTRY + name.len()).sum::<usize>();
+        let values = run.values.values().map(value_bytes).sum();
+        Hot { ns, flow, run, rows, values }
+    }
+
     pub fn apply(&mut self, transition: &Transition) {
+        for activation in &transition.activations {
+            let before = self.run.activations.get(activation.id.0 as usize).map_or(0, activation_bytes);
+            self.rows = self.rows.saturating_sub(before) + activation_bytes(activation);
+        }
+        self.rows += transition.emitted.iter().map(|(_, it)| MAP_ENTRY + data_bytes(&it.payload)).sum::<usize>();
+        self.rows += transition.cursors.iter().map(|(name, _)| MAP_ENTRY + name.len()).sum::<usize>();
+        self.values += transition.values.iter().map(|(_, value)| value_bytes(value)).sum::<usize>();
         self.run.apply(transition, &self.flow.flow);
-        if self.run.values.len() > VALUES_AT_HAND {
-            self.run.values.clear();
+    }
+
+    pub fn add_values(&mut self, values: Vec<(ValueId, Data)>) {
+        self.values += values.iter().map(|(_, value)| value_bytes(value)).sum::<usize>();
+        self.run.values.extend(values);
+    }
+
+    /// Lets go of payloads, if they are more than is kept between decisions.
+    fn drop_values(&mut self) {
+        if self.values > VALUES_BYTES {
+            self.run.values = BTreeMap::new();
+            self.values = 0;
         }
     }
 
-    fn weight(&self) -> usize {
-        self.run.activations.len() + 1
+    fn bytes(&self) -> usize {
+        RUN + self.rows + self.values + self.run.header.agenda.len() * 32
     }
 }
 
-/// Hot runs up to a bound; those that were not used for longest go first.
+/// A payload is counted no further than what is kept of all, so this takes no longer for large ones.
+fn value_bytes(value: &Data) -> usize {
+    MAP_ENTRY + 2 * value.own_bytes(VALUES_BYTES + 1)
+}
+
+fn data_bytes(data: &Data) -> usize {
+    size_of::<serde_json::Value>() + data.own_bytes(VALUES_BYTES)
+}
+
+fn activation_bytes(activation: &Activation) -> usize {
+    let mut bytes = size_of::<Activation>() + MAP_ENTRY;
+    bytes += activation.arms.len() * size_of::<Token>() + activation.tasks.len() * size_of::<TaskLog>();
+    bytes += [&activation.input, &activation.item].into_iter().flatten().map(data_bytes).sum::<usize>();
+    if let GateState::Opened(payload) = &activation.gate {
+        bytes += data_bytes(payload);
+    }
+    bytes += match &activation.state {
+        State::Ended(End::Completed(output)) => data_bytes(output),
+        State::Ended(End::Failed(failure)) => size_of_val(failure) + failure.message.len(),
+        State::Open(Inside { what: What::Spread { list: data, .. } | What::Repeat { state: data, .. }, .. }) => {
+            data_bytes(data)
+        }
+        _ => 0,
+    };
+    bytes
+}
+
+/// Cached runs up to a number of bytes. Small and large runs do not push each other out: a large one that is loaded whole
+/// for each of its commits would come to a standstill as soon as small ones come and go beside it.
 #[derive(Debug)]
 pub(crate) struct HotRuns {
-    runs: Map<RunId, (u64, usize, Hot)>,
-    by_use: BTreeMap<u64, RunId>,
+    runs: Map<RunId, Entry>,
+    small: Recent,
+    large: Recent,
     uses: u64,
-    weight: usize,
-    max_runs: usize,
-    max_weight: usize,
+    max_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    used: u64,
+    bytes: usize,
+    hot: Arc<Hot>,
+}
+
+/// Runs of one kind in the order of their last use.
+#[derive(Debug, Default)]
+struct Recent {
+    by_use: BTreeMap<u64, RunId>,
+    bytes: usize,
 }
 
 impl HotRuns {
-    pub fn new(max_runs: usize, max_weight: usize) -> HotRuns {
-        HotRuns { runs: Map::default(), by_use: BTreeMap::new(), uses: 0, weight: 0, max_runs, max_weight }
+    pub fn new(max_bytes: usize) -> HotRuns {
+        let (small, large) = (Recent::default(), Recent::default());
+        HotRuns { runs: Map::default(), small, large, uses: 0, max_bytes }
     }
 
     pub fn get(&self, run: RunId) -> Option<&Hot> {
-        self.runs.get(&run).map(|(_, _, hot)| hot)
+        self.runs.get(&run).map(|entry| &*entry.hot)
     }
 
-    /// Takes it out, to put it back changed.
-    pub fn take(&mut self, run: RunId) -> Option<Hot> {
-        let (at, weight, hot) = self.runs.remove(&run)?;
-        self.by_use.remove(&at);
-        self.weight -= weight;
-        Some(hot)
+    /// The run for another thread, which reads it while nobody changes it.
+    pub fn share(&self, run: RunId) -> Option<Arc<Hot>> {
+        self.runs.get(&run).map(|entry| entry.hot.clone())
+    }
+
+    /// How many bytes the cached runs take, about.
+    pub fn bytes(&self) -> usize {
+        self.small.bytes + self.large.bytes
+    }
+
+    pub fn remove(&mut self, run: RunId) {
+        if let Some(hot) = self.take(run) {
+            free(hot);
+        }
     }
 
     pub fn put(&mut self, hot: Hot) {
-        let run = hot.run.header.run;
-        self.take(run);
-        self.uses += 1;
-        let weight = hot.weight();
-        self.weight += weight;
-        self.by_use.insert(self.uses, run);
-        self.runs.insert(run, (self.uses, weight, hot));
-        while (self.runs.len() > self.max_runs || self.weight > self.max_weight) && self.runs.len() > 1 {
-            let Some((_, oldest)) = self.by_use.first_key_value() else { return };
-            let oldest = *oldest;
-            self.take(oldest);
+        self.remove(hot.run.header.run);
+        self.insert(Arc::new(hot));
+    }
+
+    /// Changes a cached run. One that another thread still reads is no longer cached instead.
+    pub fn change(&mut self, run: RunId, change: impl FnOnce(&mut Hot)) {
+        let Some(mut hot) = self.take(run) else { return };
+        if let Some(hot) = Arc::get_mut(&mut hot) {
+            change(hot);
+        } else {
+            return;
         }
+        self.insert(hot);
+    }
+
+    /// Lets go of what is not kept of a run between decisions.
+    pub fn settle(&mut self, run: RunId) {
+        if self.get(run).is_some_and(|hot| hot.values > VALUES_BYTES) {
+            self.change(run, Hot::drop_values);
+        }
+    }
+
+    fn take(&mut self, run: RunId) -> Option<Arc<Hot>> {
+        let Entry { used, bytes, hot } = self.runs.remove(&run)?;
+        let recent = self.recent(bytes);
+        recent.by_use.remove(&used);
+        recent.bytes -= bytes;
+        Some(hot)
+    }
+
+    fn insert(&mut self, hot: Arc<Hot>) {
+        let (run, bytes) = (hot.run.header.run, hot.bytes());
+        self.uses += 1;
+        let used = self.uses;
+        let recent = self.recent(bytes);
+        recent.by_use.insert(used, run);
+        recent.bytes += bytes;
+        self.runs.insert(run, Entry { used, bytes, hot });
+        self.evict();
+    }
+
+    fn recent(&mut self, bytes: usize) -> &mut Recent {
+        if bytes > self.max_bytes / 16 { &mut self.large } else { &mut self.small }
+    }
+
+    /// Runs that were not used for longest go first. Large ones have three quarters of the room, or one of them all that
+    /// it takes; small ones have what is left, and a quarter in any case.
+    fn evict(&mut self) {
+        let quarter = self.max_bytes / 4;
+        while self.large.bytes > 3 * quarter && self.large.by_use.len() > 1 {
+            self.evict_oldest(|cache| &cache.large);
+        }
+        let room = quarter.max(self.max_bytes.saturating_sub(self.large.bytes));
+        while self.small.bytes > room && self.small.by_use.len() > 1 {
+            self.evict_oldest(|cache| &cache.small);
+        }
+    }
+
+    fn evict_oldest(&mut self, of: impl Fn(&HotRuns) -> &Recent) {
+        if let Some((_, oldest)) = of(self).by_use.first_key_value() {
+            let oldest = *oldest;
+            self.remove(oldest);
+        }
+    }
+}
+
+fn free(hot: Arc<Hot>) {
+    if hot.bytes() > FREED_ELSEWHERE && tokio::runtime::Handle::try_current().is_ok() {
+        tokio::task::spawn_blocking(move || drop(hot));
     }
 }

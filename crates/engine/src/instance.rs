@@ -6,9 +6,8 @@ use eddyline_machine::{Millis, RunId};
 use eddyline_store::{CommandId, Store};
 use uuid::Uuid;
 
-use crate::committer::{Answered, Committing};
+use crate::committer::Committing;
 use crate::config::Config;
-use crate::error::EngineError;
 use crate::events::Published;
 use crate::flows::Flows;
 
@@ -33,18 +32,5 @@ impl Instance {
         let mut random = [0; 10];
         random.copy_from_slice(&(self.config.chance)()[..10]);
         RunId(uuid::Builder::from_unix_timestamp_millis(now.max(0) as u64, &random).into_uuid())
-    }
-
-    /// Waits until what was handed in is decided. What failed is due again later.
-    pub async fn wait_for(&self, answers: Vec<Answered>) {
-        for answer in answers {
-            match answer.await {
-                Ok(Ok(_)) | Err(_) => {}
-                Ok(Err(error @ (EngineError::NotFound { .. } | EngineError::Trimmed(_)))) => {
-                    tracing::debug!("due for a run that is gone: {error}");
-                }
-                Ok(Err(error)) => tracing::warn!(instance = self.config.instance, "due again later: {error}"),
-            }
-        }
     }
 }

@@ -194,7 +194,11 @@ impl Engine {
                 Ok(outcomes) => outcomes,
                 Err(EngineError::NotFound { .. }) => refused(UNKNOWN_TASK.to_owned(), places.len()),
                 // Something is wrong with this run; that must not keep the reports on others from their answers.
-                Err(EngineError::Bug(why) | EngineError::Store(StoreError::Corrupt(why))) => refused(why, places.len()),
+                Err(
+                    EngineError::Bug(why)
+                    | EngineError::Quarantined(why)
+                    | EngineError::Store(StoreError::Corrupt(why)),
+                ) => refused(why, places.len()),
                 Err(EngineError::Trimmed(_)) => {
                     vec![Outcome::Answered { answer: Answer::Closed, at: 0 }; places.len()]
                 }

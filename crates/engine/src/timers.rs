@@ -1,27 +1,37 @@
 //! Delays, deadlines, back-offs and gates that open by time.
 
-use eddyline_machine::{Input, Millis};
+use eddyline_machine::{Input, Millis, TimerKey};
 use eddyline_store::{Change, Due, DueItem, Taken};
 
 use crate::chore::Chore;
 use crate::error::Result;
+use crate::in_flight::InFlight;
 use crate::instance::Instance;
 
-pub(crate) struct Timers(pub Instance);
+pub(crate) struct Timers {
+    instance: Instance,
+    in_flight: InFlight<(TimerKey, Millis)>,
+}
+
+impl Timers {
+    pub fn new(instance: Instance) -> Timers {
+        Timers { instance, in_flight: InFlight::default() }
+    }
+}
 
 impl Chore for Timers {
     const NAME: &'static str = "timers";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let due = self.0.store.due(Due::Timers, self.0.config.due_batch).await?;
-        let mut answers = Vec::with_capacity(due.items.len());
+        let room = self.in_flight.room(&self.instance).await;
+        let due = self.instance.store.due(Due::Timers, room).await?;
         for item in due.items {
             if let DueItem::Timer { run, timer, .. } = item {
-                let taken = Some(Taken::Timer(timer.key, timer.due));
-                answers.push(self.0.committing.hand_in(run, vec![Input::Due(timer.key)], taken, None).await?);
+                let (key, input) = ((timer.key, timer.due), Input::Due(timer.key));
+                let taken = Taken::Timer(timer.key, timer.due);
+                self.in_flight.hand_in(&self.instance, run, key, input, taken).await?;
             }
         }
-        self.0.wait_for(answers).await;
         Ok(due.next_in)
     }
 
@@ -30,6 +40,6 @@ impl Chore for Timers {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.0.config.poll_ms
+        self.instance.config.poll_ms
     }
 }

@@ -44,6 +44,7 @@ pub mod kind {
     pub const CHILD_FAILED: &str = "ChildFailed";
     pub const CHILD_CANCELLED: &str = "ChildCancelled";
     pub const TOO_DEEP: &str = "TooDeep";
+    pub const TOO_MANY_ACTIVATIONS: &str = "TooManyActivations";
     pub const DEADLINE: &str = "DeadlineExceeded";
     pub const KIND_CHANGED: &str = "KindChanged";
     pub const BY_HAND: &str = "FailedByHand";

@@ -130,3 +130,21 @@ fn text_and_misses_are_charged_for() {
     let shown = evaluated("input.m.field_7", text).unwrap();
     assert!(shown.contains("has no field `field_7`; did you mean `field 7`?"), "{shown}");
 }
+
+#[test]
+fn a_run_that_grows_beyond_the_limit_fails_and_says_so() {
+    let mut t =
+        Trial::new("{name: f, steps: {e: {spread: 'range(60)', max_parallel: 10, run: item}, other: {}}}", json!(null));
+    t.model.deliver_all();
+    t.model.max_activations = 20;
+    for n in 0..60 {
+        if t.kept().is_ended() {
+            break;
+        }
+        t.complete(&format!("e[{n}]"), json!(n));
+        t.model.deliver_all();
+    }
+    let error = t.error();
+    assert_eq!(error.kind, "TooManyActivations");
+    assert_eq!(error.message, "the run has more than 20 activations");
+}

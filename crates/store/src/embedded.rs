@@ -13,6 +13,7 @@ mod due;
 mod encode;
 mod files;
 mod group;
+mod handling;
 mod json;
 mod kept;
 mod list;
@@ -45,11 +46,13 @@ use crate::clock::StoreTime;
 use crate::commit::Command;
 use crate::document::Document;
 use crate::error::{Result, StoreError};
+use crate::handling::Handling;
 use crate::hints::Hints;
 use crate::ids::Namespace;
 use crate::query::*;
 use crate::{Store, Written};
 use checkpoint::{Keeper, Stop};
+use handling::Note;
 use lock::Lock;
 use readers::Readers;
 use shared::Shared;
@@ -67,6 +70,7 @@ pub struct Embedded {
     shared: Arc<Shared>,
     requests: Option<mpsc::Sender<Request>>,
     readers: Readers,
+    note: Note,
     stop: Arc<Stop>,
     desk: Option<Arc<Desk>>,
     writer: Option<JoinHandle<()>>,
@@ -88,6 +92,7 @@ impl Embedded {
         let found = Restored::read(&conn, &options).map_err(|trouble| opening(dir, trouble))?;
         let shared = Shared::new(dir.to_owned(), options, found.time, found.lines, found.served_at);
         let shared = Arc::new(shared);
+        let note = Note::open(dir)?;
         let (requests, queue) = mpsc::channel(writer::WAITING);
         let watcher = Watcher::start()?;
         let readers = Readers::start(dir, shared.options.readers, watcher.watch())?;
@@ -106,6 +111,7 @@ impl Embedded {
             shared,
             requests: Some(requests),
             readers,
+            note,
             stop,
             desk: Some(desk),
             writer: Some(writer),
@@ -299,6 +305,14 @@ impl Store for Embedded {
     async fn trim(&self, what: &Trim) -> Result<bool> {
         let what = what.clone();
         self.write(|answer| Request::Trim { what, answer }).await
+    }
+
+    fn note_handling(&self, handling: &Handling) {
+        self.note.write(handling);
+    }
+
+    fn handled_before(&self) -> Handling {
+        self.note.before().clone()
     }
 
     fn watch(&self) -> Hints {

@@ -11,6 +11,7 @@ pub mod conformance;
 mod document;
 mod embedded;
 mod error;
+mod handling;
 mod hints;
 mod holds;
 mod ids;
@@ -29,6 +30,7 @@ pub use commit::*;
 pub use document::*;
 pub use embedded::{DiskFailure, Embedded, Hook, Options, Stats};
 pub use error::*;
+pub use handling::Handling;
 pub use hints::{Heard, Hints};
 pub use holds::HOLD_MS;
 pub use ids::{Map, Namespace};
@@ -103,6 +105,17 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Deletes for good, a bounded part at a time; true while there is more to delete. What is going is hidden from the
     /// first call on. A run that has not ended is left alone.
     async fn trim(&self, what: &Trim) -> Result<bool>;
+
+    /// Notes which runs this process is deciding on, in place of what it noted before. The note outlives the process,
+    /// though not a power cut, so that the next one learns what this one may have died of. It is written with every batch
+    /// of decisions: it must take microseconds, and it never fails. A store that several processes share keeps a note for
+    /// each of them; one that cannot keep it so cheaply notes only what is decided apart, or nothing.
+    fn note_handling(&self, _handling: &Handling) {}
+
+    /// What the process before this one had noted when it ended. Empty, if it ended in peace.
+    fn handled_before(&self) -> Handling {
+        Handling::default()
+    }
 
     /// Hints from now on.
     fn watch(&self) -> Hints;

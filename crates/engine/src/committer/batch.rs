@@ -2,17 +2,29 @@
 
 use std::collections::VecDeque;
 use std::task::Context;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef, Version};
+use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef, Transition, Version};
 use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::prepare::{Decided, Prepared};
-use super::{Committer, Order, Outcome, Pending, Submission, Trying};
+use super::{Committer, INPUTS_A_TRANSITION, Order, Outcome, Pending, Submission, Trying};
 use crate::assignment::Handed;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
 
+/// A batch is closed when it has so many rows to write, or when so much time was spent on deciding: other namespaces
+/// have their turn in the next one.
+const BATCH_ROWS: usize = 4_000;
+const BATCH_TIME: Duration = Duration::from_millis(10);
+/// Runs that are noted together as being handled, which takes two microseconds.
+const NOTED_TOGETHER: usize = 32;
+/// A batch with more rows is encoded elsewhere: a row takes a few microseconds.
+const ENCODED_HERE: usize = 200;
+/// What a payload counts for: one row for so many bytes, counted up to a limit.
+const ROW_BYTES: usize = 256;
+const MAX_COUNTED: usize = 64 << 10;
 /// How often the same commands are submitted while their outcome is unknown.
 const UNKNOWN_TRIES: usize = 100;
 
@@ -24,19 +36,40 @@ pub(super) struct Sent {
     since: Instant,
 }
 
+/// What is written for some transitions, about, in rows of the usual size.
+fn weight(prepared: &[Prepared]) -> usize {
+    let of = |transition: &Transition| {
+        let values = transition.values.iter().map(|(_, value)| 1 + value.own_bytes(MAX_COUNTED) / ROW_BYTES);
+        transition.activations.len() + transition.records.len() + transition.tasks.len() + values.sum::<usize>()
+    };
+    let messages = |prepared: &Prepared| prepared.commit.messages.len() + prepared.commit.events.len();
+    prepared.iter().map(|prepared| of(&prepared.commit.transition) + messages(prepared)).sum()
+}
+
+/// What is large is encoded on another thread of the runtime: the committer goes on meanwhile.
+fn elsewhere(sending: impl Future<Output = Sent> + Send + 'static) -> BoxFuture<'static, Sent> {
+    let sending = tokio::spawn(sending);
+    let sent = async move {
+        match sending.await {
+            Ok(sent) => sent,
+            Err(failed) => match failed.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down: nobody waits for an answer any more.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    };
+    sent.boxed()
+}
+
 impl Committer {
     /// Sends batches for as long as there is something to send and room on the way.
     pub(super) fn send_batches(&mut self, cx: &mut Context<'_>) {
         while self.sent.len() < self.config.in_flight
-            && (!self.ready.is_empty() || self.claims_wait())
+            && (!self.ready.is_empty() || self.suspect_is_next() || self.claims_wait())
             && self.look_at_time(cx)
         {
-            let mut prepared = Vec::new();
-            while prepared.len() < self.config.batch
-                && let Some(run) = self.ready.pop_front()
-            {
-                prepared.extend(self.prepare(run));
-            }
+            let prepared = self.prepare_batch();
             let claims = self.claims_for(&prepared);
             if prepared.is_empty() && claims.is_empty() {
                 continue;
@@ -44,7 +77,8 @@ impl Committer {
             metrics::histogram!("eddyline_batch_size").record(prepared.len() as f64);
             self.bus.sent();
             let (store, since) = (self.store.clone(), Instant::now());
-            self.sent.push(Box::pin(async move {
+            let large = weight(&prepared) > ENCODED_HERE;
+            let sending = async move {
                 let mut result = Err(StoreError::Unknown);
                 for _ in 0..UNKNOWN_TRIES {
                     let commands = prepared.iter().map(|prepared| Command::Run(prepared.commit.clone()));
@@ -53,11 +87,48 @@ impl Committer {
                     if !matches!(result, Err(StoreError::Unknown)) {
                         break;
                     }
-                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                    tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 Sent { prepared, claims, result, since }
-            }));
+            };
+            self.sent.push(if large { elsewhere(sending) } else { sending.boxed() });
         }
+    }
+
+    /// Decides on runs until they make a batch: so many transitions, so much to write, or so much time.
+    fn prepare_batch(&mut self) -> Vec<Prepared> {
+        let (mut prepared, mut written, since) = (Vec::new(), 0, Instant::now());
+        if let Some(suspect) = self.next_suspect() {
+            prepared.extend(self.prepare_noted(&[suspect]));
+            return prepared;
+        }
+        while prepared.len() < self.config.batch && written < BATCH_ROWS && since.elapsed() < BATCH_TIME {
+            let some: Vec<RunId> = std::iter::from_fn(|| self.ready.pop()).take(NOTED_TOGETHER).collect();
+            if some.is_empty() {
+                break;
+            }
+            let next = self.prepare_noted(&some);
+            written += weight(&next);
+            prepared.extend(next);
+        }
+        prepared
+    }
+
+    /// Decides on some runs while it is noted that they are being handled.
+    fn prepare_noted(&mut self, runs: &[RunId]) -> Vec<Prepared> {
+        self.handled.begin(runs);
+        let prepared = runs.iter().filter_map(|run| self.prepare(*run)).collect();
+        self.handled.end();
+        prepared
+    }
+
+    /// A run that is suspected of having ended a process, if nothing else is being decided on.
+    fn next_suspect(&mut self) -> Option<RunId> {
+        if self.suspect_is_next() { self.ready_suspects.pop_front() } else { None }
+    }
+
+    fn suspect_is_next(&self) -> bool {
+        !self.ready_suspects.is_empty() && self.thinking.is_empty()
     }
 
     fn claims_wait(&self) -> bool {
@@ -88,6 +159,7 @@ impl Committer {
     pub(super) fn finished(&mut self, sent: Sent) {
         self.bus.came_back(!self.sent.is_empty());
         metrics::histogram!("eddyline_commit_seconds").record(sent.since.elapsed().as_secs_f64());
+        self.health.committed(sent.result.as_ref().err().map(|error| error as &dyn std::fmt::Display));
         let written = match sent.result {
             Ok(written) => written,
             Err(error) => {
@@ -107,6 +179,7 @@ impl Committer {
                 return;
             }
         };
+        let runs: Vec<RunId> = sent.prepared.iter().map(|prepared| prepared.run).collect();
         for (prepared, result) in sent.prepared.into_iter().zip(written.commands) {
             match result {
                 Ok(committed) => self.committed(prepared, committed),
@@ -116,6 +189,9 @@ impl Committer {
         for ((id, parked), claims) in sent.claims.into_iter().zip(written.claims) {
             self.claimed(id, parked, claims);
         }
+        // The claims have what they need of the payloads that were just written.
+        runs.into_iter().for_each(|run| self.hot.settle(run));
+        metrics::gauge!("eddyline_cached_runs_bytes").set(self.hot.bytes() as f64);
     }
 
     fn committed(&mut self, prepared: Prepared, committed: Committed) {
@@ -128,19 +204,19 @@ impl Committer {
                 self.bus.begun(&commit.ns, run);
             }
         }
-        if let Some(mut hot) = self.hot.take(run) {
-            let was_over = hot.run.header.status().is_end();
-            hot.apply(&commit.transition);
-            if !commit.transition.header.status().is_end() {
-                self.hot.put(hot);
-            } else if !was_over {
-                let status = commit.transition.header.status().as_str();
-                metrics::counter!("eddyline_runs_ended_total", "status" => status).increment(1);
-                self.bus.ended(&hot.ns, &commit.transition.header);
+        let status = commit.transition.header.status();
+        if !status.is_end() {
+            self.hot.change(run, |hot| hot.apply(&commit.transition));
+        } else {
+            if self.hot.get(run).is_some_and(|hot| !hot.run.header.status().is_end()) {
+                metrics::counter!("eddyline_runs_ended_total", "status" => status.as_str()).increment(1);
+                self.bus.ended(&commit.ns, &commit.transition.header);
             }
+            self.hot.remove(run);
         }
         if let Some(lane) = self.lanes.get_mut(&run) {
             lane.conflicts = 0;
+            lane.at_most = INPUTS_A_TRANSITION.min(lane.at_most * 2);
         }
         self.give_back(run, decided, committed.at);
         self.release(run);
@@ -150,7 +226,7 @@ impl Committer {
         let Prepared { run, decided, .. } = prepared;
         metrics::counter!("eddyline_conflicts_total").increment(1);
         tracing::debug!(instance = self.config.instance, %run, "refused: {refused}");
-        self.hot.take(run);
+        self.hot.remove(run);
         if let Some(lane) = self.lanes.get_mut(&run) {
             lane.conflicts += 1;
         }
@@ -202,7 +278,7 @@ impl Committer {
     /// The store did not take the batch: nothing of it was written, and everybody is told.
     fn failed(&mut self, prepared: Prepared, error: &StoreError) {
         let Prepared { run, decided, .. } = prepared;
-        self.hot.take(run);
+        self.hot.remove(run);
         let in_order = decided.iter().any(|decided| decided.pending.is_message());
         for decided in decided {
             decided.pending.fail(EngineError::Store(error.clone()));

@@ -3,19 +3,23 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use eddyline_machine::{Input, RunId};
-use eddyline_store::{Namespace, Store, Taken};
+use eddyline_store::{Map, Namespace, Store, Taken};
 use tokio::sync::{Mutex, MutexGuard, mpsc};
 
-use super::{Answered, Committer, GATHER, NewRun, Order, Outcome};
+use super::{Answered, Committer, GATHER, NewRun, Order, Outcome, said};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::error::{EngineError, Result};
 use crate::flows::Flows;
+use crate::handled::Handled;
+use crate::health::{Health, Reports};
+use crate::quarantine::Suspicion;
 use crate::shutdown::Shutdown;
 
 /// Where callers send to.
@@ -86,12 +90,24 @@ impl Committing {
     /// Carries an order out, or gives it back.
     fn at_once(&self, order: Order) -> Option<Order> {
         let Ok(mut desk) = self.desk.try_lock() else { return Some(order) };
-        // Taken from its place while it works: should it panic, it is gone, and all who wait for it are told so.
+        // Taken from its place while it works: should it panic, it is gone, all who wait for it are told so, and the
+        // engine has failed.
         let Some(mut committer) = desk.take_if(|committer| committer.is_idle()) else { return Some(order) };
-        committer.take(order);
         // Whatever has to be waited for goes on in the loop.
-        let driver = committer.driver.clone();
-        committer.work(&mut Context::from_waker(&driver));
+        let (driver, health) = (committer.driver.clone(), committer.health.clone());
+        let worked = catch_unwind(AssertUnwindSafe(move || {
+            committer.take(order);
+            committer.work(&mut Context::from_waker(&committer.driver.clone()));
+            committer
+        }));
+        let committer = match worked {
+            Ok(committer) => committer,
+            Err(panic) => {
+                health.failed(&format!("the committer panicked: {}", said(&*panic)));
+                driver.wake();
+                return None;
+            }
+        };
         if committer.next_try != committer.dispatcher.next_try() {
             driver.wake();
         }
@@ -114,15 +130,24 @@ enum Turn {
 }
 
 impl Driver {
-    pub fn new(store: Arc<dyn Store>, flows: Arc<Flows>, config: Arc<Config>, bus: Arc<Bus>, desk: Empty) -> Driver {
-        let committer = Box::new(Committer::new(store, flows, config, bus, desk.orders));
+    pub fn new(
+        store: Arc<dyn Store>,
+        flows: Arc<Flows>,
+        config: Arc<Config>,
+        bus: Arc<Bus>,
+        health: Reports,
+        handled: Arc<Handled>,
+        desk: Empty,
+    ) -> Driver {
+        let committer = Box::new(Committer::new(store, flows, config, bus, health, handled, desk.orders));
         Driver { committer, desk: desk.desk }
     }
 
     /// Until everything that was handed in before the shutdown is answered.
-    pub async fn run(self, mut shutdown: Shutdown) {
-        let Driver { committer, desk } = self;
-        let (bus, store) = (committer.bus.clone(), committer.store.clone());
+    pub async fn run(self, suspects: Map<RunId, Suspicion>, mut shutdown: Shutdown) {
+        let Driver { mut committer, desk } = self;
+        committer.suspects = suspects;
+        let (bus, store, health) = (committer.bus.clone(), committer.store.clone(), committer.health.clone());
         let mut poll = tokio::time::interval(Duration::from_millis(committer.config.poll_ms.max(1) as u64));
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         *desk.lock().await = Some(committer);
@@ -138,6 +163,9 @@ impl Driver {
                 _ = poll.tick() => {
                     if let Some(committer) = &mut *desk.lock().await {
                         committer.dispatcher.hint_all();
+                    }
+                    if matches!(health.now(), Health::NotCommitting(_)) {
+                        tokio::spawn(try_to_commit(store.clone(), health.clone()));
                     }
                 }
                 () = sleep(retry_in), if retry_in.is_some() => {
@@ -206,6 +234,12 @@ fn work(
         (false, true) => Some(Turn::Retry),
         (false, false) => None,
     }
+}
+
+/// Commits nothing, to learn whether that is possible again.
+async fn try_to_commit(store: Arc<dyn Store>, health: Reports) {
+    let tried = store.commit(Vec::new(), Vec::new()).await;
+    health.committed(tried.as_ref().err().map(|error| error as &dyn fmt::Display));
 }
 
 /// Until the task is woken.

@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use eddyline_machine::{Answer, Data, Env, Halt, Input, Millis, Op, RunId, Transition, ValueId, decide};
+use eddyline_machine::{Answer, Input, Millis, Run, RunId};
 use eddyline_store::{CommandId, Namespace, RunCommit, StartKey, Taken};
 use uuid::Uuid;
 
-use super::{Committer, INPUTS_A_TRANSITION, Outcome, Pending, Wanted};
-use crate::carry;
-use crate::config::Config;
+use super::load::Wanted;
+use super::question::{Attempt, Obstacle, Question};
+use super::{Committer, INPUTS_A_TRANSITION, Outcome, Pending};
 use crate::error::EngineError;
-use crate::events::look_backs;
 use crate::hot::Hot;
+use crate::quarantine;
 
 /// A transition on its way, with those who wait for it.
 #[derive(Debug)]
@@ -33,12 +33,6 @@ pub(super) struct Decided {
     pub broken: bool,
 }
 
-/// What stands in the way of a decision.
-enum Obstacle {
-    Values(Vec<ValueId>),
-    Bug(String),
-}
-
 impl Committer {
     /// Decides what waits for a run. Nothing, if something has to be loaded first or nothing is left to commit.
     pub(super) fn prepare(&mut self, run: RunId) -> Option<Prepared> {
@@ -47,13 +41,18 @@ impl Committer {
             self.lanes.remove(&run);
             return None;
         }
+        if let Some(suspicion) = self.suspects.get(&run).filter(|suspicion| suspicion.quarantined) {
+            let refusal = quarantine::refusal(run, suspicion.deaths);
+            self.refuse(run, &refusal);
+            self.release(run);
+            return None;
+        }
         let Some(hot) = self.hot.get(run) else {
             // Most starts make a run of a new id; if it is there after all, the commit is refused and it is loaded.
             if let Some(new) = lane.waiting.front().and_then(|pending| pending.start.as_ref())
                 && lane.conflicts == 0
             {
-                let hot = Hot { ns: new.ns.clone(), flow: new.flow.clone(), run: eddyline_machine::Run::new(run) };
-                self.hot.put(hot);
+                self.hot.put(Hot::new(new.ns.clone(), new.flow.clone(), Run::new(run)));
                 return self.prepare(run);
             }
             self.load(run, Wanted::Whole);
@@ -66,48 +65,97 @@ impl Committer {
             foreign.into_iter().for_each(|pending| pending.fail(EngineError::no_run(run)));
             return self.prepare(run);
         }
-        let decision = attempt(hot, &lane.waiting, self.now, &self.config);
-        match decision {
-            Ok(Attempt { transition, outcomes, messages, events }) => {
-                if transition.is_empty() && !lane.fresh {
-                    // Answers are about the store: what is in memory may be old.
-                    let version = transition.base;
-                    self.load(run, Wanted::IfChanged(version));
-                    return None;
-                }
-                let ns = hot.ns.clone();
-                let decided = collect(&mut lane.waiting, outcomes);
-                let takes: Vec<Taken> = decided.iter().filter_map(|decided| decided.pending.taken.clone()).collect();
-                if transition.is_empty() && takes.is_empty() {
-                    lane.fresh = false;
-                    self.give_back(run, decided, self.now);
-                    self.release(run);
-                    return None;
-                }
-                lane.busy = true;
-                lane.fresh = false;
-                let key: Option<StartKey> =
-                    decided.iter().find_map(|decided| decided.pending.start.as_ref()?.key.clone());
-                let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
-                let commit = RunCommit { ns, command, transition: Arc::new(transition), messages, events, takes, key };
-                Some(Prepared { run, commit, decided })
+        let decided = match lane.thought.take().filter(|thought| thought.version == hot.run.header.version) {
+            Some(thought) => thought.decided,
+            None if lane.heavy => Err(Obstacle::Heavy),
+            None => {
+                let question = Question::of(&lane.waiting, lane.at_most);
+                lane.asked = question.len();
+                question.attempt(hot, self.now, false, &self.config)
+            }
+        };
+        match decided {
+            Ok(attempt) => self.conclude(run, attempt),
+            Err(Obstacle::Heavy) => {
+                self.decide_elsewhere(run);
+                None
             }
             Err(Obstacle::Values(ids)) => {
                 self.load(run, Wanted::Values(ids));
                 None
             }
             Err(Obstacle::Bug(bug)) => {
-                metrics::counter!("eddyline_bugs_total").increment(1);
-                tracing::error!(instance = self.config.instance, %run, "no decision, nothing committed: {bug}");
-                // The first input may be to blame: it is refused, so that the others get their chance.
-                if let Some(pending) = lane.waiting.pop_front() {
-                    pending.fail(EngineError::Bug(bug));
-                }
-                self.hot.take(run);
-                self.release(run);
+                self.undecidable(run, bug);
                 None
             }
         }
+    }
+
+    /// Makes a commit of a decision; or gives the answers at once, where there is nothing to commit.
+    fn conclude(&mut self, run: RunId, attempt: Attempt) -> Option<Prepared> {
+        let Attempt { transition, mut outcomes, messages, events } = attempt;
+        let (lane, hot) = (self.lanes.get_mut(&run)?, self.hot.get(run)?);
+        lane.heavy = false;
+        if self.suspects.remove(&run).is_some() {
+            // It was decided on, and the process is still there.
+            let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
+            tokio::spawn(quarantine::absolve(self.store.clone(), command, hot.ns.clone(), run));
+        }
+        let takes = outcomes.iter().any(|(at, ..)| lane.waiting[*at].taken.is_some());
+        if transition.is_empty() && !takes {
+            // No commit will show that the run in memory is the stored one. Those who came after it was last compared
+            // with the store get their answers after the next comparison.
+            outcomes.retain(|(at, ..)| lane.waiting[*at].ticket < lane.fresh);
+            if outcomes.is_empty() {
+                self.load(run, Wanted::IfChanged(transition.base));
+                return None;
+            }
+            let decided = collect(&mut lane.waiting, outcomes);
+            self.give_back(run, decided, self.now);
+            self.release(run);
+            return None;
+        }
+        let ns = hot.ns.clone();
+        let decided = collect(&mut lane.waiting, outcomes);
+        let takes: Vec<Taken> = decided.iter().filter_map(|decided| decided.pending.taken.clone()).collect();
+        lane.busy = true;
+        // If this is committed, the run in memory was the stored one at a moment that is still to come.
+        lane.fresh = self.tickets;
+        let key: Option<StartKey> = decided.iter().find_map(|decided| decided.pending.start.as_ref()?.key.clone());
+        let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
+        let commit = RunCommit { ns, command, transition: Arc::new(transition), messages, events, takes, key };
+        Some(Prepared { run, commit, decided })
+    }
+
+    /// There is no decision on the inputs that were asked about, and there will be none. Fewer are tried until the one
+    /// is known that is to blame; only its submission is refused.
+    pub(super) fn undecidable(&mut self, run: RunId, bug: String) {
+        let Some(lane) = self.lanes.get_mut(&run) else { return };
+        if lane.asked > 1 {
+            lane.at_most = lane.asked / 2;
+            return self.release(run);
+        }
+        self.hot.remove(run);
+        if lane.waiting.front().is_some_and(|pending| pending.ticket >= lane.fresh) {
+            // The run in memory may be to blame: nobody is refused because of an outdated one.
+            return self.load(run, Wanted::Whole);
+        }
+        metrics::counter!("eddyline_bugs_total").increment(1);
+        tracing::error!(instance = self.config.instance, %run, "no decision on an input, which is refused: {bug}");
+        lane.at_most = INPUTS_A_TRANSITION;
+        if let Some(mut pending) = lane.waiting.pop_front() {
+            match pending.outcomes.is_empty() {
+                true => pending.fail(EngineError::Bug(bug)),
+                // The inputs before it are committed, and their answers stand.
+                false => {
+                    pending.inputs.pop_front();
+                    pending.outcomes.push(Outcome::Answered { answer: Answer::Invalid(bug), at: self.now });
+                    pending.outcomes.extend(pending.inputs.drain(..).map(|_| Outcome::NotTried));
+                    pending.answer();
+                }
+            }
+        }
+        self.release(run);
     }
 
     /// Takes the answers as given; what is left of the submission, if it was not decided to its end.
@@ -138,92 +186,6 @@ impl Committer {
 impl Pending {
     fn is_foreign(&self, ns: &Namespace) -> bool {
         self.ns.as_ref().is_some_and(|of| of != ns)
-    }
-}
-
-struct Attempt {
-    transition: Transition,
-    /// Of each input that is decided now, in order: the place of its submission, and its answer.
-    outcomes: Vec<(usize, Outcome, bool)>,
-    messages: Vec<eddyline_machine::Message>,
-    events: Vec<eddyline_store::NewEvent>,
-}
-
-fn attempt(hot: &Hot, waiting: &VecDeque<Pending>, now: Millis, config: &Config) -> Result<Attempt, Obstacle> {
-    // Inputs that are left out because one before them in their submission was not applied.
-    let mut cut: Vec<usize> = waiting.iter().map(|pending| pending.inputs.len()).collect();
-    let env = Env::new(now, (config.chance)(), &config.hooks);
-    loop {
-        let mut inputs: Vec<Input> = Vec::new();
-        // What is answered without a decision, by its place among the inputs.
-        let mut places: Vec<(usize, Option<String>)> = Vec::new();
-        'gather: for (at, pending) in waiting.iter().enumerate() {
-            for input in pending.inputs.iter().take(cut[at]) {
-                if places.len() >= INPUTS_A_TRANSITION {
-                    break 'gather;
-                }
-                match refusal(hot, input) {
-                    Some(reason) => places.push((at, Some(reason))),
-                    None => {
-                        places.push((at, None));
-                        inputs.push(input.clone());
-                    }
-                }
-            }
-        }
-        let transition = decide(&hot.flow.flow, &hot.run, &env, &inputs).map_err(|halt| match halt {
-            Halt::Need(ids) => Obstacle::Values(ids),
-            // Without a limit of inline steps none is.
-            halt @ Halt::Heavy => Obstacle::Bug(halt.to_string()),
-            Halt::Bug(bug) => Obstacle::Bug(bug),
-        })?;
-        let mut answers = transition.answers.iter();
-        let mut outcomes = Vec::with_capacity(places.len());
-        let mut counted = vec![0; waiting.len()];
-        let mut broken = None;
-        for (at, refused) in places {
-            let answer = match refused {
-                Some(reason) => Answer::Invalid(reason),
-                None => match answers.next() {
-                    Some(answer) => answer.clone(),
-                    None => break,
-                },
-            };
-            let applied = matches!(answer, Answer::Applied(_) | Answer::Duplicate(_));
-            counted[at] += 1;
-            let breaks = !applied && counted[at] < waiting[at].inputs.len();
-            if breaks && counted[at] < cut[at] {
-                broken = Some(at);
-                break;
-            }
-            outcomes.push((at, Outcome::Answered { answer, at: now }, breaks));
-        }
-        if let Some(at) = broken {
-            // Decided again without what comes after it in its submission.
-            cut[at] = counted[at];
-            continue;
-        }
-        let (mut messages, events) = carry::outgoing(&hot.run, &transition).map_err(Obstacle::Values)?;
-        messages.extend(look_backs(&transition));
-        return Ok(Attempt { transition, outcomes, messages, events });
-    }
-}
-
-/// What is wrong with an input, as far as the machine does not look into it.
-fn refusal(hot: &Hot, input: &Input) -> Option<String> {
-    let Input::Report(report) = input else { return None };
-    if !hot.flow.checks_emits() {
-        return None;
-    }
-    let activation = report.task.activation;
-    let check = |event: &str, payload: &Data| match payload {
-        Data::Json(json) => hot.flow.check_emit(&hot.run, activation, event, json).err(),
-        _ => None,
-    };
-    match &report.op {
-        Op::Emit { event, payload } => check(event, payload),
-        Op::Complete { emits, .. } => emits.iter().find_map(|(event, payload)| check(event, payload)),
-        _ => None,
     }
 }
 

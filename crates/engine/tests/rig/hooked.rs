@@ -48,6 +48,14 @@ pub struct Hooked {
     /// Payloads can't be read while this is true.
     pub damaged: std::sync::atomic::AtomicBool,
     pub after_beside: Mutex<Option<BoxFuture<'static, ()>>>,
+    /// What happens after the next load has read, before it answers.
+    pub after_load: Mutex<Option<BoxFuture<'static, ()>>>,
+    /// Changes what a load has found.
+    pub tampering: Option<Box<dyn Fn(&mut Found) + Send + Sync>>,
+    /// Loads of this run wait until it is another one.
+    pub stuck: watch::Sender<Option<RunId>>,
+    /// What happens when due items are asked for.
+    pub on_due: Box<dyn Fn(Due) + Send + Sync>,
 }
 
 impl std::fmt::Debug for Hooked {
@@ -72,6 +80,10 @@ impl Hooked {
             committing: watch::Sender::new(true),
             damaged: false.into(),
             after_beside: Mutex::new(None),
+            after_load: Mutex::new(None),
+            tampering: None,
+            stuck: watch::Sender::new(None),
+            on_due: Box::new(|_| {}),
         }
     }
 }
@@ -88,7 +100,16 @@ impl Store for Hooked {
 
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        self.inner.load(run, since).await
+        let _ = self.stuck.subscribe().wait_for(|stuck| *stuck != Some(run)).await;
+        let mut found = self.inner.load(run, since).await?;
+        if let Some(tamper) = &self.tampering {
+            tamper(&mut found);
+        }
+        let then = self.after_load.lock().unwrap().take();
+        if let Some(then) = then {
+            then.await;
+        }
+        Ok(found)
     }
 
     async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
@@ -143,6 +164,7 @@ impl Store for Hooked {
         if what == Due::Messages {
             self.asked_for_messages.fetch_add(1, Ordering::SeqCst);
         }
+        (self.on_due)(what);
         self.inner.due(what, limit).await
     }
 
@@ -192,6 +214,14 @@ impl Store for Hooked {
 
     async fn trim(&self, what: &Trim) -> Result<bool> {
         self.inner.trim(what).await
+    }
+
+    fn note_handling(&self, handling: &Handling) {
+        self.inner.note_handling(handling);
+    }
+
+    fn handled_before(&self) -> Handling {
+        self.inner.handled_before()
     }
 
     fn watch(&self) -> Hints {

@@ -96,7 +96,7 @@ impl Decider<'_> {
                 self.set_going(id);
                 applied()
             }
-            TimerKind::Deadline => self.deadline(id),
+            TimerKind::Deadline => self.deadline(),
             TimerKind::Gate => self.gate_due(id),
             TimerKind::BackOff(fence) => match &self.at(id).state {
                 State::BackOff { after, reason }
@@ -145,16 +145,22 @@ impl Decider<'_> {
         applied()
     }
 
-    fn deadline(&mut self, root: ActId) -> Done<Answer> {
+    fn deadline(&mut self) -> Done<Answer> {
         let failure = Failure::new(kind::DEADLINE, "the run did not end before its deadline");
+        if self.fail_run(failure)? { applied() } else { Ok(Answer::Nothing) }
+    }
+
+    /// Fails the run as a whole: what is open in it ends cancelled. False, if it is ending already.
+    pub(super) fn fail_run(&mut self, failure: Failure) -> Done<bool> {
+        let root = ActId(0);
         match (&self.at(root).state, self.header.phase) {
             (State::Open(Inside { closing: None, .. }), Phase::Going) => {
                 self.close_early(root, End::Failed(failure))?
             }
             (State::Ready, Phase::Delayed | Phase::Going) => self.end(root, End::Failed(failure))?,
-            _ => return Ok(Answer::Nothing),
+            _ => return Ok(false),
         }
-        applied()
+        Ok(true)
     }
 
     /// A function that remembered something new since it was offered has not used up its attempt.

@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{Data, INLINE_BYTES, ValueRef};
 use crate::expr::Cost;
+use crate::failure::{Failure, kind};
 use crate::flow::{Flow, Graph, Step};
 use crate::ids::{ActId, Chance, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, Record, Skipped};
@@ -52,6 +53,9 @@ pub const MAX_TOUCHED: usize = 1_000;
 /// What one transition uses at most before the rest is put off in the same way. The piece of work that it is at is
 /// finished, and that uses at most [`crate::expr::EVALUATION`]; so a transition takes no longer than both together.
 pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20 };
+/// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided on, and a run is
+/// decided on as a whole.
+pub const MAX_ACTIVATIONS: u32 = 600_000;
 /// What one input touches by itself, at most.
 const TOUCHED_BY_AN_INPUT: usize = 4;
 /// How many items a spread has at most: when it ends its outputs are put together in one piece.
@@ -76,6 +80,8 @@ pub struct Env<'a> {
     pub max_touched: usize,
     /// What one transition uses before the rest is put off: [`BUDGET`], unless a test wants to see less.
     pub budget: Cost,
+    /// How many activations a run may have: [`MAX_ACTIVATIONS`], unless a test wants to see what happens beyond.
+    pub max_activations: u32,
     /// Where others wait for the caller: a decision that takes more steps than this halts with [`Halt::Heavy`], and is
     /// to be made again elsewhere without this limit. What is decided does not depend on it.
     pub inline_steps: Option<u64>,
@@ -84,7 +90,8 @@ pub struct Env<'a> {
 impl<'a> Env<'a> {
     /// With the usual limits.
     pub fn new(now: Millis, seed: [u8; 32], hooks: &'a str) -> Env<'a> {
-        Env { now, seed, hooks, max_touched: MAX_TOUCHED, budget: BUDGET, inline_steps: None }
+        let (max_touched, max_activations) = (MAX_TOUCHED, MAX_ACTIVATIONS);
+        Env { now, seed, hooks, max_touched, budget: BUDGET, max_activations, inline_steps: None }
     }
 }
 
@@ -260,6 +267,10 @@ impl<'a> Decider<'a> {
             self.meter.next();
             self.meter.add(Cost { steps: WORK.steps + self.cost(&work) as u64, ..WORK });
             self.perform(work)?;
+            if self.next_activation > self.env.max_activations {
+                let message = format!("the run has more than {} activations", self.env.max_activations);
+                self.fail_run(Failure::new(kind::TOO_MANY_ACTIVATIONS, message))?;
+            }
             if self.meter.is_heavy() {
                 break;
             }
@@ -515,7 +526,7 @@ impl<'a> Decider<'a> {
         self.messages.push(Message { to, id, body });
     }
 
-    fn fail(&mut self, id: ActId, failure: crate::failure::Failure) -> Done {
+    fn fail(&mut self, id: ActId, failure: Failure) -> Done {
         self.end(id, End::Failed(failure))
     }
 

@@ -29,6 +29,7 @@ pub struct Model {
     pub published: Vec<Publish>,
     pub max_touched: usize,
     pub budget: Cost,
+    pub max_activations: u32,
     next_run: u128,
     drawn: u64,
 }
@@ -76,6 +77,7 @@ impl Model {
             published: Vec::new(),
             max_touched: decide::MAX_TOUCHED,
             budget: decide::BUDGET,
+            max_activations: decide::MAX_ACTIVATIONS,
             next_run: 1,
             drawn: 0,
         }
@@ -138,6 +140,7 @@ impl Model {
         let env = Env {
             max_touched: self.max_touched,
             budget: self.budget,
+            max_activations: self.max_activations,
             ..Env::new(self.now, seed, "https://eddy.test/hooks/")
         };
         let kept = self.runs.get_mut(&run).expect("the run");

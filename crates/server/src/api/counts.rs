@@ -33,7 +33,7 @@ enum Kind {
 }
 
 /// Everything that is counted, and what it means.
-const ALL: [(Kind, &str, &str); 23] = [
+const ALL: [(Kind, &str, &str); 26] = [
     (Kind::Gauge, "eddyline_info", "1, with the instance, the version and the kind of store as labels."),
     (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them."),
     (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by status."),
@@ -51,7 +51,14 @@ const ALL: [(Kind, &str, &str); 23] = [
     (Kind::Counter, "eddyline_timers_late_total", "Timers found to be late by the reconciler. Should stay 0."),
     (Kind::Counter, "eddyline_reconciled_total", "Things that should have moved and were moved. Should stay 0."),
     (Kind::Counter, "eddyline_loop_errors_total", "Background work that failed and is tried again, by loop."),
+    (
+        Kind::Counter,
+        "eddyline_loop_panics_total",
+        "Panics in background work, by loop. Should stay 0; please report it.",
+    ),
     (Kind::Counter, "eddyline_bugs_total", "Decisions refused as impossible. Should stay 0; please report it."),
+    (Kind::Counter, "eddyline_heavy_decisions_total", "Decisions made on a thread of their own, since they take long."),
+    (Kind::Gauge, "eddyline_cached_runs_bytes", "What the cached runs take, about."),
     (Kind::Histogram, "eddyline_batch_size", "Runs in a commit; 0 where it only claims."),
     (Kind::Histogram, "eddyline_commit_seconds", "From handing a commit to the store until it is durable."),
     (

@@ -73,7 +73,7 @@ impl From<EngineError> for Failure {
             EngineError::Invalid { details, .. } => {
                 Failure::invalid(message).details(details.into_iter().map(Value::from).collect())
             }
-            EngineError::Conflict(_) => Failure::new(Code::Conflict, message),
+            EngineError::Conflict(_) | EngineError::Quarantined(_) => Failure::new(Code::Conflict, message),
             EngineError::TooLarge { .. } => Failure::new(Code::TooLarge, message),
             EngineError::TooMany { .. } => Failure::new(Code::TooMany, message),
             EngineError::Store(error) => {

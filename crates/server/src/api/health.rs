@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use eddyline_engine::Health;
 use eddyline_protocol::Code;
 use serde_json::json;
 
@@ -20,6 +21,13 @@ pub(crate) async fn alive(_call: Call) -> Answer {
 pub(crate) async fn ready(call: Call) -> Answer {
     if *call.api.stopping().borrow() {
         return Err(Failure::new(Code::Unavailable, "the server is stopping"));
+    }
+    match call.engine().health() {
+        Health::Working => {}
+        Health::NotCommitting(why) => {
+            return Err(Failure::new(Code::Unavailable, format!("commits fail: {why}")));
+        }
+        Health::Failed(why) => return Err(Failure::new(Code::Unavailable, format!("the engine has failed: {why}"))),
     }
     let silence = call.engine().silence_of_store();
     if silence > PATIENCE {

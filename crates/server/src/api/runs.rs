@@ -48,8 +48,14 @@ pub(crate) async fn list(call: Call) -> Answer {
 /// `GET /v1/runs/{id}`
 pub(crate) async fn show(call: Call) -> Answer {
     let info = call.engine().run(call.ns(), call.run()?).await?;
+    let quarantine = match info.summary.ended_at {
+        Some(_) => None,
+        None => call.engine().quarantine(call.ns(), info.summary.run).await?,
+    };
     let mut parents = parents(&call, info.summary.header.parent.into_iter()).await?;
-    call.show(StatusCode::OK, &words::run_info(info, parents.pop_first().map(|(_, parent)| parent)))
+    let mut shown = words::run_info(info, parents.pop_first().map(|(_, parent)| parent));
+    shown.error = shown.error.or_else(|| quarantine.map(words::quarantined));
+    call.show(StatusCode::OK, &shown)
 }
 
 /// `DELETE /v1/runs/{id}`

@@ -30,6 +30,15 @@ pub(crate) fn failure(failure: eddyline_machine::Failure) -> wire::Failure {
     }
 }
 
+/// What is shown as the error of a run that goes on, but on which nothing is decided.
+pub(crate) fn quarantined(suspicion: eddyline_engine::Suspicion) -> wire::Failure {
+    let message = format!(
+        "{} processes ended while they handled this run. Resume it to try again, or cancel it",
+        suspicion.deaths
+    );
+    wire::Failure { kind: "Quarantined".to_owned(), message, stack: None, step: None, also: Vec::new() }
+}
+
 pub(crate) fn inner_failure(failure: wire::Failure) -> eddyline_machine::Failure {
     eddyline_machine::Failure {
         kind: failure.kind,

@@ -13,6 +13,7 @@ mod tls;
 use std::fmt;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{Config, Engine};
@@ -26,6 +27,13 @@ pub use settings::StartError;
 
 use crate::api::{About, Api, counts, keyring};
 
+/// The exit code when the engine has failed: a part of it panicked or ended, and only a new process can go on.
+const ENGINE_FAILED: i32 = 70;
+/// The exit code when a decision hangs. The run that it is about is handled alone by the next process, and quarantined if
+/// it hangs again.
+const HUNG: i32 = 71;
+/// How long a failed engine has to commit what it still can before the process ends.
+const LAST_COMMITS: Duration = Duration::from_secs(2);
 /// How long requests under way have to finish once the server stops.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -66,6 +74,10 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         hooks: format!("{}/hooks/", public_url.trim_end_matches('/')),
         lease_ms: i64::try_from(settings.lease.as_millis()).unwrap_or(i64::MAX),
         backlog: settings.backlog.unwrap_or(usual.backlog),
+        on_hang: Some(Arc::new(|hang| {
+            eprintln!("eddyline: the process ends with exit code {HUNG}: {hang}");
+            std::process::exit(HUNG);
+        })),
         ..usual
     };
     counts::begin();
@@ -97,14 +109,23 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     Ok(Server { addr, url, api, stop, accepting, watching, connections })
 }
 
-/// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once.
+/// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once. If the engine fails,
+/// the process ends with exit code 70.
 pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
     let args = settings::with_file(args).await?;
     logs(args.log_json.unwrap_or(false));
     let mut signals = Signals::new()?;
     let server = start(&args).await?;
     say(&format!("eddyline listens on {}", server.url()));
-    signals.next().await;
+    let engine = server.engine().clone();
+    tokio::select! {
+        () = signals.next() => {}
+        why = engine.failed() => {
+            tracing::error!("the process ends with exit code {ENGINE_FAILED}: the engine has failed: {why}");
+            let _ = tokio::time::timeout(LAST_COMMITS, server.stop()).await;
+            std::process::exit(ENGINE_FAILED);
+        }
+    }
     tracing::info!("stopping");
     tokio::select! {
         () = server.stop() => Ok(()),

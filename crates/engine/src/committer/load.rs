@@ -1,0 +1,140 @@
+//! Runs and their values are read from the store.
+
+use std::sync::Arc;
+
+use eddyline_machine::{Data, Run, RunId, ValueId, Version};
+use eddyline_store::{Found, Store, StoreError};
+use tokio::task::spawn_blocking;
+
+use super::{Committer, Ticket};
+use crate::error::{EngineError, Result};
+use crate::flows::Flows;
+use crate::hot::Hot;
+
+/// A run with more activations is indexed on another thread: this takes about a microsecond for each.
+const INDEXED_HERE: usize = 500;
+
+/// What a run is loaded for.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    Whole,
+    IfChanged(Version),
+    Values(Vec<ValueId>),
+}
+
+/// A load that came back from the store.
+pub(super) struct Loaded {
+    run: RunId,
+    /// Whoever came before the load began may be answered from what it found.
+    began: Ticket,
+    found: Result<Load>,
+}
+
+#[derive(Debug)]
+enum Load {
+    Whole(Box<Hot>),
+    /// The run in memory is at the stored version.
+    Same,
+    Values(Vec<(ValueId, Data)>),
+    /// The run refers to values that are not stored or that are damaged.
+    BadValues(String),
+    Missing,
+    Trimmed,
+}
+
+impl Committer {
+    pub(super) fn load(&mut self, run: RunId, what: Wanted) {
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.busy = true;
+        }
+        let (store, flows, began) = (self.store.clone(), self.flows.clone(), self.tickets);
+        let loading = async move { Loaded { run, began, found: load(store, &flows, run, what).await } };
+        self.loads.push(Box::pin(loading));
+    }
+
+    pub(super) fn loaded(&mut self, loaded: Loaded) {
+        let Loaded { run, began, found } = loaded;
+        let Some(lane) = self.lanes.get_mut(&run) else { return };
+        match found {
+            Ok(Load::Whole(hot)) => {
+                lane.fresh = began;
+                self.hot.put(*hot);
+            }
+            Ok(Load::Same) => lane.fresh = began,
+            Ok(Load::Values(values)) => self.hot.change(run, |hot| hot.add_values(values)),
+            Ok(Load::BadValues(bug)) => return self.undecidable(run, bug),
+            Ok(Load::Missing) => self.start_or_refuse(run, began),
+            Ok(Load::Trimmed) => self.refuse(run, &EngineError::Trimmed(run)),
+            Err(error) => self.refuse(run, &error),
+        }
+        self.release(run);
+    }
+
+    /// The run is not there: a start makes it, anything before that start has nothing to act on. Whoever came after the
+    /// load began is not told so: the run may have been made since.
+    fn start_or_refuse(&mut self, run: RunId, began: Ticket) {
+        let Some(lane) = self.lanes.get_mut(&run) else { return };
+        while lane.waiting.front().is_some_and(|pending| pending.start.is_none() && pending.ticket < began) {
+            if let Some(pending) = lane.waiting.pop_front() {
+                pending.fail(EngineError::no_run(run));
+            }
+        }
+        if let Some(front) = lane.waiting.front()
+            && front.ticket < began
+            && let Some(new) = &front.start
+        {
+            lane.fresh = began;
+            self.hot.put(Hot::new(new.ns.clone(), new.flow.clone(), Run::new(run)));
+        }
+    }
+
+    pub(super) fn refuse(&mut self, run: RunId, error: &EngineError) {
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.waiting.drain(..).for_each(|pending| pending.fail(error.clone()));
+        }
+    }
+}
+
+async fn load(store: Arc<dyn Store>, flows: &Flows, run: RunId, what: Wanted) -> Result<Load> {
+    let since = match what {
+        Wanted::Values(ids) => return load_values(&*store, run, &ids).await,
+        Wanted::Whole => None,
+        Wanted::IfChanged(version) => Some(version),
+    };
+    match store.load(run, since).await? {
+        Found::Nothing => Ok(Load::Missing),
+        Found::Same => Ok(Load::Same),
+        Found::Trimmed(_) => Ok(Load::Trimmed),
+        Found::Run(loaded) => {
+            let header = &loaded.rows.header;
+            let ns = loaded.summary.ns.clone();
+            let flow = flows.find(&*store, &ns, &header.flow, Some(&header.flow_version)).await?;
+            let flow = flow.ok_or_else(|| {
+                EngineError::Bug(format!(
+                    "run {run} is of {}@{}, which is not stored",
+                    header.flow, header.flow_version
+                ))
+            })?;
+            let large = loaded.rows.activations.len() > INDEXED_HERE;
+            let index = move || {
+                let run = Run::load(loaded.rows, &flow.flow);
+                Ok(Load::Whole(Box::new(Hot::new(ns, flow, run))))
+            };
+            match large {
+                false => index(),
+                true => spawn_blocking(index).await.unwrap_or(Err(EngineError::Stopped)),
+            }
+        }
+    }
+}
+
+async fn load_values(store: &dyn Store, run: RunId, ids: &[ValueId]) -> Result<Load> {
+    match store.values(run, ids).await {
+        Ok(values) if values.len() < ids.len() => {
+            Ok(Load::BadValues(format!("run {run} refers to values that are not stored: {ids:?}")))
+        }
+        Ok(values) => Ok(Load::Values(values)),
+        Err(StoreError::Corrupt(damage)) => Ok(Load::BadValues(damage)),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,107 @@
+//! What is being decided on right now: noted in the store, should the process die of it, and watched, should it hang.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use eddyline_machine::RunId;
+use eddyline_store::{Handling, Store};
+
+/// How often it is looked whether a decision hangs.
+const LOOK: Duration = Duration::from_secs(1);
+
+pub(crate) struct Handled {
+    store: Arc<dyn Store>,
+    now: Mutex<Now>,
+}
+
+#[derive(Default)]
+struct Now {
+    handling: Handling,
+    /// A number for the batch and for each run that is decided apart, so that it is known which of them are still the
+    /// same at the next look.
+    batch: u64,
+    apart: Vec<u64>,
+    last: u64,
+}
+
+impl Handled {
+    pub fn new(store: Arc<dyn Store>) -> Handled {
+        Handled { store, now: Mutex::default() }
+    }
+
+    /// These runs are decided on from now on, one after the other.
+    pub fn begin(&self, runs: &[RunId]) {
+        let mut now = self.now();
+        now.handling.batch.extend(runs);
+        now.last += 1;
+        now.batch = now.last;
+        self.store.note_handling(&now.handling);
+    }
+
+    /// They are decided on.
+    pub fn end(&self) {
+        let mut now = self.now();
+        now.handling.batch.clear();
+        self.store.note_handling(&now.handling);
+    }
+
+    /// A run is decided on from now on, on a thread of its own.
+    pub fn begin_apart(&self, run: RunId) {
+        let mut now = self.now();
+        now.last += 1;
+        let number = now.last;
+        now.handling.apart.push(run);
+        now.apart.push(number);
+        self.store.note_handling(&now.handling);
+    }
+
+    pub fn end_apart(&self, run: RunId) {
+        let mut now = self.now();
+        if let Some(at) = now.handling.apart.iter().position(|apart| *apart == run) {
+            now.handling.apart.remove(at);
+            now.apart.remove(at);
+        }
+        self.store.note_handling(&now.handling);
+    }
+
+    /// The decisions under way, each with the runs that it may be about.
+    fn under_way(&self) -> Vec<(u64, Vec<RunId>)> {
+        let now = self.now();
+        let apart = now.apart.iter().zip(&now.handling.apart).map(|(number, run)| (*number, vec![*run]));
+        let batch = (!now.handling.batch.is_empty()).then(|| (now.batch, now.handling.batch.clone()));
+        apart.chain(batch).collect()
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Watches, on a thread of its own, until nothing can be handled any more. Looks are counted rather than time: a process
+/// that was stopped for an hour has hung for one look.
+pub(crate) fn watch(handled: &Arc<Handled>, looks: u32, on_hang: impl FnOnce(&str) + Send + 'static) {
+    let watched = Arc::downgrade(handled);
+    let thread = std::thread::Builder::new().name("eddyline-watchdog".to_owned());
+    let spawned = thread.spawn(move || {
+        let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
+        loop {
+            std::thread::sleep(LOOK);
+            let Some(handled) = watched.upgrade() else { return };
+            let under_way = handled.under_way();
+            drop(handled);
+            seen.retain(|number, _| under_way.iter().any(|(still, _)| still == number));
+            for (number, runs) in under_way {
+                let count = seen.entry(number).or_default();
+                *count += 1;
+                if *count > looks {
+                    let runs: Vec<String> = runs.iter().map(RunId::to_string).collect();
+                    return on_hang(&format!("a decision has hung for {looks} s, on run {}", runs.join(" or ")));
+                }
+            }
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::error!("nobody watches for decisions that hang: {error}");
+    }
+}

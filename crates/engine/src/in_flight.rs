@@ -1,0 +1,77 @@
+//! Due items that were handed to the committer and are not decided yet. A loop hands in and goes on, so no item waits for
+//! the slowest run among those that came with it.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use eddyline_machine::{Input, RunId};
+use eddyline_store::Taken;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use crate::error::{EngineError, Result};
+use crate::instance::Instance;
+
+/// Batches of due items that one loop has under way at most.
+const BATCHES: usize = 20;
+
+/// The items of one loop, each known by its run and `K`.
+#[derive(Debug)]
+pub(crate) struct InFlight<K> {
+    known: BTreeSet<(RunId, K)>,
+    answers: FuturesUnordered<BoxFuture<'static, Answer<K>>>,
+}
+
+type Answer<K> = ((RunId, K), Result<()>);
+
+impl<K> Default for InFlight<K> {
+    fn default() -> InFlight<K> {
+        InFlight { known: BTreeSet::new(), answers: FuturesUnordered::new() }
+    }
+}
+
+impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
+    /// How many more items may be taken: waits until there is room for at least one, and forgets those that are decided.
+    pub async fn room(&mut self, instance: &Instance) -> usize {
+        while let Some(Some(answer)) = self.answers.next().now_or_never() {
+            self.decided(answer, instance);
+        }
+        let most = BATCHES * instance.config.due_batch.max(1);
+        if self.known.len() >= most
+            && let Some(answer) = self.answers.next().await
+        {
+            self.decided(answer, instance);
+        }
+        instance.config.due_batch.max(1).min(most - self.known.len())
+    }
+
+    /// Hands an item in, unless it is under way already: the store hands out again what took longer than its hold.
+    pub async fn hand_in(&mut self, instance: &Instance, run: RunId, key: K, input: Input, taken: Taken) -> Result<()> {
+        if !self.known.insert((run, key)) {
+            return Ok(());
+        }
+        match instance.committing.hand_in(run, vec![input], Some(taken), None).await {
+            Ok(answer) => {
+                let decided = async move { answer.await.unwrap_or(Err(EngineError::Stopped)).map(drop) };
+                self.answers.push(decided.map(move |decided| ((run, key), decided)).boxed());
+                Ok(())
+            }
+            Err(error) => {
+                self.known.remove(&(run, key));
+                Err(error)
+            }
+        }
+    }
+
+    /// What failed is due again later.
+    fn decided(&mut self, (item, decided): Answer<K>, instance: &Instance) {
+        self.known.remove(&item);
+        match decided {
+            Ok(()) | Err(EngineError::Stopped) => {}
+            Err(error @ (EngineError::NotFound { .. } | EngineError::Trimmed(_) | EngineError::Quarantined(_))) => {
+                tracing::debug!("due for a run that is gone or quarantined: {error}");
+            }
+            Err(error) => tracing::warn!(instance = instance.config.instance, "due again later: {error}"),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Runs that ended the process. Before anything is decided, the store notes on which runs ([`Handling`]). A process that
+//! dies leaves the note, and the next one suspects these runs: each is handled alone. One that was being handled alone
+//! when the process died again is quarantined: nothing is decided on it until somebody releases it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use eddyline_machine::{Millis, RunId};
+use eddyline_store::{
+    Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Handling, MAX_PAGE, Map,
+    Namespace, Store,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::committer::Order;
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+use crate::instance::Instance;
+use crate::shutdown::Shutdown;
+
+/// The kind of the documents that keep suspicions, each under its run's id.
+const SUSPECT: &str = "suspect";
+/// So many deaths, the last of them while the run was handled alone, put it into quarantine.
+const DEATHS: u32 = 2;
+
+/// What is known of a run that was being handled when the process died.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspicion {
+    /// How many processes died while they handled it.
+    pub deaths: u32,
+    /// It was handled alone when the last one died, and not for the first time: nothing is decided on it any more.
+    pub quarantined: bool,
+    /// When the last of these deaths was noticed.
+    pub at: Millis,
+}
+
+/// What whoever sends something to a run in quarantine is told.
+pub(crate) fn refusal(run: RunId, deaths: u32) -> EngineError {
+    EngineError::Quarantined(format!(
+        "run {run} is quarantined: {deaths} processes ended while they handled it. Resume it to try again, or cancel it"
+    ))
+}
+
+/// How long to wait before the store is asked again.
+const AFTER_ERROR: Duration = Duration::from_millis(200);
+
+/// The runs that are suspected, after what the last process noted is added to what was known.
+async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
+    let noted = instance.store.handled_before();
+    let mut known = Map::default();
+    for (ns, run, suspicion) in read(instance).await? {
+        match instance.store.summary(run).await? {
+            Some(summary) if summary.ended_at.is_none() => {
+                known.insert(run, suspicion);
+            }
+            // It has ended since: there is nothing to suspect any more.
+            _ => {
+                instance.put(&ns, SUSPECT, &run.to_string(), Expect::Any, None).await?;
+            }
+        }
+    }
+    let alone = noted.runs().count() == 1;
+    let now = instance.store.now().await?;
+    for run in noted.runs() {
+        // One that is not stored was being started: whoever starts it tries again, or not.
+        let Some(summary) = instance.store.summary(run).await?.filter(|summary| summary.ended_at.is_none()) else {
+            continue;
+        };
+        let deaths = known.get(&run).map_or(0, |suspicion| suspicion.deaths) + 1;
+        let suspicion = Suspicion { deaths, quarantined: alone && deaths >= DEATHS, at: now };
+        match suspicion.quarantined {
+            true => tracing::error!(%run, deaths, "quarantined: the process ended while it handled this run alone"),
+            false => tracing::warn!(%run, deaths, "the last process ended while it handled this run"),
+        }
+        instance.put(&summary.ns, SUSPECT, &run.to_string(), Expect::Any, Some(json!(suspicion))).await?;
+        known.insert(run, suspicion);
+    }
+    // Noted for good: a process that dies before it handles anything adds nothing.
+    instance.store.note_handling(&Handling::default());
+    Ok(known)
+}
+
+/// The same, tried until the store answers. The instance is let go of before anything is decided: who has one can send
+/// orders, and the committer goes on for as long as somebody can.
+pub(crate) async fn suspects_in_time(instance: Instance, mut shutdown: Shutdown) -> Map<RunId, Suspicion> {
+    loop {
+        match suspects(&instance).await {
+            Ok(suspects) => return suspects,
+            Err(error) => tracing::warn!("it is not known yet which runs are suspected: {error}"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(AFTER_ERROR) => {}
+            () = shutdown.wait() => return Map::default(),
+        }
+    }
+}
+
+async fn read(instance: &Instance) -> Result<Vec<(Namespace, RunId, Suspicion)>> {
+    let (mut known, mut after) = (Vec::new(), None);
+    loop {
+        let filter = DocumentFilter { kind: SUSPECT.to_owned(), after, ..DocumentFilter::default() };
+        let page = instance.store.documents(None, &filter, MAX_PAGE).await?;
+        let full = page.len() == MAX_PAGE;
+        for document in &page {
+            let suspicion = serde_json::from_value(document.body.clone());
+            if let (Ok(id), Ok(suspicion)) = (document.key.id.parse(), suspicion) {
+                known.push((document.ns.clone(), RunId(id), suspicion));
+            }
+        }
+        match page.into_iter().next_back() {
+            Some(last) if full => after = Some(last.key.id),
+            _ => return Ok(known),
+        }
+    }
+}
+
+/// The run was handled, and the process is still there.
+pub(crate) async fn absolve(store: Arc<dyn Store>, command: CommandId, ns: Namespace, run: RunId) {
+    let key = DocumentKey::new(SUSPECT, run.to_string());
+    let commit = DocumentCommit {
+        ns,
+        command,
+        documents: vec![DocumentChange { key, expect: Expect::Any, body: None, due: None }],
+        messages: Vec::new(),
+        events: Vec::new(),
+        drops: Vec::new(),
+    };
+    if let Err(error) = store.commit(vec![Command::Documents(commit)], Vec::new()).await {
+        tracing::warn!(%run, "the run is still suspected: {error}");
+    }
+}
+
+impl Engine {
+    /// Why nothing is decided on a run, if it is quarantined.
+    pub async fn quarantine(&self, ns: &Namespace, run: RunId) -> Result<Option<Suspicion>> {
+        let document = self.instance.document(Some(ns), SUSPECT, &run.to_string()).await?;
+        let suspicion = document.and_then(|document| serde_json::from_value::<Suspicion>(document.body).ok());
+        Ok(suspicion.filter(|suspicion| suspicion.quarantined))
+    }
+
+    /// The runs of a namespace that are quarantined.
+    pub async fn quarantined(&self, ns: &Namespace) -> Result<Vec<(RunId, Suspicion)>> {
+        let mut found = Vec::new();
+        for document in self.instance.all_documents(ns, SUSPECT).await? {
+            let suspicion = serde_json::from_value::<Suspicion>(document.body);
+            if let (Ok(id), Ok(suspicion)) = (document.key.id.parse(), suspicion)
+                && suspicion.quarantined
+            {
+                found.push((RunId(id), suspicion));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Lets a run out of quarantine, if it is in it. It is still handled alone, and goes back there if another process
+    /// ends because of it.
+    pub(crate) async fn release_from_quarantine(&self, ns: &Namespace, run: RunId) -> Result<bool> {
+        let Some(suspicion) = self.quarantine(ns, run).await? else { return Ok(false) };
+        let released = Suspicion { quarantined: false, ..suspicion };
+        self.instance.put(ns, SUSPECT, &run.to_string(), Expect::Any, Some(json!(released))).await?;
+        self.committing().send(Order::Suspect(run, released)).await?;
+        Ok(true)
+    }
+}

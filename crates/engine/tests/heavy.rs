@@ -1,0 +1,217 @@
+//! A run that takes much time or memory to decide on is in nobody's way.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use eddyline_engine::{Config, Decision, EngineError, StartRequest};
+use eddyline_machine::{Answer, Op, RunId};
+use eddyline_store::{Embedded, Found, Memory, Namespace, Options, Store};
+use rig::hooked::Hooked;
+use rig::{LONG, Rig, claim, done};
+use serde_json::json;
+use tokio::sync::watch;
+
+const HEAVY: &str = "name: heavy\nsteps: {a: {set: '${size(range(20000).filter(i, i % 2 == 0))}'}}";
+const LIGHT: &str = "name: light\nsteps: {a: {}}";
+
+/// An engine that is held up wherever it makes a decision on a thread of its own, until it is let go.
+fn held_up(decided: &Arc<Mutex<Vec<RunId>>>) -> (Rig, watch::Sender<bool>) {
+    let (go, held) = watch::channel(false);
+    let decided = decided.clone();
+    let on_decision = move |decision: Decision| {
+        if decision.apart {
+            let mut held = held.clone();
+            let _ = blocking(held.wait_for(|go| *go));
+            decided.lock().unwrap().push(decision.run);
+        }
+    };
+    let config = Config { on_decision: Some(Arc::new(on_decision)), ..Config::default() };
+    (Rig::on(Arc::new(Memory::new()), config), go)
+}
+
+fn blocking<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+async fn start_in(rig: &Rig, ns: &Namespace, flow: &str) -> Result<RunId, EngineError> {
+    let request = StartRequest { flow: flow.to_owned(), ..StartRequest::default() };
+    rig.engine.start_run(ns, request).await.map(|started| started.run)
+}
+
+#[tokio::test]
+async fn other_runs_go_on_while_a_heavy_decision_is_made() {
+    let decided = Arc::default();
+    let (rig, go) = held_up(&decided);
+    rig.register(HEAVY).await;
+    rig.register(LIGHT).await;
+    let engine = rig.engine.clone();
+    let heavy = tokio::spawn(async move {
+        let request = StartRequest { flow: "heavy".to_owned(), ..StartRequest::default() };
+        engine.start_run(&Namespace::default(), request).await.unwrap().run
+    });
+    for _ in 0..10 {
+        let light = rig.start("light", json!(null)).await;
+        let task = rig.claim("w").await.unwrap();
+        assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
+        rig.output(light).await;
+    }
+    assert!(!heavy.is_finished());
+    go.send_replace(true);
+    let heavy = heavy.await.unwrap();
+    rig.output(heavy).await;
+    assert_eq!(*decided.lock().unwrap(), [heavy]);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn inputs_that_come_while_a_heavy_decision_is_made_are_decided_after_it() {
+    let decided = Arc::default();
+    let (rig, go) = held_up(&decided);
+    rig.register("name: f\nsteps: {a: {}, b: {after: [a], set: '${size(range(20000).filter(i, i % 2 == 0))}'}, c: {}}")
+        .await;
+    let run = rig.start("f", json!(null)).await;
+    let (a, c) = (rig.claim("w").await.unwrap(), rig.claim("w").await.unwrap());
+    assert_eq!((a.activation.as_str(), c.activation.as_str()), ("a", "c"));
+    let rig = Arc::new(rig);
+    let (first, second) = (rig.clone(), rig.clone());
+    let first = tokio::spawn(async move { first.report(&a, done(json!(1))).await });
+    let second = tokio::spawn(async move { second.report(&c, done(json!(2))).await });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    go.send_replace(true);
+    assert!(matches!(first.await.unwrap(), Answer::Applied(_)));
+    assert!(matches!(second.await.unwrap(), Answer::Applied(_)));
+    rig.output(run).await;
+    rig.engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_namespace_with_many_heavy_runs_keeps_no_other_waiting() {
+    let decided: Arc<Mutex<Vec<RunId>>> = Arc::default();
+    let (rig, go) = held_up(&decided);
+    let quiet = Namespace::new("quiet");
+    rig.register(HEAVY).await;
+    rig.engine.register(&quiet, None, HEAVY).await.unwrap();
+    let rig = Arc::new(rig);
+    let start = |ns: Namespace| {
+        let rig = rig.clone();
+        tokio::spawn(async move { start_in(&rig, &ns, "heavy").await.unwrap() })
+    };
+    let many: Vec<_> = (0..50).map(|_| start(rig.ns.clone())).collect();
+    tokio::task::yield_now().await;
+    let one = start(quiet);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    go.send_replace(true);
+    let one = one.await.unwrap();
+    for run in many {
+        run.await.unwrap();
+    }
+    let decided = decided.lock().unwrap();
+    assert_eq!(decided.len(), 51);
+    let place = decided.iter().position(|run| *run == one).unwrap();
+    // As many as there are threads were begun before it came, and as many may be begun at the same time.
+    let threads = std::thread::available_parallelism().unwrap().get();
+    assert!(place <= 2 * threads, "it was number {place}");
+    drop(decided);
+    rig.engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_schema_of_an_event_is_not_evaluated_on_the_committers_thread() {
+    let decided: Arc<Mutex<Vec<RunId>>> = Arc::default();
+    let (rig, go) = held_up(&decided);
+    go.send_replace(true);
+    rig.register("name: f\nsteps: {a: {emits: [{seen: {type: integer}}]}}").await;
+    let run = rig.start("f", json!(null)).await;
+    let task = rig.claim("w").await.unwrap();
+    let emit = |payload: serde_json::Value| Op::Emit { event: "seen".to_owned(), payload: payload.into() };
+    assert!(matches!(rig.report(&task, emit(json!("no"))).await, Answer::Invalid(_)));
+    assert!(matches!(rig.report(&task, emit(json!(1))).await, Answer::Applied(_)));
+    assert!(decided.lock().unwrap().len() >= 2, "{decided:?}");
+    assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
+    rig.output(run).await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_large_run_stays_cached_while_small_ones_come_and_go() {
+    let loads = Arc::new(AtomicUsize::new(0));
+    let count = loads.clone();
+    let tampering = move |found: &mut Found| {
+        if let Found::Run(loaded) = found
+            && loaded.rows.header.flow == "large"
+        {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    let store = Hooked { tampering: Some(Box::new(tampering)), ..Hooked::new(Arc::new(Memory::new())) };
+    let config = Config { cache_bytes: 256 << 10, reconcile_ms: 3_600_000, ..Config::default() };
+    let mut rig = Rig::on(Arc::new(store), config);
+    rig.register(LIGHT).await;
+    rig.register("name: large\nsteps: {each: {spread: 'range(2000)', run: item, max_parallel: 2000}}").await;
+    let large = rig.start("large", json!(null)).await;
+    let before = rig.start("light", json!(null)).await;
+    rig.work(4, |task| done(json!(task.activation)));
+    rig.output(before).await;
+    for _ in 0..100 {
+        let light = rig.start("light", json!("x".repeat(200))).await;
+        rig.output(light).await;
+    }
+    let request = rig.engine.result(&rig.ns, large, 3 * LONG).await.unwrap();
+    assert_eq!(request.unwrap().output.unwrap().as_array().unwrap().len(), 2_000);
+    let loads = loads.load(Ordering::SeqCst);
+    assert!(loads < 20, "it was loaded {loads} times");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn queued_runs_with_large_inputs_take_no_memory() {
+    const RUNS: usize = 60;
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path(), Options::default()).unwrap());
+    let rig = Rig::on(store, Config::default());
+    rig.register(LIGHT).await;
+    let input = json!("x".repeat((2 << 20) - 100));
+    rig.start("light", input.clone()).await;
+    let before = resident_mib();
+    for _ in 0..RUNS {
+        rig.start("light", input.clone()).await;
+    }
+    let grown = resident_mib().saturating_sub(before);
+    assert!(grown < RUNS, "{RUNS} runs with inputs of 2 MiB made the process grow by {grown} MiB");
+    let task = rig.claim("w").await.unwrap();
+    assert_eq!(*task.input, input, "it is read when it is needed");
+    rig.stop().await;
+}
+
+fn resident_mib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() >> 10
+}
+
+#[tokio::test]
+async fn a_claim_beside_a_heavy_decision_is_answered() {
+    let decided = Arc::default();
+    let (rig, go) = held_up(&decided);
+    rig.register(HEAVY).await;
+    let engine = rig.engine.clone();
+    let heavy = tokio::spawn(async move {
+        let request = StartRequest { flow: "heavy".to_owned(), ..StartRequest::default() };
+        engine.start_run(&Namespace::default(), request).await.unwrap().run
+    });
+    tokio::task::yield_now().await;
+    let nothing = rig.engine.claim(&rig.ns, claim("w"), Duration::from_millis(20)).await.unwrap();
+    assert!(nothing.is_empty());
+    go.send_replace(true);
+    rig.output(heavy.await.unwrap()).await;
+    rig.stop().await;
+}
