@@ -4,7 +4,7 @@
 //! The process is this test binary itself, started with the name of the test `child` and a directory to work in. What is
 //! acknowledged to clients and workers goes to a ledger beside the store, which is synced before the next thing happens.
 //!
-//! `EDDYLINE_CRASHES=100` kills a hundred times instead of a few.
+//! `EDDYLINE_CRASHES=100` kills a hundred times instead of a few; `SEED=n` kills at the moments of a run that printed it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -30,9 +30,8 @@ const HANGS: Duration = Duration::from_secs(120);
 fn killed_at_random_it_loses_nothing_and_repeats_nothing() {
     let crashes: u64 = std::env::var("EDDYLINE_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
     let dir = tempfile::tempdir().unwrap();
-    // A number from the clock is as good as any: it is printed, and what matters is that it varies.
-    let mut chance = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
-    println!("seed {chance}");
+    let mut chance = seed();
+    println!("SEED={chance}");
     for crash in 0..crashes {
         chance ^= chance << 13;
         chance ^= chance >> 7;
@@ -47,6 +46,13 @@ fn killed_at_random_it_loses_nothing_and_repeats_nothing() {
     let told = verify::all(dir.path());
     println!("after {crashes} kills: {told}");
     assert!(told.runs > crashes as usize, "hardly any load: {told}");
+}
+
+/// From outside, or else a number from the clock: what matters is that it varies, and is told.
+fn seed() -> u64 {
+    let given = std::env::var("SEED").ok().map(|seed| seed.parse().expect("SEED is a number"));
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    given.unwrap_or_else(now) | 1
 }
 
 #[test]

@@ -12,6 +12,8 @@ mod claims;
 mod client;
 #[path = "api/costs.rs"]
 mod costs;
+#[path = "api/disk.rs"]
+mod disk;
 #[path = "api/document.rs"]
 mod document;
 #[path = "api/gates.rs"]
@@ -28,6 +30,8 @@ mod process;
 mod revoked;
 #[path = "api/runs.rs"]
 mod runs;
+#[path = "../../store/tests/shim/mod.rs"]
+mod shim;
 #[path = "api/socket.rs"]
 mod socket;
 #[path = "api/starts.rs"]

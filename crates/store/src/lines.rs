@@ -137,6 +137,10 @@ impl Lines {
         self.open(&bound);
     }
 
+    pub fn drop_bucket(&mut self, key: &BucketKey) {
+        self.buckets.remove(key);
+    }
+
     /// What changed of the buckets since the last time.
     pub fn take_spent(&mut self) -> Vec<(BucketKey, Bucket)> {
         self.bounds.take_spent()
