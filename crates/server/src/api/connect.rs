@@ -172,7 +172,7 @@ enum Write {
 
 fn read(bytes: &[u8]) -> Result<Said, Cut> {
     let (message, unread) = apart::read(bytes, REPORTS, |bytes| {
-        super::body::check_depth(bytes)?;
+        super::body::check_shape(bytes)?;
         serde_json::from_slice(bytes).map_err(|error| {
             Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
         })

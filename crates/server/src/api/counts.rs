@@ -33,7 +33,7 @@ enum Kind {
 }
 
 /// Everything that is counted, and what it means.
-const ALL: [(Kind, &str, &str); 23] = [
+const ALL: &[(Kind, &str, &str)] = &[
     (Kind::Gauge, "eddyline_info", "1, with the instance, the version and the kind of store as labels."),
     (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them."),
     (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by status."),
@@ -62,6 +62,11 @@ const ALL: [(Kind, &str, &str); 23] = [
     (Kind::Counter, "eddyline_http_requests_total", "Requests, by method, route and status."),
     (Kind::Counter, "eddyline_connections_refused_total", "Connections closed at once, since too many are open."),
     (Kind::Counter, "eddyline_answers_refused_total", "Large answers not given, since too many wait to be read."),
+    (
+        Kind::Counter,
+        "eddyline_bodies_refused_total",
+        "Bodies refused, since those being read have used up their memory.",
+    ),
     (Kind::Gauge, "eddyline_connections", "Connections that are open."),
     (Kind::Gauge, "eddyline_long_polls", "Requests that wait for something."),
     (Kind::Gauge, "eddyline_sockets", "Workers that are connected by WebSocket."),
@@ -120,9 +125,9 @@ pub(crate) fn begin() -> Option<&'static PrometheusHandle> {
         let handle = builder.install_recorder().ok()?;
         for (kind, name, meaning) in ALL {
             match kind {
-                Kind::Counter => metrics::describe_counter!(name, meaning),
-                Kind::Gauge => metrics::describe_gauge!(name, meaning),
-                Kind::Histogram => metrics::describe_histogram!(name, meaning),
+                Kind::Counter => metrics::describe_counter!(*name, *meaning),
+                Kind::Gauge => metrics::describe_gauge!(*name, *meaning),
+                Kind::Histogram => metrics::describe_histogram!(*name, *meaning),
             }
         }
         for name in FROM_THE_START {

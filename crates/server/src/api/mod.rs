@@ -3,6 +3,7 @@
 mod acts;
 mod apart;
 mod body;
+mod body_budget;
 mod call;
 mod connect;
 pub(crate) mod counts;
@@ -65,6 +66,7 @@ struct Inner {
     keyring: Keyring,
     long_polls: Arc<Semaphore>,
     sockets: Arc<Semaphore>,
+    bodies: body_budget::BodyBudget,
     unsent: unsent::Unsent,
     left: connect::Left,
     stopping: watch::Receiver<bool>,
@@ -92,6 +94,7 @@ impl Api {
             keyring: Keyring::new(engine.clone()),
             long_polls: Arc::new(Semaphore::new(settings.max_long_polls)),
             sockets: Arc::new(Semaphore::new(settings.max_connections)),
+            bodies: body_budget::BodyBudget::new(settings.body_memory),
             unsent: unsent::Unsent::default(),
             left: connect::Left::default(),
             engine,
@@ -111,6 +114,10 @@ impl Api {
 
     pub fn keyring(&self) -> &Keyring {
         &self.0.keyring
+    }
+
+    fn bodies(&self) -> &body_budget::BodyBudget {
+        &self.0.bodies
     }
 
     fn left(&self) -> &connect::Left {

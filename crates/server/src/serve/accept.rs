@@ -17,6 +17,9 @@ use crate::api::{Api, Counted, router, stopped};
 
 /// The head of a request takes at most this many bytes.
 const MAX_HEAD_BYTES: usize = 32 << 10;
+/// What a connection reads at a time. A body is read in many such pieces, so that a connection whose body nobody takes
+/// keeps no more than this.
+const MAX_READ_BYTES: usize = 64 << 10;
 /// How long to wait after an accept that failed, for want of file descriptors mostly.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -37,6 +40,7 @@ pub(super) async fn run(
     let room = Arc::new(Semaphore::new(api.about().settings.max_connections));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_header_size(MAX_HEAD_BYTES);
+    http.max_buf_size(MAX_READ_BYTES);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use eddyline_protocol::Span;
 use serde::Deserialize;
 
+use super::size::Size;
+
 /// What is not said anywhere has the value that suits most.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -57,6 +59,10 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_MAX_BODY", value_name = "BYTES")]
     #[serde(alias = "max_body")]
     pub max_body: Option<usize>,
+    /// The memory that all bodies of requests may take together; a namespace may use a quarter [default: 256MiB]
+    #[arg(long, env = "EDDY_BODY_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "body_memory")]
+    pub body_memory: Option<Size>,
     /// Connections at a time [default: 4096]
     #[arg(long, env = "EDDY_MAX_CONNECTIONS", value_name = "N")]
     #[serde(alias = "max_connections")]
@@ -98,6 +104,7 @@ impl ServeArgs {
             instance: self.instance.or(file.instance),
             log_json: self.log_json.or(file.log_json),
             max_body: self.max_body.or(file.max_body),
+            body_memory: self.body_memory.or(file.body_memory),
             max_connections: self.max_connections.or(file.max_connections),
             max_long_polls: self.max_long_polls.or(file.max_long_polls),
             header_timeout: self.header_timeout.or(file.header_timeout),
