@@ -52,6 +52,6 @@ pub use queues::QueueInfo;
 pub use read::*;
 pub use report::{ClaimTasks, Reported, TaskReport, Waiting, request_named};
 pub use start::{StartRequest, Started};
-pub use timeline::Timeline;
+pub use timeline::{MAX_SHOWN_BYTES, Stored, Timeline};
 pub use token::{NotAToken, TaskToken};
 pub use workers::{BroughtFlow, WorkerCounts, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};

@@ -31,6 +31,7 @@ mod tasks;
 mod traceparent;
 mod unread;
 mod unsent;
+mod values;
 mod wording;
 mod words;
 mod workers;
