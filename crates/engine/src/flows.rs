@@ -23,6 +23,8 @@ pub const VERSION: &str = "version";
 const AT_HAND: usize = 1_000;
 /// Problems of a payload, or of a schema, that are told at once.
 const MAX_DETAILS: usize = 20;
+/// Bytes of one of them.
+const MAX_DETAIL_BYTES: usize = 1 << 10;
 
 /// A flow with what is checked at its borders.
 #[derive(Debug)]
@@ -220,11 +222,20 @@ fn check(schema: &Validator, value: &Value) -> std::result::Result<(), Vec<Strin
         .iter_errors(value)
         .take(MAX_DETAILS)
         .map(|error| match error.instance_path().as_str() {
-            "" => error.to_string(),
-            path => format!("{path}: {error}"),
+            "" => cut(error.to_string()),
+            path => cut(format!("{path}: {error}")),
         })
         .collect();
     if details.is_empty() { Ok(()) } else { Err(details) }
+}
+
+/// What a schema refuses is quoted, and may have megabytes.
+fn cut(mut detail: String) -> String {
+    if detail.len() > MAX_DETAIL_BYTES {
+        detail.truncate(detail.floor_char_boundary(MAX_DETAIL_BYTES));
+        detail.push('…');
+    }
+    detail
 }
 
 /// What is wrong with a JSON Schema. What it could only be refused for when it is put to use, such as a reference to

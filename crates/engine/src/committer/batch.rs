@@ -12,6 +12,7 @@ use super::{Committer, Order, Outcome, Pending, Submission, Trying};
 use crate::assignment::Handed;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
+use crate::labels::namespace_label;
 
 /// How often the same commands are submitted while their outcome is unknown.
 const UNKNOWN_TRIES: usize = 100;
@@ -123,7 +124,7 @@ impl Committer {
         let (version, records) = (commit.transition.header.version, commit.transition.records.len());
         tracing::debug!(instance = self.config.instance, %run, version = version.0, records, "decided");
         if commit.transition.base == Version(0) && !committed.before {
-            metrics::counter!("eddyline_runs_started_total").increment(1);
+            metrics::counter!("eddyline_runs_started_total", "namespace" => namespace_label(&commit.ns)).increment(1);
             if !commit.transition.header.status().is_end() {
                 self.bus.begun(&commit.ns, run);
             }
@@ -135,7 +136,8 @@ impl Committer {
                 self.hot.put(hot);
             } else if !was_over {
                 let status = commit.transition.header.status().as_str();
-                metrics::counter!("eddyline_runs_ended_total", "status" => status).increment(1);
+                let labels = [("namespace", namespace_label(&hot.ns)), ("status", status.to_owned())];
+                metrics::counter!("eddyline_runs_ended_total", &labels).increment(1);
                 self.bus.ended(&hot.ns, &commit.transition.header);
             }
         }
@@ -224,7 +226,8 @@ impl Committer {
             }
             return;
         }
-        metrics::counter!("eddyline_tasks_claimed_total").increment(claims.tasks.len() as u64);
+        let ns = namespace_label(&parked.request.ns);
+        metrics::counter!("eddyline_tasks_claimed_total", "namespace" => ns).increment(claims.tasks.len() as u64);
         // There may be more of what it just got.
         if claims.tasks.len() == parked.request.max {
             for queue in &parked.request.queues {

@@ -13,13 +13,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
-use super::body_budget::Reservation;
 use super::failure::Failure;
+use super::memory_budget::Reservation;
 use super::wording::in_words;
 
 /// Of a body at least [`PACE_BYTES`] come within each [`PACE_WINDOW`], or all that is left of it.
 const PACE_WINDOW: Duration = Duration::from_secs(5);
 const PACE_BYTES: usize = 80 << 10;
+/// A body that finds the budget used up waits this long before it is refused.
+const BUDGET_WAIT: Duration = Duration::from_secs(2);
 /// Nothing is parsed that is nested deeper: a payload, and what a request wraps it in.
 pub(crate) const MAX_DEPTH: u16 = MAX_PAYLOAD_DEPTH + 8;
 /// Values in one JSON body. Parsed, a value takes [`VALUE_BYTES`], however short its text is.
@@ -49,7 +51,7 @@ pub(crate) async fn read(
     if declared.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
-    reserved.grow_to(declared.unwrap_or(0)).await?;
+    reserve(reserved, declared.unwrap_or(0)).await?;
     let mut whole = Vec::with_capacity(declared.unwrap_or(0).min(FIRST_ROOM));
     let mut pace = Pace::begin();
     loop {
@@ -67,15 +69,22 @@ pub(crate) async fn read(
             if length > whole.capacity() {
                 // Doubled, so that all of it is copied only a few times; a declared length is the most that is needed.
                 let capacity = length.next_power_of_two().max(FIRST_ROOM).min(declared.unwrap_or(limit)).max(length);
-                reserved.grow_to(capacity).await?;
+                reserve(reserved, capacity).await?;
                 whole.reserve_exact(capacity - whole.len());
             }
             whole.extend_from_slice(&data);
             pace.came(data.len());
         }
     }
-    reserved.grow_to(whole.len() + VALUE_BYTES * values(&whole).min(MAX_VALUES)).await?;
+    reserve(reserved, whole.len() + VALUE_BYTES * values(&whole).min(MAX_VALUES)).await?;
     Ok(Bytes::from(whole))
+}
+
+async fn reserve(reserved: &mut Reservation, bytes: usize) -> Result<(), Failure> {
+    reserved.grow_within(bytes, BUDGET_WAIT).await.map_err(|_| {
+        metrics::counter!("eddyline_bodies_refused_total").increment(1);
+        Failure::new(Code::Unavailable, "too many large bodies are being read; send it again in a second")
+    })
 }
 
 /// How fast a body comes, over the last seconds: whoever sends much at first and then trickles is cut off too.

@@ -20,9 +20,9 @@ use uuid::Uuid;
 use super::Api;
 use super::apart::{self, List, Unread};
 use super::body::{self, Taken};
-use super::body_budget::Reservation;
 use super::failure::Failure;
 use super::guard::Caller;
+use super::memory_budget::Reservation;
 use super::secrets;
 
 /// Pages hold this many items unless `limit` says otherwise.
@@ -76,6 +76,11 @@ impl Call {
 
     pub fn headers(&self) -> &HeaderMap {
         &self.head.headers
+    }
+
+    /// What the connection added to the request.
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<T> {
+        self.head.extensions.get().cloned()
     }
 
     pub fn into_head(self) -> Parts {
@@ -187,6 +192,11 @@ impl Call {
     /// The body where it is a payload and nothing else, charged to a namespace.
     pub async fn payload_bytes(&mut self, ns: &Namespace) -> Result<Bytes, Failure> {
         self.bytes_within(self.api.about().settings.max_body.min(MAX_PAYLOAD_BYTES), ns).await
+    }
+
+    /// What the body came to is on its way: from now on it does not count, however long the request waits.
+    pub fn body_done(&mut self) {
+        self.reserved = None;
     }
 
     async fn bytes_within(&mut self, limit: usize, ns: &Namespace) -> Result<Bytes, Failure> {

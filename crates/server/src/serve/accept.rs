@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -10,10 +12,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
 
 use super::patience::Patient;
 use super::settings::StartError;
-use crate::api::{Api, Counted, router, stopped};
+use crate::api::{Api, Counted, ReadMeter, router, stopped};
 
 /// The head of a request takes at most this many bytes.
 const MAX_HEAD_BYTES: usize = 32 << 10;
@@ -85,8 +88,14 @@ struct Connection {
 
 impl Connection {
     async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut self, stream: S) {
-        let service = TowerToHyperService::new(self.router);
-        let connection = self.http.serve_connection(TokioIo::new(Patient::new(stream)), service).with_upgrades();
+        let meter = Arc::new(ReadMeter::default());
+        let stream = TokioIo::new(Patient::new(stream, meter.clone()));
+        // Whoever makes a socket of the connection finds the meter in its request.
+        let service = self.router.map_request(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(meter.clone());
+            request
+        });
+        let connection = self.http.serve_connection(stream, TowerToHyperService::new(service)).with_upgrades();
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,

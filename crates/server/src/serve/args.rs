@@ -63,6 +63,14 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_BODY_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "body_memory")]
     pub body_memory: Option<Size>,
+    /// The memory of all answers that wait for their readers; a namespace may use a quarter [default: 128MiB]
+    #[arg(long, env = "EDDY_RESPONSE_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "response_memory")]
+    pub response_memory: Option<Size>,
+    /// The memory of all tasks on their way to workers; a namespace may use a quarter [default: 128MiB]
+    #[arg(long, env = "EDDY_TASK_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "task_memory")]
+    pub task_memory: Option<Size>,
     /// Connections at a time [default: 4096]
     #[arg(long, env = "EDDY_MAX_CONNECTIONS", value_name = "N")]
     #[serde(alias = "max_connections")]
@@ -105,6 +113,8 @@ impl ServeArgs {
             log_json: self.log_json.or(file.log_json),
             max_body: self.max_body.or(file.max_body),
             body_memory: self.body_memory.or(file.body_memory),
+            response_memory: self.response_memory.or(file.response_memory),
+            task_memory: self.task_memory.or(file.task_memory),
             max_connections: self.max_connections.or(file.max_connections),
             max_long_polls: self.max_long_polls.or(file.max_long_polls),
             header_timeout: self.header_timeout.or(file.header_timeout),

@@ -16,6 +16,8 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const DEFAULT_BODY_BYTES: usize = 16 << 20;
 const DEFAULT_BODY_MEMORY: usize = 256 << 20;
+const DEFAULT_RESPONSE_MEMORY: usize = 128 << 20;
+const DEFAULT_TASK_MEMORY: usize = 128 << 20;
 const DEFAULT_CONNECTIONS: usize = 4_096;
 const DEFAULT_LONG_POLLS: usize = 4_096;
 const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,6 +64,8 @@ pub(crate) struct Settings {
     pub instance: String,
     pub max_body: usize,
     pub body_memory: usize,
+    pub response_memory: usize,
+    pub task_memory: usize,
     pub max_connections: usize,
     pub max_long_polls: usize,
     pub header_timeout: Duration,
@@ -104,6 +108,8 @@ impl Settings {
             instance: args.instance.unwrap_or_else(|| format!("eddy-{}", std::process::id())),
             max_body: args.max_body.unwrap_or(DEFAULT_BODY_BYTES),
             body_memory: args.body_memory.map_or(DEFAULT_BODY_MEMORY, |size| size.bytes),
+            response_memory: args.response_memory.map_or(DEFAULT_RESPONSE_MEMORY, |size| size.bytes),
+            task_memory: args.task_memory.map_or(DEFAULT_TASK_MEMORY, |size| size.bytes),
             max_connections: args.max_connections.unwrap_or(DEFAULT_CONNECTIONS).max(1),
             max_long_polls: args.max_long_polls.unwrap_or(DEFAULT_LONG_POLLS),
             header_timeout: args.header_timeout.map_or(DEFAULT_HEADER_TIMEOUT, Duration::from),
