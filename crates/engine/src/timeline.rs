@@ -46,6 +46,31 @@ impl Engine {
         limit: usize,
         wait: Duration,
     ) -> Result<Timeline> {
+        self.read_timeline(ns, run, None, after, limit, wait).await
+    }
+
+    /// The same of the logs of one activation alone.
+    pub async fn logs(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        activation: &str,
+        after: u64,
+        limit: usize,
+        wait: Duration,
+    ) -> Result<Timeline> {
+        self.read_timeline(ns, run, Some(activation), after, limit, wait).await
+    }
+
+    async fn read_timeline(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        logs_of: Option<&str>,
+        after: u64,
+        limit: usize,
+        wait: Duration,
+    ) -> Result<Timeline> {
         let until = tokio::time::Instant::now() + wait;
         loop {
             let notify = self.bus.listen(run);
@@ -56,7 +81,10 @@ impl Engine {
             if summary.trimmed {
                 return Err(EngineError::Trimmed(run));
             }
-            let records = self.instance.store.records(run, after, limit).await?;
+            let records = match logs_of {
+                Some(activation) => self.instance.store.logs(run, activation, after, limit).await?,
+                None => self.instance.store.records(run, after, limit).await?,
+            };
             let now = tokio::time::Instant::now();
             if !records.is_empty() || now >= until || summary.ended_at.is_some() || self.stopping.is_now() {
                 let header = summary.header;

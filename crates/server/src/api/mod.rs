@@ -19,6 +19,7 @@ mod keys;
 mod limits;
 mod memory_budget;
 mod namespaces;
+mod projections;
 mod queues;
 mod read_meter;
 mod reports;
@@ -74,6 +75,7 @@ struct Inner {
     bodies: MemoryBudget,
     task_memory: MemoryBudget,
     unsent: unsent::Unsent,
+    projections: projections::ProjectionCache,
     left: connect::Left,
     stopping: watch::Receiver<bool>,
     /// Held by sockets, which outlive the connection that they were made from.
@@ -103,6 +105,7 @@ impl Api {
             bodies: MemoryBudget::new(settings.body_memory),
             task_memory: MemoryBudget::new(settings.task_memory),
             unsent: unsent::Unsent::new(settings.response_memory),
+            projections: projections::ProjectionCache::default(),
             left: connect::Left::default(),
             engine,
             about,
@@ -130,6 +133,10 @@ impl Api {
     /// For tasks that are on their way to workers.
     fn task_memory(&self) -> &MemoryBudget {
         &self.0.task_memory
+    }
+
+    fn projections(&self) -> &projections::ProjectionCache {
+        &self.0.projections
     }
 
     fn left(&self) -> &connect::Left {

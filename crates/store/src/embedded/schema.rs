@@ -223,6 +223,19 @@ CREATE TABLE forgotten (ns TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT 
 CREATE INDEX runs_going ON runs (status) WHERE ended_at IS NULL;
 CREATE INDEX runs_trimmed ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
 ",
+    "
+-- The rows of records that have logs of an activation. Most commits have none, and write nothing here.
+CREATE TABLE logs (
+    run INTEGER NOT NULL,
+    activation TEXT NOT NULL,
+    first INTEGER NOT NULL,
+    PRIMARY KEY (run, activation, first)
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO logs (run, activation, first)
+    SELECT records.run, record.value ->> '$.data.stepKey', records.first FROM records, json_each(records.body) AS record
+    WHERE instr(records.body, '\"runner.log\"') > 0 AND json_valid(records.body)
+        AND record.value ->> '$.kind' = 'runner.log' AND record.value ->> '$.data.stepKey' IS NOT NULL;
+",
 ];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.
