@@ -8,6 +8,7 @@ mod ceiling;
 mod claims;
 mod hot;
 mod measure;
+mod read;
 mod stores;
 mod wire;
 mod work;
@@ -25,7 +26,7 @@ use wire::Transport;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [wire]
+const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [read] [wire]
 
   hot    the hot transition, on memory and embedded, beside raw SQLite with the same rows
   w1     ten steps in a row, at 1, 50 and 200 runs in flight
@@ -34,6 +35,7 @@ const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [clai
   claims claims while 20,000 tasks wait that have 10, 1,000 and 10,000 keys
   open   a store with a million records of ended runs is opened
   idle   100,000 runs wait for something; what that costs
+  read   pages of a projection over 20,000 records, and the log of one step, through a server
   wire   W1 through a server and a worker, each a process of its own; what they cost when there is nothing to do
 
 Without a name everything is measured. --quick does a tenth of the work. --json prints the rows as JSON.";
@@ -62,7 +64,7 @@ async fn main() -> ExitCode {
         };
     }
     let (flags, names): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "wire"];
+    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "read", "wire"];
     let unknown = flags.iter().any(|flag| flag != "--json" && flag != "--quick")
         || names.iter().any(|name| !known.contains(&name.as_str()));
     if unknown {
@@ -139,6 +141,10 @@ impl Bench {
         if wants("idle") {
             self.say("100,000 waiting runs");
             rows.extend(big::idle(100_000 / self.part).await?);
+        }
+        if wants("read") {
+            self.say("a long timeline");
+            rows.extend(read::pages(20_000 / self.part).await?);
         }
         if wants("wire") {
             let in_process = rows.iter().filter(|row| row.store == "embedded" && row.what.starts_with("W1"));

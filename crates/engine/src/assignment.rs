@@ -95,6 +95,22 @@ impl Handed {
         Handed { claimed: self.claimed.clone(), about: self.about.take(), values: std::mem::take(&mut self.values) }
     }
 
+    /// About how many bytes its inputs have.
+    pub fn bytes(&self) -> usize {
+        let task = &self.claimed.task;
+        let run_input = self.about.as_ref().map(|about| &about.input);
+        [Some(&task.input), task.gate.as_ref(), run_input]
+            .into_iter()
+            .flatten()
+            .map(|data| data.bytes(MAX_INPUT_BYTES))
+            .sum()
+    }
+
+    /// Keeps no payloads in memory: they are read when it is assembled.
+    pub fn forget_values(&mut self) {
+        self.values = Vec::new();
+    }
+
     /// Puts everything together, reading what is not at hand.
     pub async fn assemble(mut self, store: &dyn Store, flows: &Flows, token: TaskToken) -> Result<Assignment> {
         let run = self.claimed.run;

@@ -9,6 +9,7 @@ use eddyline_store::{Namespace, Store};
 use tokio::time::Instant;
 
 use crate::error::{EngineError, Result};
+use crate::labels::namespace_label;
 
 /// What waits is counted this often; in between starts are added to it as if each brought one task.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,7 +29,7 @@ impl Backlogs {
         if waiting <= most {
             return Ok(());
         }
-        metrics::counter!("eddyline_starts_refused_total").increment(1);
+        metrics::counter!("eddyline_starts_refused_total", "namespace" => namespace_label(ns)).increment(1);
         let message = format!("{most} tasks or more wait for workers in {ns}; no runs are started until some are done");
         Err(EngineError::TooMany { message, retry_after_ms: RETRY_AFTER_MS })
     }

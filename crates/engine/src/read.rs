@@ -14,10 +14,10 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::assignment::{Values, materialise};
-use crate::config::MAX_INPUT_BYTES;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
+use crate::timeline::MAX_SHOWN_BYTES;
 
 /// A reader looks again after this long even if no hint came.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -87,10 +87,8 @@ impl Engine {
             Err(EngineError::Trimmed(_)) => return Ok(trimmed(self.summary(ns, run).await?)),
             Err(error) => return Err(error),
         };
-        let mut values = Values::new();
-        let store = &*self.instance.store;
         let input = rows.header.input.clone().unwrap_or_else(Data::null);
-        let input = Some(materialise(store, run, &input, &mut values).await?);
+        let input = Some(self.shown(run, &input).await?);
         let (output, error) = match &rows.header.outcome {
             Some(outcome) if rows.header.status().is_end() => self.outcome(run, outcome).await?,
             _ => (None, None),
@@ -161,7 +159,7 @@ impl Engine {
         Ok((steps, total))
     }
 
-    /// What an activation was given, and what it came to, each as far as it can be shown in one piece.
+    /// What an activation was given, and what it came to; what is too large is shown by reference.
     async fn payloads(
         &self,
         run: RunId,
@@ -175,8 +173,12 @@ impl Engine {
         let mut shown = [None, None];
         for (shown, data) in shown.iter_mut().zip([activation.input.as_ref(), output]) {
             let Some(data) = data else { continue };
-            *shown = self.small_payload(run, data, MAX_INPUT_BYTES).await?;
-            *bytes = bytes.saturating_add(data.bytes(MAX_INPUT_BYTES).min(MAX_INPUT_BYTES));
+            *shown = match self.shown(run, data).await {
+                Ok(value) => Some(value),
+                Err(EngineError::Trimmed(_)) => None,
+                Err(error) => return Err(error),
+            };
+            *bytes = bytes.saturating_add(data.bytes(MAX_SHOWN_BYTES).min(MAX_SHOWN_BYTES));
         }
         let [input, output] = shown;
         Ok((input, output))
@@ -353,7 +355,7 @@ impl Engine {
 
     async fn outcome(&self, run: RunId, outcome: &Outcome) -> Result<(Option<Value>, Option<Failure>)> {
         Ok(match outcome {
-            Outcome::Completed(output) => (Some(self.payload(run, output).await?), None),
+            Outcome::Completed(output) => (Some(self.shown(run, output).await?), None),
             Outcome::Failed(_) | Outcome::Cancelled(_) => (None, failure(outcome)),
         })
     }

@@ -256,12 +256,14 @@ impl Engine {
 impl Waiting {
     /// The tasks, as soon as there are any; none after `wait`. Those that would make too much for one answer come back to
     /// the queue.
-    pub async fn tasks(self, wait: Duration) -> Result<Vec<Assignment>> {
-        Ok(self.part(wait).await?.0)
+    pub async fn tasks(mut self, wait: Duration) -> Result<Vec<Assignment>> {
+        self.claimed(wait, MAX_CLAIM_BYTES).await?;
+        Ok(self.part(MAX_CLAIM_BYTES).await?.0)
     }
 
-    /// The same, where what is too much for one answer is given with the next part.
-    pub async fn part(mut self, wait: Duration) -> Result<(Vec<Assignment>, Option<Waiting>)> {
+    /// Waits until tasks are claimed, or until `wait` is over. About how many bytes the inputs of the next part have, of
+    /// which none is assembled yet: whoever has no room for them need not.
+    pub async fn claimed(&mut self, wait: Duration, most_bytes: usize) -> Result<usize> {
         if !self.answered {
             let handed = match tokio::time::timeout(wait, &mut self.answer).await {
                 Ok(handed) => handed,
@@ -274,8 +276,21 @@ impl Waiting {
             self.answered = true;
             self.undelivered = handed.map_err(|_| EngineError::Stopped)??;
         }
+        let mut bytes = 0;
+        for handed in &mut self.undelivered {
+            match bytes < most_bytes {
+                true => bytes += handed.bytes(),
+                // It may wait for long, and is read again when its turn comes.
+                false => handed.forget_values(),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Assembles tasks until their inputs have `most_bytes`, at least one; and the claim, if it has more.
+    pub async fn part(mut self, most_bytes: usize) -> Result<(Vec<Assignment>, Option<Waiting>)> {
         let (mut tasks, mut taken, mut bytes) = (Vec::new(), 0, 0);
-        while taken < self.undelivered.len() && bytes < MAX_CLAIM_BYTES {
+        while taken < self.undelivered.len() && bytes < most_bytes {
             // The claim stays among the undelivered until all of this part is in the caller's hands.
             let handed = self.undelivered[taken].take_up();
             taken += 1;

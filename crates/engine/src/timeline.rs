@@ -2,15 +2,29 @@
 
 use std::time::Duration;
 
-use eddyline_machine::{ActId, Body, Data, Numbered, RunId};
+use eddyline_machine::wire::reference;
+use eddyline_machine::{ActId, Body, Data, Numbered, RunId, ValueId};
 use eddyline_store::{Fed, Feed, Namespace, Page, Summary};
 use serde_json::Value;
 
+use crate::config::MAX_PAYLOAD_BYTES;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
 /// Whoever waits looks again after this long, even if no hint came.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// A payload of more bytes is shown by reference, wherever payloads are shown: one of that size can be stored in one piece,
+/// a larger one is an aggregate of several.
+pub const MAX_SHOWN_BYTES: usize = MAX_PAYLOAD_BYTES;
+
+/// A stored payload.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Stored {
+    Whole(Value),
+    /// An aggregate that is too large to be shown as a whole: its elements can be.
+    Parts(Data),
+}
 
 /// A part of a run's timeline, with what its records don't say themselves.
 #[derive(Debug, Clone)]
@@ -32,6 +46,31 @@ impl Engine {
         limit: usize,
         wait: Duration,
     ) -> Result<Timeline> {
+        self.read_timeline(ns, run, None, after, limit, wait).await
+    }
+
+    /// The same of the logs of one activation alone.
+    pub async fn logs(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        activation: &str,
+        after: u64,
+        limit: usize,
+        wait: Duration,
+    ) -> Result<Timeline> {
+        self.read_timeline(ns, run, Some(activation), after, limit, wait).await
+    }
+
+    async fn read_timeline(
+        &self,
+        ns: &Namespace,
+        run: RunId,
+        logs_of: Option<&str>,
+        after: u64,
+        limit: usize,
+        wait: Duration,
+    ) -> Result<Timeline> {
         let until = tokio::time::Instant::now() + wait;
         loop {
             let notify = self.bus.listen(run);
@@ -42,7 +81,10 @@ impl Engine {
             if summary.trimmed {
                 return Err(EngineError::Trimmed(run));
             }
-            let records = self.instance.store.records(run, after, limit).await?;
+            let records = match logs_of {
+                Some(activation) => self.instance.store.logs(run, activation, after, limit).await?,
+                None => self.instance.store.records(run, after, limit).await?,
+            };
             let now = tokio::time::Instant::now();
             if !records.is_empty() || now >= until || summary.ended_at.is_some() || self.stopping.is_now() {
                 let header = summary.header;
@@ -66,6 +108,28 @@ impl Engine {
             Ok(value) => Ok(Some(value)),
             Err(EngineError::Trimmed(_)) => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// A payload as JSON; one of more than [`MAX_SHOWN_BYTES`] is a reference, or has references for its elements.
+    pub(crate) async fn shown(&self, run: RunId, data: &Data) -> Result<Value> {
+        match data.bytes(MAX_SHOWN_BYTES + 1) > MAX_SHOWN_BYTES {
+            true => Ok(reference(run, data)),
+            false => self.payload(run, data).await,
+        }
+    }
+
+    /// A stored payload, by the key that references to it have.
+    pub async fn value(&self, ns: &Namespace, run: RunId, key: &str) -> Result<Stored> {
+        if self.summary(ns, run).await?.trimmed {
+            return Err(EngineError::Trimmed(run));
+        }
+        let unknown = || EngineError::NotFound { what: "value", id: key.chars().take(120).collect() };
+        let id = key.parse().map(ValueId).map_err(|_| unknown())?;
+        let (_, data) = self.instance.store.values(run, &[id]).await?.pop().ok_or_else(unknown)?;
+        match data.bytes(MAX_SHOWN_BYTES + 1) > MAX_SHOWN_BYTES {
+            true => Ok(Stored::Parts(data)),
+            false => Ok(Stored::Whole(self.payload(run, &data).await?)),
         }
     }
 

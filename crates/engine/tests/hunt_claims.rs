@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use eddyline_engine::{ClaimTasks, Config, StartRequest, Waiting};
+use eddyline_engine::{ClaimTasks, Config, MAX_CLAIM_BYTES, StartRequest, Waiting};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Expect, Memory, Offer, RequestId, Store, kind,
 };
@@ -181,7 +181,9 @@ async fn what_is_too_much_for_one_answer_comes_in_parts_or_goes_back_uncounted()
     assert!((1..6).contains(&first.len()), "{} in one answer", first.len());
     let (mut rest, mut waiting) = (Vec::new(), rig.engine.ask(&rig.ns, all(), false).await.unwrap());
     loop {
-        let (tasks, more) = waiting.part(LONG).await.unwrap();
+        let bytes = waiting.claimed(LONG, MAX_CLAIM_BYTES).await.unwrap();
+        let (tasks, more) = waiting.part(MAX_CLAIM_BYTES).await.unwrap();
+        assert!((4_000_000 * tasks.len()..4_100_000 * tasks.len()).contains(&bytes), "{bytes} bytes");
         assert!((1..6).contains(&tasks.len()), "{} in one part", tasks.len());
         rest.extend(tasks);
         match more {

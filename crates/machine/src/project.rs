@@ -171,6 +171,13 @@ impl Projector {
         Projector { run, view: RunView::default(), told: Snapshot::default() }
     }
 
+    /// About how many bytes of memory it takes.
+    pub fn bytes(&self) -> usize {
+        const FIXED: usize = 4 << 10;
+        const STEP: usize = 1 << 10;
+        FIXED + self.view.steps().len() * STEP
+    }
+
     /// The state after the records so far.
     pub fn view(&self) -> &RunView {
         &self.view

@@ -16,6 +16,13 @@ pub struct Record {
     pub attempt: Option<Attempt>,
 }
 
+impl Record {
+    /// Whether a handler logged it for this activation.
+    pub fn is_log_of(&self, activation: &str) -> bool {
+        matches!(&self.entry, Entry::Log { step_key, .. } if step_key == activation)
+    }
+}
+
 /// The attempt that a record belongs to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {

@@ -5,7 +5,7 @@ use std::io;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::data::Data;
+use crate::data::{Data, INLINE_BYTES};
 use crate::ids::RunId;
 use crate::project::{Projection, gate_name, timeline_stream};
 use crate::record::{Entry, Numbered, Record, Scheduled};
@@ -62,7 +62,7 @@ pub struct Meta<'a> {
 }
 
 /// A record of the timeline. `resolve` gives a payload as JSON, or `None` where that is too large or no longer there; such
-/// a payload, and any that would not fit, is replaced by `{"$value": "<run>/<value>", "bytes": n}`.
+/// a payload, and any that would not fit, is replaced by its [`reference`].
 pub fn envelope<'a>(
     ctx: &WireContext<'a>,
     numbered: &'a Numbered,
@@ -194,12 +194,18 @@ fn shape(data: &mut Map<String, Value>, entry: &Entry, numbered: &Numbered) {
     }
 }
 
-fn reference(run: RunId, data: &Data) -> Value {
-    let key = match data {
-        Data::Ref(value) => Some(format!("{run}/{}", value.id)),
-        Data::Json(_) | Data::List(_) | Data::Map(_) => None,
-    };
-    json!({"$value": key, "bytes": data.bytes(crate::data::MAX_BUILT_BYTES)})
+/// What stands for a payload that is too large to be shown: a stored value is `{"$value": "<run>/<value>", "bytes": n}`,
+/// an aggregate has such references for its elements. A payload that is stored nowhere by itself has a null key.
+pub fn reference(run: RunId, data: &Data) -> Value {
+    match data {
+        Data::Ref(value) => json!({"$value": format!("{run}/{}", value.id), "bytes": value.bytes}),
+        Data::List(items) => items.iter().map(|item| reference(run, item)).collect(),
+        Data::Map(fields) => {
+            fields.iter().map(|(key, item)| (key.to_string(), reference(run, item))).collect::<Map<_, _>>().into()
+        }
+        Data::Json(json) if data.own_bytes(INLINE_BYTES) <= INLINE_BYTES => Value::clone(json),
+        Data::Json(_) => json!({"$value": null, "bytes": data.bytes(crate::data::MAX_BUILT_BYTES)}),
+    }
 }
 
 /// Shortens a text that has more bytes than that, at a character, so that with its mark it has no more.
@@ -398,7 +404,7 @@ mod tests {
         assert_eq!(wire["data"], json!({"stepKey": "pay", "result": {"$value": key, "bytes": 70_000}}));
         let list = Data::List(Arc::new(vec![stored, Data::from(json!(1))]));
         let wire = to_wire(&ctx(), &result(list), &inline);
-        assert_eq!(wire["data"]["result"], json!({"$value": null, "bytes": 70_005}));
+        assert_eq!(wire["data"]["result"], json!([{"$value": key, "bytes": 70_000}, 1]));
     }
 
     #[test]

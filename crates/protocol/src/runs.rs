@@ -192,12 +192,47 @@ pub struct AttemptInfo {
     pub error: Option<Failure>,
 }
 
+/// What stands for a payload that is too large to be shown in one piece. `GET /v1/runs/{id}/values/{key}` reads it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reference {
+    /// `<run>/<key>`
+    #[serde(rename = "$value")]
+    pub value: String,
+    pub bytes: u64,
+}
+
+impl Reference {
+    /// The reference that this is, if it is one.
+    pub fn read(value: &Value) -> Option<Reference> {
+        let reference = Reference::deserialize(value.as_object().filter(|fields| fields.len() == 2).map(|_| value)?);
+        reference.ok().filter(|reference| reference.parts().is_some())
+    }
+
+    /// The first reference in there, whether it is one or has one for an element.
+    pub fn find(value: &Value) -> Option<Reference> {
+        match value {
+            Value::Array(items) => items.iter().find_map(Reference::find),
+            Value::Object(fields) => Reference::read(value).or_else(|| fields.values().find_map(Reference::find)),
+            _ => None,
+        }
+    }
+
+    /// The run, and the key of the value in it.
+    pub fn parts(&self) -> Option<(&str, &str)> {
+        let (run, key) = self.value.split_once('/')?;
+        let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit());
+        (run.len() == 36 && is_key).then_some((run, key))
+    }
+}
+
 /// 200 with it when the run has ended; 202 with `status` alone while it goes on. Of a run that was continued it tells of the
 /// last one, and `run_id` is that.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     pub run_id: String,
     pub status: String,
+    /// Of more than 2 MiB, a [`Reference`], or a list or an object of references.
     #[serde(default)]
     pub output: Value,
     #[serde(default)]
@@ -251,4 +286,29 @@ pub struct StepAct {
     pub output: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_reference_is_told_from_data_that_looks_like_one() {
+        let key = "01a1dff7-abb0-74f5-88e2-53de1b9a8247/12";
+        let reference = json!({"$value": key, "bytes": 3_000_000});
+        let found = Reference::read(&reference);
+        assert_eq!(found.as_ref().and_then(Reference::parts), Some((&key[..36], "12")));
+        assert_eq!(Reference::find(&json!([1, {"a": reference}])), found);
+        for other in [
+            json!({"$value": key}),
+            json!({"$value": key, "bytes": 1, "more": 1}),
+            json!({"$value": "x/1", "bytes": 1}),
+            json!({"$value": null, "bytes": 1}),
+            json!(["$value", "bytes"]),
+        ] {
+            assert_eq!(Reference::find(&other), None, "{other}");
+        }
+    }
 }

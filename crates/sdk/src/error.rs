@@ -37,6 +37,10 @@ pub enum Error {
     /// The run that was waited for has failed.
     #[error("run {run_id} failed: {}: {}", .failure.kind, .failure.message)]
     RunFailed { run_id: String, failure: Box<Failure> },
+    /// The run that was waited for has completed, and its output is larger than 2 MiB: there are references in it, which
+    /// [`crate::Run::value`] follows.
+    #[error("the output of run {run_id} is larger than 2 MiB: read the references in it with `Run::value`")]
+    LargeOutput { run_id: String, output: Box<serde_json::Value> },
     /// The run that was waited for was cancelled.
     #[error("run {run_id} was cancelled")]
     RunCancelled { run_id: String },

@@ -8,4 +8,4 @@ mod serve;
 
 pub use api::flows::analysis;
 pub use api::routes::{Access, Route, routes};
-pub use serve::{KeysMode, ServeArgs, Server, StartError, logs, serve, start};
+pub use serve::{KeysMode, ServeArgs, Server, Size, StartError, logs, serve, start};

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "abuse/bodies.rs"]
+mod bodies;
 #[path = "abuse/bystander.rs"]
 mod bystander;
 #[path = "abuse/crowd.rs"]

@@ -40,5 +40,7 @@ mod starts;
 mod streams;
 #[path = "api/tasks.rs"]
 mod tasks;
+#[path = "api/values.rs"]
+mod values;
 #[path = "api/workers.rs"]
 mod workers;

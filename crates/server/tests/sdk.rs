@@ -133,6 +133,33 @@ output: '${steps.three.output}'
 }
 
 #[tokio::test]
+async fn an_output_of_more_than_2_mib_is_told_as_such_and_read_in_parts() {
+    let server = server().await;
+    let client = Client::new(&server.url()).unwrap();
+    client
+        .register_flow(
+            "large",
+            "{steps: {a: {run: text}, b: {run: text}}, output: [\"${steps.a.output}\", \"${steps.b.output}\"]}",
+        )
+        .await
+        .unwrap();
+    let text = async |_: StepCtx, _: Value| Ok::<_, StepError>("x".repeat(1_500_000));
+    let work = put_to_work(&server.url(), false, |worker| worker.handler("text", text));
+    let run = client.start("large", &json!(null)).await.unwrap();
+    match run.result::<Vec<String>>().await {
+        Err(Error::LargeOutput { output, .. }) => {
+            for part in output.as_array().unwrap() {
+                let reference = eddyline::protocol::Reference::read(part).unwrap();
+                assert_eq!(run.value(&reference).await.unwrap(), json!("x".repeat(1_500_000)));
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+    work.stop().await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_cancelled_run_reaches_its_handler_long_before_the_next_heartbeat() {
     let server = server().await;
     let client = Client::new(&server.url()).unwrap();

@@ -289,6 +289,11 @@ impl Store for Embedded {
         self.read(move |conn| load::records(conn, run, after, limit)).await
     }
 
+    async fn logs(&self, run: RunId, activation: &str, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        let activation = activation.to_owned();
+        self.read(move |conn| load::logs(conn, run, &activation, after, limit)).await
+    }
+
     async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
         let (ns, filter) = (ns.cloned(), filter.clone());
         self.read(move |conn| list::runs(conn, ns.as_ref(), &filter, page)).await

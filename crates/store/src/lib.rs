@@ -82,6 +82,10 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Records with numbers above `after`, in order and without gaps; each the same for every reader, for ever.
     async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>>;
 
+    /// The log records of one activation with numbers above `after`, in order. What it costs depends on how many there are
+    /// of them, not on the length of the timeline.
+    async fn logs(&self, run: RunId, activation: &str, after: u64, limit: usize) -> Result<Vec<Numbered>>;
+
     /// Runs, newest first, in the order of creation. Following a page to its end misses no run that existed at its start.
     async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>>;
 

@@ -118,6 +118,13 @@ impl Store for Memory {
         Ok(kept.records.iter().skip(after as usize).take(limit.min(MAX_PAGE)).cloned().collect())
     }
 
+    async fn logs(&self, run: RunId, activation: &str, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        let rows = self.rows();
+        let Some(kept) = rows.runs.get(&run) else { return Ok(Vec::new()) };
+        let logs = kept.records.iter().skip(after as usize).filter(|record| record.record.is_log_of(activation));
+        Ok(logs.take(limit.min(MAX_PAGE)).cloned().collect())
+    }
+
     async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
         let rows = self.rows();
         let before = page.after.unwrap_or(u64::MAX);

@@ -112,7 +112,7 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     start(&store, 1).await;
     store.close().unwrap();
     let file = raw(dir.path());
-    let undo = "DROP INDEX events_by_time; DROP INDEX runs_by_root; ALTER TABLE runs DROP COLUMN root; DROP INDEX runs_going; \
+    let undo = "DROP TABLE logs; DROP INDEX events_by_time; DROP INDEX runs_by_root; ALTER TABLE runs DROP COLUMN root; DROP INDEX runs_going; \
                 DROP INDEX runs_trimmed; PRAGMA user_version = 1";
     file.execute_batch(undo).unwrap();
     drop(file);
@@ -127,7 +127,31 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     let file = raw(dir.path());
     let version = file.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap();
     let indexes = "SELECT count(*) FROM sqlite_schema WHERE name IN ('runs_going', 'runs_trimmed')";
-    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (2, Ok(2)));
+    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (3, Ok(2)));
+}
+
+#[tokio::test]
+async fn logs_written_before_they_were_indexed_are_indexed_when_the_store_is_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    start(&store, 1).await;
+    store.close().unwrap();
+    let file = raw(dir.path());
+    let log = |step: &str| format!(r#"{{"kind":"runner.log","data":{{"stepKey":"{step}","level":"info","msg":"m"}}}}"#);
+    let body = format!(r#"[{},{},{},{{"kind":"flow.paused","data":{{}}}}]"#, log("a"), log("b[0]"), log("a"));
+    let insert = "INSERT INTO records (run, first, count, version, ts, crc, body) VALUES (1, ?1, 4, 1, 0, 0, ?2)";
+    for (first, body) in [(100, body.as_str()), (104, "not JSON, \"runner.log\""), (108, "[]")] {
+        file.execute(insert, rusqlite::params![first, body]).unwrap();
+    }
+    file.execute_batch("DROP TABLE logs; PRAGMA user_version = 2").unwrap();
+    drop(file);
+
+    open(dir.path()).close().unwrap();
+    let file = raw(dir.path());
+    let mut found = file.prepare("SELECT activation, first FROM logs ORDER BY 1, 2").unwrap();
+    let found: Vec<(String, i64)> =
+        found.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(|row| row.unwrap()).collect();
+    assert_eq!(found, [("a".to_owned(), 100), ("b[0]".to_owned(), 100)]);
 }
 
 /// Changes one byte of a row, as a bad disk does, and says what is found when it is read.

@@ -13,6 +13,7 @@ use super::{Committer, INPUTS_A_TRANSITION, Order, Outcome, Pending, Submission,
 use crate::assignment::Handed;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
+use crate::labels::namespace_label;
 
 /// A batch is closed when it has so many rows to write, or when so much time was spent on deciding: other namespaces
 /// have their turn in the next one.
@@ -199,7 +200,7 @@ impl Committer {
         let (version, records) = (commit.transition.header.version, commit.transition.records.len());
         tracing::debug!(instance = self.config.instance, %run, version = version.0, records, "decided");
         if commit.transition.base == Version(0) && !committed.before {
-            metrics::counter!("eddyline_runs_started_total").increment(1);
+            metrics::counter!("eddyline_runs_started_total", "namespace" => namespace_label(&commit.ns)).increment(1);
             if !commit.transition.header.status().is_end() {
                 self.bus.begun(&commit.ns, run);
             }
@@ -209,7 +210,8 @@ impl Committer {
             self.hot.change(run, |hot| hot.apply(&commit.transition));
         } else {
             if self.hot.get(run).is_some_and(|hot| !hot.run.header.status().is_end()) {
-                metrics::counter!("eddyline_runs_ended_total", "status" => status.as_str()).increment(1);
+                let labels = [("namespace", namespace_label(&commit.ns)), ("status", status.as_str().to_owned())];
+                metrics::counter!("eddyline_runs_ended_total", &labels).increment(1);
                 self.bus.ended(&commit.ns, &commit.transition.header);
             }
             self.hot.remove(run);
@@ -301,7 +303,8 @@ impl Committer {
             }
             return;
         }
-        metrics::counter!("eddyline_tasks_claimed_total").increment(claims.tasks.len() as u64);
+        let ns = namespace_label(&parked.request.ns);
+        metrics::counter!("eddyline_tasks_claimed_total", "namespace" => ns).increment(claims.tasks.len() as u64);
         // There may be more of what it just got.
         if claims.tasks.len() == parked.request.max {
             for queue in &parked.request.queues {

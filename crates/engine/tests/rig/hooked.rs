@@ -172,6 +172,10 @@ impl Store for Hooked {
         self.inner.records(run, after, limit).await
     }
 
+    async fn logs(&self, run: RunId, activation: &str, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        self.inner.logs(run, activation, after, limit).await
+    }
+
     async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
         self.inner.runs(ns, filter, page).await
     }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use eddyline_protocol::{Acted, CancelRun, Failure, NewRun, Page, RerunRun, RunInfo, RunResult, StepAct, StepInfo};
+use eddyline_protocol::{
+    Acted, CancelRun, Failure, NewRun, Page, Reference, RerunRun, RunInfo, RunResult, StepAct, StepInfo,
+};
 use http::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,6 +20,8 @@ use crate::error::Error;
 const LONG_POLL: Duration = Duration::from_secs(30);
 /// A wait "for ever" is this long.
 const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// A payload of this size is stored in one piece, and can be read in one.
+const PAYLOAD_BYTES: u64 = 2 << 20;
 /// Between two requests that came back at once although they asked to wait.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -70,13 +74,14 @@ impl Run {
     }
 
     /// Waits for its end and gives its output. A run that failed or was cancelled is an error:
-    /// [`Error::RunFailed`], [`Error::RunCancelled`].
+    /// [`Error::RunFailed`], [`Error::RunCancelled`]. So is an output of more than 2 MiB: [`Error::LargeOutput`] has
+    /// references to its parts, for [`Run::value`].
     pub async fn result<T: DeserializeOwned>(&self) -> Result<T, Error> {
         loop {
             let Some(ended) = self.wait(LONG_POLL).await? else { continue };
             let run_id = ended.run_id;
             return match (ended.status.as_str(), ended.error) {
-                ("completed", _) => serde_json::from_value(ended.output)
+                ("completed", _) => serde_json::from_value(self.in_one_piece(&run_id, ended.output).await?)
                     .map_err(|source| Error::Decode { what: format!("the output of run {run_id}"), source }),
                 ("cancelled", _) => Err(Error::RunCancelled { run_id }),
                 (_, failure) => {
@@ -84,6 +89,22 @@ impl Run {
                     Err(Error::RunFailed { run_id, failure: Box::new(failure) })
                 }
             };
+        }
+    }
+
+    /// A payload that is too large to be shown where it is used, by its reference. What is larger than 2 MiB is a list or
+    /// an object with references for its elements.
+    pub async fn value(&self, reference: &Reference) -> Result<Value, Error> {
+        let (run, key) = reference.parts().unwrap_or((&self.id, &reference.value));
+        self.client.get(&format!("/v1/runs/{}/values/{}", segment(run), segment(key)), &[]).await
+    }
+
+    /// An output that may be a reference.
+    async fn in_one_piece(&self, run_id: &str, output: Value) -> Result<Value, Error> {
+        match (Reference::read(&output), Reference::find(&output)) {
+            (Some(reference), _) if reference.bytes <= PAYLOAD_BYTES => self.value(&reference).await,
+            (_, Some(_)) => Err(Error::LargeOutput { run_id: run_id.to_owned(), output: Box::new(output) }),
+            (_, None) => Ok(output),
         }
     }
 

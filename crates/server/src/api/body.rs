@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use eddyline_engine::MAX_PAYLOAD_DEPTH;
 use eddyline_machine::nearest::nearest;
 use eddyline_protocol::Code;
@@ -14,14 +14,20 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::failure::Failure;
+use super::memory_budget::Reservation;
 use super::wording::in_words;
 
-/// A body has this long, and a second more for each [`PACE_BYTES`] that have come.
-const PATIENCE: Duration = Duration::from_secs(10);
-const PACE_BYTES: usize = 16 << 10;
+/// Of a body at least [`PACE_BYTES`] come within each [`PACE_WINDOW`], or all that is left of it.
+const PACE_WINDOW: Duration = Duration::from_secs(5);
+const PACE_BYTES: usize = 80 << 10;
+/// A body that finds the budget used up waits this long before it is refused.
+const BUDGET_WAIT: Duration = Duration::from_secs(2);
 /// Nothing is parsed that is nested deeper: a payload, and what a request wraps it in.
 pub(crate) const MAX_DEPTH: u16 = MAX_PAYLOAD_DEPTH + 8;
-/// Room made beforehand for a body that says how long it is.
+/// Values in one JSON body. Parsed, a value takes [`VALUE_BYTES`], however short its text is.
+const MAX_VALUES: usize = 4_000_000;
+const VALUE_BYTES: usize = std::mem::size_of::<Value>();
+/// Memory that is allocated beforehand for a body, whatever length it declares.
 const FIRST_ROOM: usize = 64 << 10;
 
 /// Which bodies a route takes.
@@ -32,36 +38,77 @@ pub(crate) enum Taken {
     Definition,
 }
 
-/// All of a body, if it is not too large and does not take too long.
-pub(crate) async fn read(mut body: Body, headers: &HeaderMap, limit: usize) -> Result<Bytes, Failure> {
+/// All of a body, if it is not too large, does not come too slowly, and the budget has room for it.
+pub(crate) async fn read(
+    mut body: Body,
+    headers: &HeaderMap,
+    limit: usize,
+    reserved: &mut Reservation,
+) -> Result<Bytes, Failure> {
     let too_large = || Failure::new(Code::TooLarge, format!("the body is larger than {limit} bytes"));
     let declared: Option<usize> =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if declared.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
-    let begun = Instant::now();
-    let mut whole = BytesMut::with_capacity(declared.unwrap_or(0).min(FIRST_ROOM));
+    reserve(reserved, declared.unwrap_or(0)).await?;
+    let mut whole = Vec::with_capacity(declared.unwrap_or(0).min(FIRST_ROOM));
+    let mut pace = Pace::begin();
     loop {
-        let pace = Duration::from_secs((whole.len() / PACE_BYTES) as u64);
-        let frame = match tokio::time::timeout_at(begun + PATIENCE + pace, body.frame()).await {
+        let frame = match tokio::time::timeout_at(pace.until, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => return Err(Failure::bad("the body broke off")),
-            Ok(None) => return Ok(whole.freeze()),
+            Ok(None) => break,
             Err(_) => return Err(Failure::new(Code::Timeout, "the body took too long to arrive")),
         };
         if let Ok(data) = frame.into_data() {
-            if whole.len() + data.len() > limit {
+            let length = whole.len() + data.len();
+            if length > limit {
                 return Err(too_large());
             }
+            if length > whole.capacity() {
+                // Doubled, so that all of it is copied only a few times; a declared length is the most that is needed.
+                let capacity = length.next_power_of_two().max(FIRST_ROOM).min(declared.unwrap_or(limit)).max(length);
+                reserve(reserved, capacity).await?;
+                whole.reserve_exact(capacity - whole.len());
+            }
             whole.extend_from_slice(&data);
+            pace.came(data.len());
+        }
+    }
+    reserve(reserved, whole.len() + VALUE_BYTES * values(&whole).min(MAX_VALUES)).await?;
+    Ok(Bytes::from(whole))
+}
+
+async fn reserve(reserved: &mut Reservation, bytes: usize) -> Result<(), Failure> {
+    reserved.grow_within(bytes, BUDGET_WAIT).await.map_err(|_| {
+        metrics::counter!("eddyline_bodies_refused_total").increment(1);
+        Failure::new(Code::Unavailable, "too many large bodies are being read; send it again in a second")
+    })
+}
+
+/// How fast a body comes, over the last seconds: whoever sends much at first and then trickles is cut off too.
+struct Pace {
+    until: Instant,
+    came: usize,
+}
+
+impl Pace {
+    fn begin() -> Pace {
+        Pace { until: Instant::now() + PACE_WINDOW, came: 0 }
+    }
+
+    fn came(&mut self, bytes: usize) {
+        self.came += bytes;
+        if self.came >= PACE_BYTES {
+            *self = Pace::begin();
         }
     }
 }
 
 pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken: Taken) -> Result<T, Failure> {
     check_type(headers, taken)?;
-    check_depth(bytes)?;
+    check_shape(bytes)?;
     // All of it, since what is in a field that nobody reads is only looked over.
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Failure::bad(format!("the body is not JSON: it is not UTF-8 after {} bytes", error.valid_up_to()))
@@ -150,33 +197,54 @@ pub(crate) fn check_type(headers: &HeaderMap, taken: Taken) -> Result<(), Failur
     Err(Failure::new(Code::UnsupportedMediaType, format!("a body of type {written} is not taken here: {expected} is")))
 }
 
-/// Checked before anything is parsed, so that no text can make the parser nest.
-pub(crate) fn check_depth(bytes: &[u8]) -> Result<(), Failure> {
-    match is_deeper(bytes, MAX_DEPTH) {
-        true => Err(Failure::bad(format!("the body is nested more than {MAX_DEPTH} deep"))),
-        false => Ok(()),
+/// Checked before anything is parsed, so that no text can make the parser nest, or make far more memory of it than the
+/// text has.
+pub(crate) fn check_shape(bytes: &[u8]) -> Result<(), Failure> {
+    if is_deeper(bytes, MAX_DEPTH) {
+        return Err(Failure::bad(format!("the body is nested more than {MAX_DEPTH} deep")));
     }
+    // A value takes at least two bytes.
+    if bytes.len() / 2 > MAX_VALUES && values(bytes) > MAX_VALUES {
+        return Err(Failure::new(Code::TooLarge, format!("the body has more than {MAX_VALUES} values")));
+    }
+    Ok(())
 }
 
 /// Whether JSON is nested deeper than that, without parsing it.
 pub(crate) fn is_deeper(bytes: &[u8], most: u16) -> bool {
-    let (mut depth, mut text, mut escaped) = (0u16, false, false);
-    for byte in bytes {
+    let mut depth = 0u16;
+    for byte in marks(bytes) {
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' if text => escaped = true,
-            b'"' => text = !text,
-            b'[' | b'{' if !text => {
+            b'[' | b'{' => {
                 depth += 1;
                 if depth > most {
                     return true;
                 }
             }
-            b']' | b'}' if !text => depth = depth.saturating_sub(1),
+            b']' | b'}' => depth = depth.saturating_sub(1),
             _ => {}
         }
     }
     false
+}
+
+/// About how many values JSON has: all but the first of a list or an object follow a comma.
+fn values(bytes: &[u8]) -> usize {
+    1 + marks(bytes).filter(|byte| matches!(byte, b',' | b'[' | b'{')).count()
+}
+
+/// The bytes of JSON that are not inside texts.
+fn marks(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
+    let (mut text, mut escaped) = (false, false);
+    bytes.iter().copied().filter(move |byte| {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            _ => return !text,
+        }
+        false
+    })
 }
 
 #[cfg(test)]
@@ -186,12 +254,20 @@ mod tests {
 
     #[test]
     fn brackets_in_texts_do_not_nest() {
-        assert!(check_depth("[".repeat(72).as_bytes()).is_ok());
-        assert!(check_depth("[".repeat(73).as_bytes()).is_err());
-        assert!(check_depth("[]".repeat(1_000).as_bytes()).is_ok());
-        assert!(check_depth(format!("\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
-        assert!(check_depth(format!("\"\\\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
-        assert!(check_depth(format!("\"\\\\\"{}", "[".repeat(1_000)).as_bytes()).is_err());
+        assert!(check_shape("[".repeat(72).as_bytes()).is_ok());
+        assert!(check_shape("[".repeat(73).as_bytes()).is_err());
+        assert!(check_shape("[]".repeat(1_000).as_bytes()).is_ok());
+        assert!(check_shape(format!("\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
+        assert!(check_shape(format!("\"\\\"{}\"", "[".repeat(1_000)).as_bytes()).is_ok());
+        assert!(check_shape(format!("\"\\\\\"{}", "[".repeat(1_000)).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_body_of_millions_of_values_is_not_parsed() {
+        let zeros = |count: usize| format!("[{}0]", "0,".repeat(count));
+        assert!(check_shape(zeros(MAX_VALUES - 10).as_bytes()).is_ok());
+        assert_eq!(check_shape(zeros(MAX_VALUES).as_bytes()).unwrap_err().0.code, Code::TooLarge);
+        assert!(check_shape(format!("\"{}\"", ",".repeat(3 * MAX_VALUES)).as_bytes()).is_ok());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
-use eddyline_engine::Engine;
+use eddyline_engine::{Engine, MAX_PAYLOAD_BYTES};
 use eddyline_machine::{Millis, RunId};
 use eddyline_protocol::{Page, Scope, Span};
 use eddyline_store::Namespace;
@@ -22,6 +22,7 @@ use super::apart::{self, List, Unread};
 use super::body::{self, Taken};
 use super::failure::Failure;
 use super::guard::Caller;
+use super::memory_budget::Reservation;
 use super::secrets;
 
 /// Pages hold this many items unless `limit` says otherwise.
@@ -40,6 +41,8 @@ pub(crate) struct Call {
     head: Parts,
     /// Behind a lock only because a body cannot be shared: nobody but the handler takes it.
     body: Mutex<Body>,
+    /// What the body has of the budget, until the request is handled.
+    reserved: Option<Reservation>,
 }
 
 impl Call {
@@ -47,7 +50,7 @@ impl Call {
         let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
         let query = query.map(|Query(pairs)| pairs).unwrap_or_default();
         let (head, body) = request.into_parts();
-        Call { api, caller, params, query, head, body: Mutex::new(body) }
+        Call { api, caller, params, query, head, body: Mutex::new(body), reserved: None }
     }
 
     pub fn engine(&self) -> &Engine {
@@ -73,6 +76,11 @@ impl Call {
 
     pub fn headers(&self) -> &HeaderMap {
         &self.head.headers
+    }
+
+    /// What the connection added to the request.
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<T> {
+        self.head.extensions.get().cloned()
     }
 
     pub fn into_head(self) -> Parts {
@@ -177,9 +185,24 @@ impl Call {
     }
 
     pub async fn bytes(&mut self) -> Result<Bytes, Failure> {
-        let limit = self.api.about().settings.max_body;
+        let ns = self.caller.ns.clone();
+        self.bytes_within(self.api.about().settings.max_body, &ns).await
+    }
+
+    /// The body where it is a payload and nothing else, charged to a namespace.
+    pub async fn payload_bytes(&mut self, ns: &Namespace) -> Result<Bytes, Failure> {
+        self.bytes_within(self.api.about().settings.max_body.min(MAX_PAYLOAD_BYTES), ns).await
+    }
+
+    /// What the body came to is on its way: from now on it does not count, however long the request waits.
+    pub fn body_done(&mut self) {
+        self.reserved = None;
+    }
+
+    async fn bytes_within(&mut self, limit: usize, ns: &Namespace) -> Result<Bytes, Failure> {
         let body = self.body.get_mut().unwrap_or_else(PoisonError::into_inner);
-        body::read(std::mem::take(body), &self.head.headers, limit).await
+        let reserved = self.reserved.insert(self.api.bodies().reservation(ns));
+        body::read(std::mem::take(body), &self.head.headers, limit, reserved).await
     }
 
     /// The body as JSON of any shape.
@@ -188,9 +211,10 @@ impl Call {
         body::json(&bytes, &self.head.headers, Taken::Json)
     }
 
-    /// The same where the body may be left out.
-    pub async fn any_json_or_null(&mut self) -> Result<Value, Failure> {
-        let bytes = self.bytes().await?;
+    /// The same where the body is a payload, and may be left out.
+    pub async fn payload_or_null(&mut self) -> Result<Value, Failure> {
+        let ns = self.caller.ns.clone();
+        let bytes = self.payload_bytes(&ns).await?;
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(Value::Null);
         }

@@ -8,7 +8,7 @@ mod held;
 mod session;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
@@ -19,11 +19,11 @@ use eddyline_store::Namespace;
 use futures_util::SinkExt;
 use serde_json::Value;
 
-use super::Counted;
 use super::apart::{self, Unread};
 use super::call::{Answer, Call};
 use super::failure::Failure;
 use super::tasks::REPORTS;
+use super::{Counted, ReadMeter};
 use session::Session;
 
 /// A worker that does not take a message for so long is cut off.
@@ -45,6 +45,7 @@ pub(crate) async fn connect(call: Call) -> Answer {
     let (room, open) = call.api.socket()?;
     let (api, caller) = (call.api.clone(), call.caller.clone());
     let limit = api.about().settings.max_body;
+    let meter = call.extension::<Arc<ReadMeter>>().unwrap_or_default();
     let upgrade = WebSocketUpgrade::from_request_parts(&mut call.into_head(), &()).await;
     let upgrade = upgrade.map_err(|rejection| Failure::bad(format!("this path speaks WebSocket: {rejection}")))?;
     let upgrade = upgrade
@@ -55,7 +56,8 @@ pub(crate) async fn connect(call: Call) -> Answer {
         .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES);
     Ok(upgrade.on_upgrade(async move |socket| {
         let _counted = Counted::new("eddyline_sockets");
-        let mut wire = Wire { socket };
+        meter.begin(api.bodies().reservation(&caller.ns));
+        let mut wire = Wire { socket, meter };
         let told = match Session::serve(&api, &caller, &mut wire).await {
             Err(Cut::Told(error)) => Some(error),
             Ok(()) | Err(Cut::Gone) => None,
@@ -75,19 +77,20 @@ enum Cut {
 
 impl From<Failure> for Cut {
     fn from(failure: Failure) -> Cut {
-        Cut::Told(failure.0)
+        Cut::Told(failure.bounded().0)
     }
 }
 
 impl From<eddyline_engine::EngineError> for Cut {
     fn from(error: eddyline_engine::EngineError) -> Cut {
-        Cut::Told(Failure::from(error).0)
+        Cut::Told(Failure::from(error).bounded().0)
     }
 }
 
 /// The socket, as messages.
 struct Wire {
     socket: WebSocket,
+    meter: Arc<ReadMeter>,
 }
 
 /// A message of the worker, and which of its reports could not be read.
@@ -125,7 +128,13 @@ impl Wire {
 
     /// What is said, or nothing but a sign of life. Can be left and taken up again without losing a message.
     async fn hear(&mut self) -> Result<Option<Said>, Cut> {
-        match self.socket.recv().await {
+        let heard = self.socket.recv().await;
+        match &heard {
+            // It may stand between two parts of a message.
+            Some(Ok(Message::Ping(payload) | Message::Pong(payload))) => self.meter.control(payload.len()),
+            _ => self.meter.complete(),
+        }
+        match heard {
             Some(Ok(Message::Text(text))) => read(text.as_bytes()).map(Some),
             Some(Ok(Message::Binary(bytes))) => read(&bytes).map(Some),
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
@@ -172,7 +181,7 @@ enum Write {
 
 fn read(bytes: &[u8]) -> Result<Said, Cut> {
     let (message, unread) = apart::read(bytes, REPORTS, |bytes| {
-        super::body::check_depth(bytes)?;
+        super::body::check_shape(bytes)?;
         serde_json::from_slice(bytes).map_err(|error| {
             Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
         })

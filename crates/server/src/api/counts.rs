@@ -7,7 +7,8 @@ use axum::body::Body;
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
-use eddyline_protocol::Code;
+use eddyline_protocol::{Code, Scope};
+use eddyline_store::Namespace;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::sync::watch;
 
@@ -33,12 +34,12 @@ enum Kind {
 }
 
 /// Everything that is counted, and what it means.
-const ALL: [(Kind, &str, &str); 26] = [
+const ALL: &[(Kind, &str, &str)] = &[
     (Kind::Gauge, "eddyline_info", "1, with the instance, the version and the kind of store as labels."),
-    (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them."),
-    (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by status."),
-    (Kind::Counter, "eddyline_tasks_claimed_total", "Tasks that were handed to workers."),
-    (Kind::Counter, "eddyline_reports_total", "Reports of workers, by outcome."),
+    (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them, by namespace."),
+    (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by namespace and status."),
+    (Kind::Counter, "eddyline_tasks_claimed_total", "Tasks that were handed to workers, by namespace."),
+    (Kind::Counter, "eddyline_reports_total", "Reports of workers, by namespace and outcome."),
     (Kind::Counter, "eddyline_attempts_expired_total", "Attempts whose lease or time ended before their last report."),
     (Kind::Counter, "eddyline_duplicates_prevented_total", "Starts and reports that came again and counted once."),
     (
@@ -46,7 +47,7 @@ const ALL: [(Kind, &str, &str); 26] = [
         "eddyline_conflicts_total",
         "Commits refused since somebody else's came first; they are decided anew.",
     ),
-    (Kind::Counter, "eddyline_starts_refused_total", "Starts refused since too many tasks wait."),
+    (Kind::Counter, "eddyline_starts_refused_total", "Starts refused since too many tasks wait, by namespace."),
     (Kind::Counter, "eddyline_runs_trimmed_total", "Runs, or their timelines, deleted by retention."),
     (Kind::Counter, "eddyline_timers_late_total", "Timers found to be late by the reconciler. Should stay 0."),
     (Kind::Counter, "eddyline_reconciled_total", "Things that should have moved and were moved. Should stay 0."),
@@ -69,14 +70,18 @@ const ALL: [(Kind, &str, &str); 26] = [
     (Kind::Counter, "eddyline_http_requests_total", "Requests, by method, route and status."),
     (Kind::Counter, "eddyline_connections_refused_total", "Connections closed at once, since too many are open."),
     (Kind::Counter, "eddyline_answers_refused_total", "Large answers not given, since too many wait to be read."),
+    (
+        Kind::Counter,
+        "eddyline_bodies_refused_total",
+        "Bodies refused, since those being read have used up their memory.",
+    ),
     (Kind::Gauge, "eddyline_connections", "Connections that are open."),
     (Kind::Gauge, "eddyline_long_polls", "Requests that wait for something."),
     (Kind::Gauge, "eddyline_sockets", "Workers that are connected by WebSocket."),
 ];
 
 /// Whoever watches these wants to see that nothing has happened yet.
-const FROM_THE_START: [&str; 5] = [
-    "eddyline_runs_started_total",
+const FROM_THE_START: [&str; 4] = [
     "eddyline_conflicts_total",
     "eddyline_duplicates_prevented_total",
     "eddyline_reconciled_total",
@@ -87,14 +92,42 @@ const ENDS: [&str; 3] = ["completed", "failed", "cancelled"];
 static METRICS: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
 /// `GET /metrics`
-pub(crate) async fn show(_call: Call) -> Answer {
+pub(crate) async fn show(call: Call) -> Answer {
     let Some(handle) = begin() else {
         return Err(Failure::new(Code::Unavailable, "this process counts elsewhere"));
     };
-    let mut response = Response::new(Body::from(handle.render()));
+    let all = handle.render();
+    // Where keys are off, whoever asks is an admin of `default` whatever namespace it names.
+    let sees_all = !call.api.about().keys || (call.may(Scope::Admin) && *call.ns() == Namespace::default());
+    let shown = if sees_all { all } else { of_namespace(&all, call.ns().as_str()) };
+    let mut response = Response::new(Body::from(shown));
     let written = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(CONTENT_TYPE, written);
     Ok(response)
+}
+
+/// The series of one namespace, with what is said of them. What is counted for the whole process tells about others.
+fn of_namespace(all: &str, ns: &str) -> String {
+    let label = format!("namespace=\"{ns}\"");
+    let is_own = |line: &str| {
+        let labels = line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(labels, _)| labels);
+        labels.split(',').any(|written| written == label)
+    };
+    let (mut shown, mut about) = (String::new(), Vec::new());
+    for line in all.lines() {
+        if line.starts_with("# HELP") {
+            about.clear();
+        }
+        if line.starts_with('#') {
+            about.push(line);
+        } else if is_own(line) {
+            for line in about.drain(..).chain([line]) {
+                shown.push_str(line);
+                shown.push('\n');
+            }
+        }
+    }
+    shown
 }
 
 /// Keeps what was counted from growing, for as long as the server is there.
@@ -127,16 +160,19 @@ pub(crate) fn begin() -> Option<&'static PrometheusHandle> {
         let handle = builder.install_recorder().ok()?;
         for (kind, name, meaning) in ALL {
             match kind {
-                Kind::Counter => metrics::describe_counter!(name, meaning),
-                Kind::Gauge => metrics::describe_gauge!(name, meaning),
-                Kind::Histogram => metrics::describe_histogram!(name, meaning),
+                Kind::Counter => metrics::describe_counter!(*name, *meaning),
+                Kind::Gauge => metrics::describe_gauge!(*name, *meaning),
+                Kind::Histogram => metrics::describe_histogram!(*name, *meaning),
             }
         }
         for name in FROM_THE_START {
             metrics::counter!(name).increment(0);
         }
+        let default = Namespace::default().as_str().to_owned();
+        metrics::counter!("eddyline_runs_started_total", "namespace" => default.clone()).increment(0);
         for status in ENDS {
-            metrics::counter!("eddyline_runs_ended_total", "status" => status).increment(0);
+            let labels = [("namespace", default.clone()), ("status", status.to_owned())];
+            metrics::counter!("eddyline_runs_ended_total", &labels).increment(0);
         }
         Some(handle)
     };
@@ -146,6 +182,14 @@ pub(crate) fn begin() -> Option<&'static PrometheusHandle> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_namespace_sees_its_own_series_and_what_they_mean() {
+        let all = "# HELP a A.\n# TYPE a counter\na{namespace=\"one\",status=\"x\"} 1\na{namespace=\"one-2\"} 2\n\n\
+                   # HELP b B.\n# TYPE b gauge\nb 3\nb{route=\"namespace\"} 4\n";
+        assert_eq!(of_namespace(all, "one"), "# HELP a A.\n# TYPE a counter\na{namespace=\"one\",status=\"x\"} 1\n");
+        assert_eq!(of_namespace(all, "other"), "");
+    }
 
     #[test]
     fn whatever_is_counted_is_in_the_docs() {

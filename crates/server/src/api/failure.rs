@@ -13,6 +13,13 @@ use super::call::json_response;
 /// When to come back after a 429 or a 503, in seconds.
 const RETRY_AFTER: &str = "1";
 
+/// What an answer says at most, however much of the request it quotes: bytes of the message, and of all details together.
+const WHOLE: Bounds = Bounds { message: 4 << 10, details: 64 << 10 };
+/// The same of one item of a list of thousands.
+const ITEM: Bounds = Bounds { message: 1 << 10, details: 1 << 10 };
+/// What stands where a text was cut.
+const CUT: &str = "… (cut)";
+
 #[derive(Debug, Clone)]
 pub(crate) struct Failure(pub ApiError);
 
@@ -40,10 +47,38 @@ impl Failure {
         self
     }
 
+    /// The same within bounds: whoever sends a megabyte that is wrong does not get it back.
+    pub fn bounded(self) -> Failure {
+        self.within(&WHOLE)
+    }
+
+    /// The same as one item of a list.
+    pub fn brief(self) -> Failure {
+        self.within(&ITEM)
+    }
+
+    fn within(mut self, bounds: &Bounds) -> Failure {
+        cut(&mut self.0.message, bounds.message);
+        let (all, mut left) = (self.0.details.len(), bounds.details);
+        for detail in &mut self.0.details {
+            cut_texts(detail, bounds.message);
+        }
+        let fits = |detail: &Value| {
+            left = left.saturating_sub(detail.to_string().len());
+            left > 0
+        };
+        let kept = self.0.details.iter().map(fits).take_while(|fits| *fits).count();
+        if kept < all {
+            self.0.details.truncate(kept);
+            self.0.details.push(Value::from(format!("… and {} more", all - kept)));
+        }
+        self
+    }
+
     pub fn response(self) -> Response {
         let code = self.0.code;
         let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response: Response<Body> = json_response(status, &ErrorBody { error: self.0 });
+        let mut response: Response<Body> = json_response(status, &ErrorBody { error: self.bounded().0 });
         let headers = response.headers_mut();
         match code {
             Code::TooMany | Code::Unavailable => {
@@ -59,6 +94,26 @@ impl Failure {
             _ => {}
         }
         response
+    }
+}
+
+struct Bounds {
+    message: usize,
+    details: usize,
+}
+
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most - CUT.len()));
+        text.push_str(CUT);
+    }
+}
+
+fn cut_texts(detail: &mut Value, most: usize) {
+    match detail {
+        Value::String(text) => cut(text, most),
+        Value::Object(fields) => fields.values_mut().for_each(|field| cut_texts(field, most)),
+        _ => {}
     }
 }
 
@@ -88,5 +143,26 @@ impl From<EngineError> for Failure {
                 Failure::new(Code::Internal, said)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_quoted_is_cut_and_what_is_left_out_is_counted() {
+        let long = "é".repeat(1 << 20);
+        let details: Vec<Value> = (0..300).map(|n| json!({"path": n, "message": long})).collect();
+        let failure = Failure::invalid(long).details(details);
+        for (bounds, bounded) in [(WHOLE, failure.clone().bounded()), (ITEM, failure.brief())] {
+            let ApiError { message, details, .. } = bounded.0;
+            assert!(message.len() <= bounds.message && message.ends_with(CUT));
+            let left_out = format!("… and {} more", 301 - details.len());
+            assert_eq!(details.last(), Some(&json!(left_out)));
+            assert!(json!(details).to_string().len() < bounds.details + 100);
+        }
+        let short = Failure::invalid("short").details(vec![json!("é"), json!({"path": "a", "message": "b"})]);
+        assert_eq!(short.clone().bounded().0, short.0);
     }
 }

@@ -62,7 +62,7 @@ fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
 
 /// `POST /v1/gates/{gate}`, where the gate is a token or an id
 pub(crate) async fn open(mut call: Call) -> Answer {
-    let payload = call.any_json_or_null().await?;
+    let payload = call.payload_or_null().await?;
     opened(call.engine().open_gate_named(call.ns(), call.param("gate"), OpenedBy::Manual, payload).await)
 }
 

@@ -4,17 +4,18 @@ use axum::http::{HeaderMap, header};
 use eddyline_machine::OpenedBy;
 use serde_json::Value;
 
-use super::body::{self, Taken, check_depth, check_type};
+use super::body::{self, Taken, check_shape, check_type};
 use super::call::{Answer, Call};
 use super::failure::Failure;
 use super::gates::opened;
 
 /// `POST /hooks/{token}`
 pub(crate) async fn open(mut call: Call) -> Answer {
-    let bytes = call.bytes().await?;
+    // Anybody can call this, so the body is read only once the gate is known.
     let token = call.param("token").to_owned();
     let unknown = || Failure::not_found("gate", "with this token");
     let gate = call.engine().gate_anywhere(&token).await?.ok_or_else(unknown)?;
+    let bytes = call.payload_bytes(&gate.ns).await?;
     let payload = payload(&bytes, call.headers())?;
     opened(call.engine().open_gate(&gate.ns, &token, OpenedBy::Webhook, payload).await)
 }
@@ -28,6 +29,6 @@ fn payload(bytes: &[u8], headers: &HeaderMap) -> Result<Value, Failure> {
     if headers.contains_key(header::CONTENT_TYPE) && check_type(headers, Taken::Json).is_ok() {
         return body::json(bytes, headers, Taken::Json);
     }
-    check_depth(bytes)?;
+    check_shape(bytes)?;
     Ok(serde_json::from_slice(bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(bytes).into_owned())))
 }

@@ -17,8 +17,11 @@ mod info;
 pub(crate) mod keyring;
 mod keys;
 mod limits;
+mod memory_budget;
 mod namespaces;
+mod projections;
 mod queues;
+mod read_meter;
 mod reports;
 pub(crate) mod routes;
 mod runs;
@@ -30,6 +33,7 @@ mod tasks;
 mod traceparent;
 mod unread;
 mod unsent;
+mod values;
 mod wording;
 mod words;
 mod workers;
@@ -47,12 +51,15 @@ use axum::routing::{MethodFilter, on};
 use eddyline_engine::Engine;
 use eddyline_machine::Millis;
 use eddyline_protocol::Code;
+use eddyline_store::Namespace;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::serve::Settings;
 use call::Call;
 use failure::Failure;
 use keyring::Keyring;
+use memory_budget::MemoryBudget;
+pub(crate) use read_meter::{MayRead, ReadMeter};
 use routes::{Route, routes};
 
 /// What every request has at hand. Cheap to clone.
@@ -65,7 +72,10 @@ struct Inner {
     keyring: Keyring,
     long_polls: Arc<Semaphore>,
     sockets: Arc<Semaphore>,
+    bodies: MemoryBudget,
+    task_memory: MemoryBudget,
     unsent: unsent::Unsent,
+    projections: projections::ProjectionCache,
     left: connect::Left,
     stopping: watch::Receiver<bool>,
     /// Held by sockets, which outlive the connection that they were made from.
@@ -92,7 +102,10 @@ impl Api {
             keyring: Keyring::new(engine.clone()),
             long_polls: Arc::new(Semaphore::new(settings.max_long_polls)),
             sockets: Arc::new(Semaphore::new(settings.max_connections)),
-            unsent: unsent::Unsent::default(),
+            bodies: MemoryBudget::new(settings.body_memory),
+            task_memory: MemoryBudget::new(settings.task_memory),
+            unsent: unsent::Unsent::new(settings.response_memory),
+            projections: projections::ProjectionCache::default(),
             left: connect::Left::default(),
             engine,
             about,
@@ -111,6 +124,19 @@ impl Api {
 
     pub fn keyring(&self) -> &Keyring {
         &self.0.keyring
+    }
+
+    fn bodies(&self) -> &MemoryBudget {
+        &self.0.bodies
+    }
+
+    /// For tasks that are on their way to workers.
+    fn task_memory(&self) -> &MemoryBudget {
+        &self.0.task_memory
+    }
+
+    fn projections(&self) -> &projections::ProjectionCache {
+        &self.0.projections
     }
 
     fn left(&self) -> &connect::Left {
@@ -187,11 +213,11 @@ pub(crate) fn router(api: Api) -> Router {
 /// From a request to its response. Logs and metrics name the route, never the path: paths may hold secrets.
 async fn answer(api: Api, route: &'static Route, params: Option<RawPathParams>, request: Request) -> Response {
     let since = Instant::now();
-    let answered = match guard::admit(&api, route, request.headers()).await {
-        Ok(caller) => (route.handler)(Call::new(api.clone(), caller, params, request)).await,
-        Err(failure) => Err(failure),
+    let (ns, answered) = match guard::admit(&api, route, request.headers()).await {
+        Ok(caller) => (caller.ns.clone(), (route.handler)(Call::new(api.clone(), caller, params, request)).await),
+        Err(failure) => (Namespace::default(), Err(failure)),
     };
-    let response = api.0.unsent.hold(answered.unwrap_or_else(|failure| failure.response())).await;
+    let response = api.0.unsent.hold(&ns, answered.unwrap_or_else(|failure| failure.response())).await;
     let (took, status) = (since.elapsed(), response.status().as_u16());
     let labels = [("method", route.method.to_string()), ("route", route.path.to_owned())];
     metrics::histogram!("eddyline_http_seconds", &labels).record(took.as_secs_f64());

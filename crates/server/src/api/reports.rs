@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use eddyline_engine::{Reported, TaskReport, TaskToken};
+use eddyline_engine::{Reported, TaskReport, TaskToken, namespace_label};
 use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Decision, Due, Op, Said};
 use eddyline_protocol as wire;
 use eddyline_protocol::{Outcome, Report, Verdict};
+use eddyline_store::Namespace;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -108,13 +109,15 @@ impl Reading {
     }
 
     /// What came of each, in their order.
-    pub fn outcomes(mut self, reported: Vec<Reported>, hooks: &str) -> Vec<Outcome> {
+    pub fn outcomes(mut self, ns: &Namespace, reported: Vec<Reported>, hooks: &str) -> Vec<Outcome> {
         for (at, reported) in self.places.into_iter().zip(reported) {
             let task_id = std::mem::take(&mut self.outcomes[at].task_id);
             self.outcomes[at] = said(task_id, reported, hooks);
         }
+        let namespace = namespace_label(ns);
         for outcome in &self.outcomes {
-            metrics::counter!("eddyline_reports_total", "outcome" => word(outcome.outcome)).increment(1);
+            let labels = [("namespace", namespace.clone()), ("outcome", word(outcome.outcome).to_owned())];
+            metrics::counter!("eddyline_reports_total", &labels).increment(1);
         }
         self.outcomes
     }

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use super::call::{Answer, Call};
 use super::{
     acts, connect, counts, events, flows, gates, health, hooks, info, keys, limits, namespaces, queues, runs, starts,
-    steps, streams, tasks, workers,
+    steps, streams, tasks, values, workers,
 };
 
 /// One call.
@@ -74,6 +74,7 @@ static ROUTES: &[Route] = routes! {
     DELETE "/v1/runs/{id}"                                   START, runs::delete;
     GET    "/v1/runs/{id}/result"                            READ, runs::result;
     GET    "/v1/runs/{id}/steps"                             READ, steps::list;
+    GET    "/v1/runs/{id}/values/{key}"                      READ, values::show;
     POST   "/v1/runs/{id}/cancel"                            START, acts::cancel;
     POST   "/v1/runs/{id}/pause"                             START, acts::pause;
     POST   "/v1/runs/{id}/resume"                            START, acts::resume;

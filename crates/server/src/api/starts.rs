@@ -50,13 +50,13 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
                 places.push(at);
                 None
             }
-            Err(failure) => Some(BatchItem::Refused { error: failure.0 }),
+            Err(failure) => Some(BatchItem::Refused { error: failure.brief().0 }),
         });
     }
     for (at, started) in places.into_iter().zip(call.engine().start_batch(call.ns(), requests).await?) {
         items[at] = Some(match started {
             Ok(started) => BatchItem::Started(said(started)),
-            Err(error) => BatchItem::Refused { error: Failure::from(error).0 },
+            Err(error) => BatchItem::Refused { error: Failure::from(error).brief().0 },
         });
     }
     ok(&BatchStarted { items: items.into_iter().flatten().collect() })

@@ -20,6 +20,8 @@ use super::failure::Failure;
 const MAX_LOOKED_AT: usize = 20_000;
 /// A page ends when its records have about this many bytes.
 const MAX_PAGE_BYTES: usize = 4 << 20;
+/// The kind of a log.
+const LOG_KIND: &str = "runner.log";
 /// Whoever waits for another run of a flow looks this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
@@ -75,6 +77,12 @@ impl Asked {
         let kind = &record["kind"];
         (self.kinds.is_empty() || self.kinds.iter().any(|wanted| kind == wanted))
             && self.step.as_deref().is_none_or(|wanted| record["meta"]["stepKey"] == wanted)
+    }
+
+    /// The step whose logs alone are asked for: they are found without the rest.
+    fn logs_of(&self) -> Option<&str> {
+        let logs_alone = !self.kinds.is_empty() && self.kinds.iter().all(|kind| kind == LOG_KIND);
+        self.step.as_deref().filter(|_| logs_alone)
     }
 
     fn wants_all(&self) -> bool {
@@ -153,10 +161,14 @@ fn of_flow(flow: &str) -> RunFilter {
 async fn timeline(call: &Call, run: RunId, asked: &Asked) -> Result<(Vec<Value>, Option<u64>), Failure> {
     let (mut items, mut after, mut looked_at, mut wait) = (Items::new(asked), asked.after, 0, asked.wait);
     loop {
-        let page = call.engine().timeline(call.ns(), run, after, MAX_PAGE.min(asked.limit), wait).await?;
+        let limit = MAX_PAGE.min(asked.limit);
+        let page = match asked.logs_of() {
+            Some(step) => call.engine().logs(call.ns(), run, step, after, limit, wait).await?,
+            None => call.engine().timeline(call.ns(), run, after, limit, wait).await?,
+        };
         let Some(last) = page.records.last().map(|last| last.n) else { return Ok((items.found, None)) };
         looked_at += page.records.len();
-        let short = page.records.len() < MAX_PAGE.min(asked.limit);
+        let short = page.records.len() < limit;
         for record in &page.records {
             let record = on_the_wire(call, run, &page, record, asked).await?;
             let Some(record) = record else { continue };
@@ -230,38 +242,87 @@ async fn projected(
     run: RunId,
     asked: &Asked,
 ) -> Result<(Vec<Value>, Option<u64>), Failure> {
-    // A projection is a fold, so it is read from the beginning; what it says up to `after` is known to the reader.
-    let (mut projector, mut items, mut read) = (Projector::new(run), Items::new(asked), 0);
-    let mut wait = Duration::ZERO;
+    let mut reading = Reading::begin(call, which, run, asked.after);
+    let (mut items, mut wait) = (Items::new(asked), Duration::ZERO);
     loop {
-        let page = call.engine().timeline(call.ns(), run, read, MAX_PAGE, wait).await?;
-        let Some(last) = page.records.last().map(|last| last.n) else {
+        let page = match (which, &asked.step) {
+            (Projected::StepIndex, Some(step)) => {
+                call.engine().logs(call.ns(), run, step, reading.at, MAX_PAGE, wait).await?
+            }
+            _ => call.engine().timeline(call.ns(), run, reading.at, MAX_PAGE, wait).await?,
+        };
+        if page.records.is_empty() {
             if items.found.is_empty() && wait.is_zero() && !asked.wait.is_zero() {
                 wait = asked.wait;
                 continue;
             }
+            reading.end(call);
             return Ok((items.found, None));
-        };
+        }
         let ctx = context(run, &page);
         for record in &page.records {
-            let Some(record) = which.of(&ctx, &mut projector, record).filter(|_| record.n > asked.after) else {
-                continue;
-            };
-            if asked.wants(&record) {
-                let id = read_number(&record);
-                if items.is_full_with(record) {
-                    return Ok((items.found, Some(id)));
-                }
+            let Some(record) = reading.next(&ctx, record).filter(|_| record.n > asked.after) else { continue };
+            if asked.wants(&record) && items.is_full_with(record) {
+                let at = reading.at;
+                reading.end(call);
+                return Ok((items.found, Some(at)));
             }
         }
-        read = last;
         if !wait.is_zero() {
+            reading.end(call);
             return Ok((items.found, None));
         }
     }
 }
 
+/// A projection that is being read.
+struct Reading<'a> {
+    which: &'a Projected,
+    run: RunId,
+    projector: Projector,
+    /// The last record that was folded, and the last that changed the projection.
+    at: u64,
+    last: u64,
+}
+
+impl<'a> Reading<'a> {
+    fn begin(call: &Call, which: &'a Projected, run: RunId, after: u64) -> Reading<'a> {
+        let (projector, at) = match which {
+            // A pointer to a log says nothing of what was before.
+            Projected::StepIndex => (Projector::new(run), after),
+            _ => call.api.projections().resume(run, which.number(), after),
+        };
+        Reading { which, run, projector, at, last: after.min(at) }
+    }
+
+    /// What the projection says of the next record.
+    fn next(&mut self, ctx: &WireContext<'_>, record: &Numbered) -> Option<Value> {
+        let shown = self.which.of(ctx, &mut self.projector, record);
+        self.at = record.n;
+        if shown.is_some() {
+            self.last = record.n;
+        }
+        shown
+    }
+
+    /// Whoever goes on reading begins here.
+    fn end(self, call: &Call) {
+        if *self.which != Projected::StepIndex {
+            call.api.projections().keep(self.run, self.which.number(), self.last, self.at, self.projector);
+        }
+    }
+}
+
 impl Projected {
+    /// Which it is, whatever flow the reader says.
+    fn number(&self) -> u8 {
+        match self {
+            Projected::Snapshot(_) => 0,
+            Projected::Steps => 1,
+            Projected::StepIndex => 2,
+        }
+    }
+
     /// What it says of a record, which is next in the timeline.
     fn of(&self, ctx: &WireContext<'_>, projector: &mut Projector, record: &Numbered) -> Option<Value> {
         let projections = projector.apply(record);

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_engine::{ClaimTasks, Engine, Reported, TaskId, TaskToken, WorkerRecord, request_named};
+use eddyline_engine::{
+    Assignment, ClaimTasks, Engine, MAX_CLAIM_BYTES, Reported, TaskId, TaskToken, Waiting, WorkerRecord, request_named,
+};
 use eddyline_protocol as wire;
 use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
 use eddyline_store::{Namespace, Offer};
@@ -15,6 +17,7 @@ use super::apart::{List, Unread};
 use super::body::check_labels;
 use super::call::{Answer, Call, MAX_WAIT, ok};
 use super::failure::Failure;
+use super::memory_budget::Reservation;
 use super::reports::{OfCode, Reading};
 use super::{stopped, words};
 
@@ -56,8 +59,21 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
     }
     let waiting = call.engine().ask(call.ns(), claim, wait.is_zero()).await?;
     let wait = claimant.still_waits(&call, wait).await;
-    let tasks = call.while_admitted(alive(&call, &claimant.id, waiting.tasks(wait))).await??;
+    let (tasks, _room) = call.while_admitted(alive(&call, &claimant.id, assembled(&call, waiting, wait))).await??;
     ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() })
+}
+
+/// The tasks of a claim, and what they have of the memory budget until the answer is written. What has no room in the
+/// answer comes back to the queue.
+async fn assembled(
+    call: &Call,
+    mut waiting: Waiting,
+    wait: Duration,
+) -> eddyline_engine::Result<(Vec<Assignment>, Reservation)> {
+    let bytes = waiting.claimed(wait, MAX_CLAIM_BYTES).await?;
+    let mut room = call.api.task_memory().reservation(call.ns());
+    room.grow_to(bytes.saturating_mul(2)).await;
+    Ok((waiting.part(MAX_CLAIM_BYTES).await?.0, room))
 }
 
 /// `POST /v1/tasks/report`
@@ -77,23 +93,24 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let reports = std::mem::take(&mut reading.reports);
     let (reported, waiting) = call.engine().report_and_ask(call.ns(), reports, claim).await?;
     // The reports are done, whatever becomes of the claim.
-    let tasks = match waiting {
+    call.body_done();
+    let (tasks, _room) = match waiting {
         Some(waiting) => {
             let wait = claimant.still_waits(&call, wait).await;
-            match call.while_admitted(alive(&call, &claimant.id, waiting.tasks(wait))).await {
-                Ok(Ok(tasks)) => tasks,
+            match call.while_admitted(alive(&call, &claimant.id, assembled(&call, waiting, wait))).await {
+                Ok(Ok((tasks, room))) => (tasks, Some(room)),
                 Ok(Err(error)) => {
                     tracing::debug!("a claim beside reports came to nothing: {error}");
-                    Vec::new()
+                    (Vec::new(), None)
                 }
                 // What is known of the reports is said; the next request is refused.
-                Err(_) => Vec::new(),
+                Err(_) => (Vec::new(), None),
             }
         }
-        None => Vec::new(),
+        None => (Vec::new(), None),
     };
     let news = news_of(call.engine(), call.ns(), &code, &reported).await?.news;
-    let outcomes = reading.outcomes(reported, &call.engine().config().hooks);
+    let outcomes = reading.outcomes(call.ns(), reported, &call.engine().config().hooks);
     ok(&ReportedTasks { outcomes, tasks: tasks.into_iter().map(words::task).collect(), news })
 }
 

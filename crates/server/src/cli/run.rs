@@ -42,6 +42,12 @@ pub enum RunCommand {
     },
     /// Show a run, and what it waits for
     Show { run: String },
+    /// Print a payload that is too large to be shown, by its reference
+    Value {
+        /// The `$value` of the reference: RUN/KEY
+        #[arg(value_name = "RUN/KEY")]
+        reference: String,
+    },
     /// Follow a run, and what continues it, until it ends; exits 1 unless it completes
     Watch { run: String },
     /// Cancel a run
@@ -108,6 +114,7 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
             list(ctx, &query, limit).await
         }
         RunCommand::Show { run } => show(ctx, &run).await,
+        RunCommand::Value { reference } => value(ctx, &reference).await,
         RunCommand::Watch { run } => follow(ctx, &run).await,
         RunCommand::Cancel { run, reason } => act(ctx, &run, "cancel", &CancelRun { reason }).await,
         RunCommand::Pause { run } => act(ctx, &run, "pause", &json!({})).await,
@@ -214,6 +221,17 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
         }
     }
     Ok(())
+}
+
+/// JSON is what it is, for people and programs alike.
+async fn value(ctx: &Context, reference: &str) -> Result<(), Trouble> {
+    let Some((run, key)) = reference.split_once('/') else {
+        return Err(Trouble::usage(format!(
+            "\"{reference}\" is not a reference: expected RUN/KEY, as `$value` has it"
+        )));
+    };
+    let value: Value = ctx.remote()?.get(&format!("/v1/runs/{}/values/{}", segment(run), segment(key)), &[]).await?;
+    ctx.screen.document(&value)
 }
 
 /// Follows a run to its end, which is this command's as well.

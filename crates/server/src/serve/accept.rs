@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -10,13 +12,17 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
 
 use super::patience::Patient;
 use super::settings::StartError;
-use crate::api::{Api, Counted, router, stopped};
+use crate::api::{Api, Counted, ReadMeter, router, stopped};
 
 /// The head of a request takes at most this many bytes.
 const MAX_HEAD_BYTES: usize = 32 << 10;
+/// What a connection reads at a time. A body is read in many such pieces, so that a connection whose body nobody takes
+/// keeps no more than this.
+const MAX_READ_BYTES: usize = 64 << 10;
 /// How long to wait after an accept that failed, for want of file descriptors mostly.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -37,6 +43,7 @@ pub(super) async fn run(
     let room = Arc::new(Semaphore::new(api.about().settings.max_connections));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_header_size(MAX_HEAD_BYTES);
+    http.max_buf_size(MAX_READ_BYTES);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -81,8 +88,14 @@ struct Connection {
 
 impl Connection {
     async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut self, stream: S) {
-        let service = TowerToHyperService::new(self.router);
-        let connection = self.http.serve_connection(TokioIo::new(Patient::new(stream)), service).with_upgrades();
+        let meter = Arc::new(ReadMeter::default());
+        let stream = TokioIo::new(Patient::new(stream, meter.clone()));
+        // Whoever makes a socket of the connection finds the meter in its request.
+        let service = self.router.map_request(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(meter.clone());
+            request
+        });
+        let connection = self.http.serve_connection(stream, TowerToHyperService::new(service)).with_upgrades();
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,

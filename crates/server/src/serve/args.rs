@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use eddyline_protocol::Span;
 use serde::Deserialize;
 
+use super::size::Size;
+
 /// What is not said anywhere has the value that suits most.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -61,6 +63,18 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_MAX_BODY", value_name = "BYTES")]
     #[serde(alias = "max_body")]
     pub max_body: Option<usize>,
+    /// The memory that all bodies of requests may take together; a namespace may use a quarter [default: 256MiB]
+    #[arg(long, env = "EDDY_BODY_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "body_memory")]
+    pub body_memory: Option<Size>,
+    /// The memory of all answers that wait for their readers; a namespace may use a quarter [default: 128MiB]
+    #[arg(long, env = "EDDY_RESPONSE_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "response_memory")]
+    pub response_memory: Option<Size>,
+    /// The memory of all tasks on their way to workers; a namespace may use a quarter [default: 128MiB]
+    #[arg(long, env = "EDDY_TASK_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "task_memory")]
+    pub task_memory: Option<Size>,
     /// Connections at a time [default: 4096]
     #[arg(long, env = "EDDY_MAX_CONNECTIONS", value_name = "N")]
     #[serde(alias = "max_connections")]
@@ -103,6 +117,9 @@ impl ServeArgs {
             instance: self.instance.or(file.instance),
             log_json: self.log_json.or(file.log_json),
             max_body: self.max_body.or(file.max_body),
+            body_memory: self.body_memory.or(file.body_memory),
+            response_memory: self.response_memory.or(file.response_memory),
+            task_memory: self.task_memory.or(file.task_memory),
             max_connections: self.max_connections.or(file.max_connections),
             max_long_polls: self.max_long_polls.or(file.max_long_polls),
             header_timeout: self.header_timeout.or(file.header_timeout),

@@ -7,6 +7,7 @@ mod logs;
 mod open_files;
 mod patience;
 mod settings;
+mod size;
 mod store;
 mod tls;
 
@@ -24,6 +25,7 @@ pub use args::{KeysMode, ServeArgs};
 pub use logs::logs;
 pub(crate) use settings::Settings;
 pub use settings::StartError;
+pub use size::Size;
 
 use crate::api::{About, Api, counts, keyring};
 

@@ -15,6 +15,9 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 /// Below this a worker could not keep its lease over an ordinary network.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const DEFAULT_BODY_BYTES: usize = 16 << 20;
+const DEFAULT_BODY_MEMORY: usize = 256 << 20;
+const DEFAULT_RESPONSE_MEMORY: usize = 128 << 20;
+const DEFAULT_TASK_MEMORY: usize = 128 << 20;
 const DEFAULT_CONNECTIONS: usize = 4_096;
 const DEFAULT_LONG_POLLS: usize = 4_096;
 const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,6 +64,9 @@ pub(crate) struct Settings {
     pub public_url: Option<String>,
     pub instance: String,
     pub max_body: usize,
+    pub body_memory: usize,
+    pub response_memory: usize,
+    pub task_memory: usize,
     pub max_connections: usize,
     pub max_long_polls: usize,
     pub header_timeout: Duration,
@@ -103,6 +109,9 @@ impl Settings {
             public_url: args.public_url,
             instance: args.instance.unwrap_or_else(|| format!("eddy-{}", std::process::id())),
             max_body: args.max_body.unwrap_or(DEFAULT_BODY_BYTES),
+            body_memory: args.body_memory.map_or(DEFAULT_BODY_MEMORY, |size| size.bytes),
+            response_memory: args.response_memory.map_or(DEFAULT_RESPONSE_MEMORY, |size| size.bytes),
+            task_memory: args.task_memory.map_or(DEFAULT_TASK_MEMORY, |size| size.bytes),
             max_connections: args.max_connections.unwrap_or(DEFAULT_CONNECTIONS).max(1),
             max_long_polls: args.max_long_polls.unwrap_or(DEFAULT_LONG_POLLS),
             header_timeout: args.header_timeout.map_or(DEFAULT_HEADER_TIMEOUT, Duration::from),
@@ -179,12 +188,17 @@ mod tests {
     async fn flags_beat_the_file_and_unknown_keys_are_told() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("eddyline.toml");
-        std::fs::write(&path, "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\n").unwrap();
+        std::fs::write(
+            &path,
+            "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\nbody-memory = \"64MiB\"\n",
+        )
+        .unwrap();
         let args =
             ServeArgs { config: Some(path.clone()), listen: Some("127.0.0.1:2".to_owned()), ..ServeArgs::default() };
         let settings = Settings::resolve(&args).await.unwrap();
         assert_eq!(settings.listen, "127.0.0.1:2");
         assert_eq!((settings.lease, settings.max_body, settings.behind_proxy), (Duration::from_secs(7), 5, true));
+        assert_eq!(settings.body_memory, 64 << 20);
 
         std::fs::write(&path, "lease = 5000\nbacklog = 3\n").unwrap();
         let settings = Settings::resolve(&args).await.unwrap();

@@ -60,7 +60,7 @@ async fn play(client: &Client, n: u64) {
 }
 
 /// A line of `/proc/<pid>/status`, in KiB.
-fn memory(eddy: &Eddy, what: &str) -> u64 {
+pub fn memory(eddy: &Eddy, what: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", eddy.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap()

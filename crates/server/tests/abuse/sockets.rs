@@ -6,12 +6,12 @@ use eddyline::{StepCtx, StepError, Worker};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::bystander::undisturbed;
-use crate::eddy::{Eddy, LONG};
+use crate::bystander::{memory, undisturbed};
+use crate::eddy::{Eddy, LONG, metric};
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -48,7 +48,10 @@ async fn messages_that_are_too_large_too_deep_or_nonsense() {
 
 /// A connection that has been told that it is a WebSocket by now.
 async fn upgraded(eddy: &Eddy) -> TcpStream {
-    let mut stream = TcpStream::connect(eddy.addr).await.unwrap();
+    upgrade(eddy, TcpStream::connect(eddy.addr).await.unwrap()).await
+}
+
+async fn upgrade(eddy: &Eddy, mut stream: TcpStream) -> TcpStream {
     let request = format!(
         "GET /v1/workers/connect HTTP/1.1\r\nhost: {}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
          sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
@@ -126,6 +129,74 @@ async fn a_worker_that_never_reads_loses_what_it_was_sent_to_one_that_does() {
             assert_eq!(ended.status, "completed");
         }
         worker.abort();
+    })
+    .await;
+}
+
+/// Sockets that take no bytes, and what each of them asks for.
+const DEAF: usize = 60;
+const CREDITS: usize = 40;
+/// What they may make of a server, beyond what it has without them.
+const FLAT_KB: u64 = 150 << 10;
+
+/// A message of a client, whose mask changes nothing.
+fn frame(text: &str) -> Vec<u8> {
+    [&[0x81, 0x80 | u8::try_from(text.len()).unwrap(), 0, 0, 0, 0], text.as_bytes()].concat()
+}
+
+#[tokio::test]
+async fn sixty_sockets_that_do_not_read_what_they_asked_for() {
+    undisturbed(&[], async |eddy| {
+        let client = eddy.client();
+        // Every task comes with the input of its run, which has a megabyte.
+        let flow = "{steps: {each: {spread: input.items, max_parallel: 5000, run: weigh, queue: heavy}}}";
+        client.register_flow("heavy", flow).await.unwrap();
+        let items: Vec<usize> = (0..DEAF * CREDITS).collect();
+        client.start("heavy", &json!({"text": "x".repeat(1_000_000), "items": items})).await.unwrap();
+        let before = memory(eddy, "VmHWM");
+        let mut sockets = Vec::new();
+        for _ in 0..DEAF {
+            // Nothing on the way takes much of it either.
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4 << 10).unwrap();
+            let mut stream = upgrade(eddy, socket.connect(eddy.addr).await.unwrap()).await;
+            stream.write_all(&frame("{\"type\": \"hello\", \"queues\": [\"heavy\"]}")).await.unwrap();
+            stream.write_all(&frame(&format!("{{\"type\": \"credit\", \"n\": {CREDITS}}}"))).await.unwrap();
+            sockets.push(stream);
+        }
+        let all = (DEAF + 1) as f64;
+        let connected = async { while metric(eddy, "eddyline_sockets").await < all {} };
+        tokio::time::timeout(LONG, connected).await.expect("all of them are connected");
+        // The first is cut off after ten seconds; by then all that could be written was.
+        let cut = async { while metric(eddy, "eddyline_sockets").await >= all {} };
+        tokio::time::timeout(LONG, cut).await.expect("one that does not read is cut off");
+        let grown = memory(eddy, "VmHWM") - before;
+        assert!(grown < FLAT_KB, "{DEAF} sockets took {} MiB", grown >> 10);
+        drop(sockets);
+    })
+    .await;
+}
+
+/// A frame that says it is 15 MiB long, and the first part of it.
+fn unfinished_frame(sent: usize) -> Vec<u8> {
+    [b"\x81\xff\0\0\0\0\0\xf0\0\0\0\0\0\0".to_vec(), vec![b'x'; sent]].concat()
+}
+
+#[tokio::test]
+async fn sockets_that_send_the_first_part_of_large_messages() {
+    undisturbed(&["--body-memory", "64MiB"], async |eddy| {
+        let before = memory(eddy, "VmHWM");
+        let frame = unfinished_frame(14 << 20);
+        let send = async || {
+            let mut stream = upgraded(eddy).await;
+            // The rest never comes; those for which there is no room are closed.
+            let _ = stream.write_all(&frame).await;
+            stream
+        };
+        let open = tokio::time::timeout(LONG, futures_util::future::join_all((0..30).map(|_| send()))).await;
+        let open = open.expect("the server neither reads nor closes");
+        let grown = memory(eddy, "VmHWM") - before;
+        assert!(grown < FLAT_KB, "{} sockets took {} MiB", open.len(), grown >> 10);
     })
     .await;
 }

@@ -241,3 +241,18 @@ async fn one_answer(stream: &mut tokio::net::TcpStream) -> String {
         answer.push(byte);
     }
 }
+
+#[tokio::test]
+async fn what_is_refused_is_quoted_in_part() {
+    let rig = Rig::start().await;
+    rig.flow("f", "input_schema: {type: object, additionalProperties: {type: integer}}\nsteps: {a: {set: 1}}").await;
+    let fields: serde_json::Map<_, _> = (0..50).map(|n| (format!("f{n}"), json!("x".repeat(30_000)))).collect();
+    let refused = rig.post("/v1/flows/f/runs", json!({ "input": fields })).await;
+    assert_eq!(refused.code(), (422, "invalid"));
+    assert!(refused.body.to_string().len() < 100_000, "{} bytes", refused.body.to_string().len());
+    let starts: Vec<_> = (0..20).map(|_| json!({"flow": "f", "input": {"a": "x".repeat(500_000)}})).collect();
+    let batch = rig.post("/v1/runs/batch", json!(starts)).await;
+    assert_eq!(batch.body["items"][19]["error"]["code"], "invalid");
+    assert!(batch.body.to_string().len() < 20 * 4_000, "{} bytes", batch.body.to_string().len());
+    rig.server.stop().await;
+}

@@ -164,3 +164,30 @@ async fn a_server_says_how_it_is() {
     assert!(wrong.headers.contains_key("allow"));
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn a_tenant_sees_what_is_counted_of_its_own_namespace_alone() {
+    let rig = Rig::with_keys().await;
+    let mut keys = Vec::new();
+    for (name, scopes) in [("counted-1", json!(["read", "start"])), ("counted-2", json!(["admin"]))] {
+        assert_eq!(rig.post("/v1/namespaces", json!({ "name": name })).await.status, 201);
+        let key = rig.post("/v1/keys", json!({"name": "k", "scopes": scopes, "namespace": name})).await.text("key");
+        let tenant = rig.with_key(&key);
+        tenant.flow("f", "steps: {a: {set: 1}}").await;
+        let run = tenant.run("f", json!(1)).await;
+        tenant.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+        keys.push((name, tenant));
+    }
+    for (name, tenant) in keys {
+        let metrics = tenant.get("/metrics").await.body;
+        let text = metrics.as_str().unwrap();
+        let own = format!("namespace=\"{name}\"");
+        assert!(text.contains(&format!("eddyline_runs_started_total{{{own}}} 1\n")), "{text}");
+        assert!(text.lines().all(|line| line.starts_with('#') || line.contains(&own)), "{text}");
+    }
+    let all = rig.get("/metrics").await.body;
+    for name in ["namespace=\"counted-1\"", "namespace=\"counted-2\"", "eddyline_http_requests_total"] {
+        assert!(all.as_str().unwrap().contains(name), "{name}");
+    }
+    rig.server.stop().await;
+}

@@ -198,9 +198,10 @@ async fn what_is_counted_is_there_from_the_start_and_children_count_as_started()
         let line = metrics.body.as_str().unwrap().lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap_or_else(|| panic!("{name} is not counted")).parse::<u64>().unwrap()
     };
-    let (started, duplicates) = ("eddyline_runs_started_total", "eddyline_duplicates_prevented_total");
-    let (failed, completed) =
-        (r#"eddyline_runs_ended_total{status="failed"}"#, r#"eddyline_runs_ended_total{status="completed"}"#);
+    let started = r#"eddyline_runs_started_total{namespace="default"}"#;
+    let duplicates = "eddyline_duplicates_prevented_total";
+    let failed = r#"eddyline_runs_ended_total{namespace="default",status="failed"}"#;
+    let completed = r#"eddyline_runs_ended_total{namespace="default",status="completed"}"#;
     for name in [started, failed, completed, "eddyline_conflicts_total", duplicates] {
         assert_eq!(counted(name).await, 0, "{name}");
     }

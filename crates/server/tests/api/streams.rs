@@ -88,3 +88,68 @@ async fn whoever_waits_gets_what_comes() {
     assert!(end.items().is_empty());
     rig.server.stop().await;
 }
+
+/// A run of a spread with some logs in each item, to its end.
+async fn logging_run(rig: &Rig, items: usize, logs: usize) -> String {
+    rig.flow("logging", "steps: {each: {spread: input, run: a}}").await;
+    let run = rig.run("logging", (0..items).collect::<serde_json::Value>()).await;
+    for _ in 0..items {
+        let task = rig.claim("w").await;
+        let logs: Vec<_> = (0..logs).map(|n| json!({"level": "info", "msg": format!("line {n}")})).collect();
+        rig.report(&task, json!({"op": "complete", "output": 1, "logs": logs})).await;
+    }
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["status"], "completed");
+    run
+}
+
+#[tokio::test]
+async fn the_logs_of_one_step_are_those_that_the_timeline_has_of_it() {
+    let rig = Rig::start().await;
+    let run = logging_run(&rig, 5, 3).await;
+    let all = rig.get(&format!("/v1/streams/nq:flow:{run}?kind=runner.log&limit=1000")).await;
+    for item in 0..5 {
+        let step = format!("each%5B{item}%5D");
+        let of_step = |record: &&serde_json::Value| record["meta"]["stepKey"] == format!("each[{item}]");
+        let expected: Vec<_> = all.items().iter().filter(of_step).cloned().collect();
+        assert_eq!(expected.len(), 3);
+        let logs = format!("/v1/streams/nq:flow:{run}?kind=runner.log&step={step}");
+        assert_eq!(rig.get(&logs).await.items(), &expected);
+        let second = format!("{logs}&limit=1&after={}", expected[0]["id"].as_str().unwrap());
+        assert_eq!(rig.get(&second).await.items(), &expected[1..2]);
+        let pointers = rig.get(&format!("/v1/streams/nq:proj:flow-step-index:{run}?step={step}")).await;
+        let ids = |records: &[serde_json::Value]| records.iter().map(|it| it["id"].clone()).collect::<Vec<_>>();
+        assert_eq!(ids(pointers.items()), ids(&expected));
+    }
+    assert!(rig.get(&format!("/v1/streams/nq:flow:{run}?kind=runner.log&step=none")).await.items().is_empty());
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn pages_of_projections_are_the_same_in_any_order_and_of_any_size() {
+    let rig = Rig::start().await;
+    let run = logging_run(&rig, 8, 2).await;
+    for stream in [format!("nq:proj:flow:logging:{run}"), format!("nq:proj:flow-steps:{run}")] {
+        let path = |after: &str, limit: usize| format!("/v1/streams/{stream}?after={after}&limit={limit}");
+        let whole = rig.get(&path("0", 1_000)).await.items().clone();
+        for limit in [1, 3, 7] {
+            let (mut paged, mut after) = (Vec::new(), "0".to_owned());
+            loop {
+                let page = rig.get(&path(&after, limit)).await;
+                paged.extend(page.items().iter().cloned());
+                match page.body["next"].as_str() {
+                    Some(next) => after = next.to_owned(),
+                    None => break,
+                }
+            }
+            assert_eq!(paged, whole, "{stream} in pages of {limit}");
+        }
+        // Backwards, and each page again.
+        for (at, record) in whole.iter().enumerate().rev() {
+            for _ in 0..2 {
+                let rest = rig.get(&path(record["id"].as_str().unwrap(), 2)).await;
+                assert_eq!(rest.items()[..], whole[at + 1..whole.len().min(at + 3)], "{stream} after {}", record["id"]);
+            }
+        }
+    }
+    rig.server.stop().await;
+}

@@ -295,6 +295,7 @@ suite! { ($)
         the_times_of_records_never_go_back
         records_are_read_in_pages
         a_page_of_records_has_a_bound
+        logs_are_found_by_their_activation
         records_of_runs_are_numbered_apart;
     loads:
         a_run_is_loaded_as_it_was_written

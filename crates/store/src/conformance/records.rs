@@ -116,6 +116,36 @@ pub async fn a_page_of_records_has_a_bound(t: &mut Trial<'_>) {
     assert_eq!(all.len() as u64, t.summary(run).await.records);
 }
 
+pub async fn logs_are_found_by_their_activation(t: &mut Trial<'_>) {
+    let run = t.start(&t.flow("{name: two, steps: {a: {}, b: {}}}"), json!(null)).await;
+    let tasks = t.take(2).await;
+    let log = |n: usize| Op::Log(Log { level: "info".to_owned(), msg: format!("line {n}"), meta: None });
+    for n in 0..30 {
+        // Several in one commit, of both in turn, and some commits without any.
+        let logs: Vec<Input> = (0..n % 4).map(|at| t.report_of(&tasks[(n + at) % 2], log(n))).collect();
+        if !logs.is_empty() {
+            t.submit(run, &logs).await;
+        }
+    }
+    for claimed in &tasks {
+        t.complete(claimed, json!(1)).await;
+    }
+    let all = t.records(run).await;
+    for name in ["a", "b", "c"] {
+        let expected: Vec<Numbered> = all.iter().filter(|record| record.record.is_log_of(name)).cloned().collect();
+        assert_eq!(expected.is_empty(), name == "c");
+        assert_eq!(t.store.logs(run, name, 0, 1_000).await.unwrap(), expected);
+        for after in 0..=all.len() as u64 {
+            let rest: Vec<Numbered> = expected.iter().filter(|record| record.n > after).take(3).cloned().collect();
+            assert_eq!(t.store.logs(run, name, after, 3).await.unwrap(), rest, "{name} after {after}");
+        }
+        assert!(t.store.logs(run, name, 1 << 40, 10).await.unwrap().is_empty());
+        assert!(t.store.logs(t.new_run(), name, 0, 10).await.unwrap().is_empty());
+    }
+    while t.store.trim(&Trim::Timeline(run)).await.unwrap() {}
+    assert!(t.store.logs(run, "a", 0, 10).await.unwrap().is_empty());
+}
+
 pub async fn records_of_runs_are_numbered_apart(t: &mut Trial<'_>) {
     t.flow(CHAIN);
     let runs = t.start_all("chain", (0..3).map(|n| json!(n))).await;

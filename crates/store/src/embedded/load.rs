@@ -150,12 +150,7 @@ pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -
     while found.len() < limit
         && let Some(row) = rows.next()?
     {
-        let (first, count, ts): (i64, i64, i64) = (row.get(2)?, row.get(3)?, row.get(4)?);
-        let name = || format!("records: records {first} to {} of run {run}", first + count - 1);
-        let packed: Vec<Record> = body::read(row, 0, &[position, first, count, ts], name)?;
-        if packed.len() as i64 != count {
-            return Err(Trouble::Corrupt(format!("{} are {}", name(), packed.len())));
-        }
+        let (first, count, ts, packed) = packed(row, run, position)?;
         let expected = next.replace(first + count).unwrap_or(first.min(after + 1));
         if first != expected {
             return Err(Trouble::Corrupt(format!("records: record {expected} of run {run} is missing")));
@@ -165,6 +160,48 @@ pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -
         found.extend(numbered.take(room).map(|(record, n)| Numbered { n: n as u64, ts, record }));
     }
     Ok(found)
+}
+
+/// The logs of one activation: the rows that have some are known by an index of their own.
+pub(super) fn logs(
+    conn: &Connection,
+    run: RunId,
+    activation: &str,
+    after: u64,
+    limit: usize,
+) -> Outcome<Vec<Numbered>> {
+    let limit = limit.min(MAX_PAGE);
+    let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
+    let Ok(after) = i64::try_from(after) else { return Ok(Vec::new()) };
+    let mut statement = conn.prepare_cached(
+        "SELECT crc, body, records.first, count, ts FROM logs CROSS JOIN records \
+         ON records.run = logs.run AND records.first = logs.first AND count > 0 \
+         WHERE logs.run = ?1 AND activation = ?2 AND logs.first >= \
+         (SELECT coalesce(max(first), 0) FROM logs WHERE run = ?1 AND activation = ?2 AND first <= ?3) \
+         ORDER BY logs.first",
+    )?;
+    let mut rows = statement.query(params![position, activation, after.saturating_add(1)])?;
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(row) = rows.next()?
+    {
+        let (first, _, ts, packed) = packed(row, run, position)?;
+        let logs = packed.into_iter().zip(first..).filter(|(record, n)| *n > after && record.is_log_of(activation));
+        let room = limit - found.len();
+        found.extend(logs.take(room).map(|(record, n)| Numbered { n: n as u64, ts, record }));
+    }
+    Ok(found)
+}
+
+/// A row of records: the number of the first, how many there are, when they were written, and the records.
+fn packed(row: &Row<'_>, run: RunId, position: i64) -> Outcome<(i64, i64, i64, Vec<Record>)> {
+    let (first, count, ts): (i64, i64, i64) = (row.get(2)?, row.get(3)?, row.get(4)?);
+    let name = || format!("records: records {first} to {} of run {run}", first + count - 1);
+    let packed: Vec<Record> = body::read(row, 0, &[position, first, count, ts], name)?;
+    if packed.len() as i64 != count {
+        return Err(Trouble::Corrupt(format!("{} are {}", name(), packed.len())));
+    }
+    Ok((first, count, ts, packed))
 }
 
 /// What hangs on a run. Who has a task is as it is on disk.

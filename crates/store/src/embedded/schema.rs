@@ -230,6 +230,19 @@ CREATE INDEX runs_by_root ON runs (root, ns) WHERE root IS NOT NULL;
 -- Where the events of a moment begin: their times go up with their positions.
 CREATE INDEX events_by_time ON events (ns, at);
 ",
+    "
+-- The rows of records that have logs of an activation. Most commits have none, and write nothing here.
+CREATE TABLE logs (
+    run INTEGER NOT NULL,
+    activation TEXT NOT NULL,
+    first INTEGER NOT NULL,
+    PRIMARY KEY (run, activation, first)
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO logs (run, activation, first)
+    SELECT records.run, record.value ->> '$.data.stepKey', records.first FROM records, json_each(records.body) AS record
+    WHERE instr(records.body, '\"runner.log\"') > 0 AND json_valid(records.body)
+        AND record.value ->> '$.kind' = 'runner.log' AND record.value ->> '$.data.stepKey' IS NOT NULL;
+",
 ];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.

@@ -3,7 +3,7 @@
 use std::result::Result as Verdict;
 
 use eddyline_machine::run::Phase;
-use eddyline_machine::{Due, GateChange, RunId, TimerChange, Version};
+use eddyline_machine::{Due, Entry, GateChange, Record, RunId, TimerChange, Version};
 use rusqlite::{OptionalExtension, params};
 
 use super::body::Body;
@@ -47,6 +47,7 @@ impl Group<'_> {
         self.write_state(position, encoded)?;
         let (count, version) = (transition.records.len() as i64, transition.header.version.0);
         self.append(position, first, count, version, Some(commit.command), &encoded.records)?;
+        self.index_logs(position, first, &transition.records)?;
         self.write_tasks(position, encoded)?;
         self.change_timers(position, encoded)?;
         self.change_gates(position, encoded)?;
@@ -375,6 +376,22 @@ impl Group<'_> {
                 body.text
             ],
         )?;
+        Ok(())
+    }
+
+    /// Notes of which activations a row of records has logs.
+    fn index_logs(&mut self, position: i64, first: i64, records: &[Record]) -> Outcome<()> {
+        let mut last = None;
+        for record in records {
+            let Entry::Log { step_key, .. } = &record.entry else { continue };
+            // A report has many logs of one activation in a row.
+            if last.replace(step_key) != Some(step_key) {
+                self.write(
+                    "INSERT OR IGNORE INTO logs (run, activation, first) VALUES (?1, ?2, ?3)",
+                    params![position, step_key, first],
+                )?;
+            }
+        }
         Ok(())
     }
 

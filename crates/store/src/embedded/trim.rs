@@ -17,8 +17,10 @@ use crate::query::Trim;
 const SLICE: usize = 5_000;
 
 /// What a run leaves behind, by columns that name the run. The others are found by their keys.
-const BY_RUN: [&str; 5] = [
+const BY_RUN: [&str; 6] = [
     "DELETE FROM records WHERE row IN (SELECT row FROM records WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM logs WHERE (run, activation, first) IN \
+     (SELECT run, activation, first FROM logs WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM emitted WHERE rowid IN (SELECT rowid FROM emitted WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM reuse WHERE rowid IN (SELECT rowid FROM reuse WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM cursors WHERE run = ?1 AND name IN (SELECT name FROM cursors WHERE run = ?1 LIMIT ?2)",

@@ -19,6 +19,7 @@ use super::{Cut, HELLO, Said, Wire};
 use crate::api::apart::Unread;
 use crate::api::failure::Failure;
 use crate::api::guard::Caller;
+use crate::api::memory_budget::Reservation;
 use crate::api::reports::Reading;
 use crate::api::tasks::{MAX_REPORTS, Told, news_of};
 use crate::api::workers::{beat, enrol, says, welcome};
@@ -30,6 +31,8 @@ const MAX_CREDITS: u32 = 10_000;
 const CLAIM_FOR: Duration = Duration::from_secs(60);
 /// How long changes of held runs gather before it is looked what they mean; ends are told at once.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
+/// A socket is sent so many bytes of inputs at a time, or one task: the next tasks are assembled when it has taken these.
+const MAX_PART_BYTES: usize = 4 << 20;
 /// A frame of several tasks is at most this large.
 const MAX_FRAME_BYTES: usize = 4 << 20;
 /// Runs that are looked at in one go.
@@ -52,8 +55,25 @@ pub(super) struct Session<'a> {
     reporting: Option<BoxFuture<'static, EngineResult<Done>>>,
 }
 
-/// Tasks that go into one message, and the claim that has more of them.
-type Part = (Vec<Assignment>, Option<Waiting>);
+/// Tasks that go to the worker next.
+struct Part {
+    tasks: Vec<Assignment>,
+    /// The claim that has more of them.
+    more: Option<Waiting>,
+    /// What they have of the memory budget, until they are written.
+    room: Reservation,
+}
+
+/// The next tasks of a claim, once there is room for them: whoever does not read what it is sent is cut off after a while
+/// and gives its room back.
+async fn next_part(api: Api, ns: Namespace, mut waiting: Waiting) -> EngineResult<Part> {
+    let bytes = waiting.claimed(CLAIM_FOR, MAX_PART_BYTES).await?;
+    let mut room = api.task_memory().reservation(&ns);
+    // As JSON in memory, and as text.
+    room.grow_to(2 * bytes).await;
+    let (tasks, more) = waiting.part(MAX_PART_BYTES).await?;
+    Ok(Part { tasks, more, room })
+}
 
 /// A frame of reports that is done.
 struct Done {
@@ -206,8 +226,11 @@ impl Session<'_> {
     /// A claim for the room there is, unless one is on its way or rides on reports.
     fn ask(&mut self) {
         if self.claim.is_none() && self.reporting.is_none() && self.credits > 0 && !self.draining && !self.quiet {
-            let (engine, ns, claim) = (self.engine().clone(), self.ns.clone(), self.wanted());
-            let claim = async move { engine.ask(&ns, claim, false).await?.part(CLAIM_FOR).await };
+            let (api, ns, claim) = (self.api.clone(), self.ns.clone(), self.wanted());
+            let claim = async move {
+                let waiting = api.engine().ask(&ns, claim, false).await?;
+                next_part(api, ns, waiting).await
+            };
             self.claim = Some(claim.boxed());
         }
     }
@@ -279,12 +302,12 @@ impl Session<'_> {
                 self.held.remove(task);
             }
         }
-        let outcomes = done.reading.outcomes(done.reported, &self.engine().config().hooks);
+        let outcomes = done.reading.outcomes(&self.ns, done.reported, &self.engine().config().hooks);
         let Told { news, up_to } = done.told?;
         up_to.into_iter().for_each(|(task, n)| self.held.told(task, n));
         wire.feed(&FromServer::Reported { id: done.id, outcomes, news }).await?;
         if let Some(waiting) = done.waiting {
-            let mut claim = waiting.part(CLAIM_FOR).boxed();
+            let mut claim = next_part(self.api.clone(), self.ns.clone(), waiting).boxed();
             // What the same commit gave out is here by now, and goes with the same write.
             match (&mut claim).now_or_never() {
                 Some(part) => return self.push(wire, part?).await,
@@ -296,8 +319,8 @@ impl Session<'_> {
     }
 
     /// Pushes tasks, in frames that are not too large. What could not be written comes back at once.
-    async fn push(&mut self, wire: &mut Wire, (tasks, more): Part) -> Result<(), Cut> {
-        self.claim = more.map(|more| more.part(CLAIM_FOR).boxed());
+    async fn push(&mut self, wire: &mut Wire, Part { tasks, more, room: _room }: Part) -> Result<(), Cut> {
+        self.claim = more.map(|more| next_part(self.api.clone(), self.ns.clone(), more).boxed());
         if tasks.is_empty() {
             return wire.flush().await;
         }

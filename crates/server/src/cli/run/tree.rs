@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use eddyline_protocol::{RunInfo, StepInfo};
+use eddyline_protocol::{Reference, RunInfo, StepInfo};
 
 use super::words;
 use crate::cli::moment;
@@ -79,7 +79,11 @@ fn outcome(run: &RunInfo) -> Vec<Line> {
         }
     } else if run.status == "completed" {
         lines.push(Line::default());
-        lines.push(Line::default().with(Ink::Good, "output ").with(Ink::Plain, run.output.to_string()));
+        let output = match Reference::read(&run.output) {
+            Some(large) => format!("{} bytes: `eddy run value {}`", large.bytes, large.value),
+            None => run.output.to_string(),
+        };
+        lines.push(Line::default().with(Ink::Good, "output ").with(Ink::Plain, output));
     }
     if let Some(next) = &run.continued_as {
         lines.push(Line::default().with(Ink::Faint, format!("goes on as {next}")));

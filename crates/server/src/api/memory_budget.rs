@@ -1,0 +1,150 @@
+//! A memory budget: what all things of one kind may take together (bodies being read, responses being written, tasks on
+//! their way to sockets), and what those of one namespace may.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use eddyline_store::Namespace;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// What is smaller is not counted, so that heartbeats and small reports get through beside large ones. The limit on
+/// connections bounds it: 4,096 times as much is 64 MiB.
+const SMALL_BYTES: usize = 16 << 10;
+/// A namespace may use one of so many parts of the budget.
+const SHARES: usize = 4;
+
+#[derive(Debug)]
+pub(crate) struct MemoryBudget {
+    all: Arc<Semaphore>,
+    share_kib: u32,
+    /// By namespace, as long as something of it is counted.
+    shares: Mutex<HashMap<Namespace, Weak<Semaphore>>>,
+}
+
+impl MemoryBudget {
+    pub fn new(bytes: usize) -> MemoryBudget {
+        let kib = kib(bytes).clamp(SHARES as u32, u32::MAX >> 3);
+        let all = Arc::new(Semaphore::new(kib as usize));
+        MemoryBudget { all, share_kib: kib / SHARES as u32, shares: Mutex::default() }
+    }
+
+    /// Nothing yet, for something of this namespace.
+    pub fn reservation(&self, ns: &Namespace) -> Reservation {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = shares.get(ns).and_then(Weak::upgrade).unwrap_or_else(|| {
+            shares.retain(|_, share| share.strong_count() > 0);
+            let share = Arc::new(Semaphore::new(self.share_kib as usize));
+            shares.insert(ns.clone(), Arc::downgrade(&share));
+            share
+        });
+        Reservation { all: self.all.clone(), share, most_kib: self.share_kib, held_kib: 0, held: Vec::new() }
+    }
+}
+
+/// What one thing has of the budget. It is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    all: Arc<Semaphore>,
+    share: Arc<Semaphore>,
+    most_kib: u32,
+    held_kib: u32,
+    held: Vec<OwnedSemaphorePermit>,
+}
+
+impl Reservation {
+    /// Has at least so many bytes from now on, waiting for others to give them back. What is larger than its namespace's
+    /// share has all of the share.
+    pub async fn grow_to(&mut self, bytes: usize) {
+        let Some((wanted, more)) = self.lacks(bytes) else { return };
+        // The share first: whoever waits for it keeps nothing that others could use.
+        let share = self.share.clone().acquire_many_owned(more).await;
+        let all = self.all.clone().acquire_many_owned(more).await;
+        self.hold(wanted, [share.ok(), all.ok()]);
+    }
+
+    /// The same, if it does not take longer than `wait`; else it has what it had.
+    pub async fn grow_within(&mut self, bytes: usize, wait: Duration) -> Result<(), Full> {
+        match wait.is_zero() {
+            true => self.try_grow_to(bytes),
+            false => tokio::time::timeout(wait, self.grow_to(bytes)).await.map_err(|_| Full),
+        }
+    }
+
+    /// The same, if it is there at once.
+    pub fn try_grow_to(&mut self, bytes: usize) -> Result<(), Full> {
+        let Some((wanted, more)) = self.lacks(bytes) else { return Ok(()) };
+        let share = self.share.clone().try_acquire_many_owned(more).map_err(|_| Full)?;
+        let all = self.all.clone().try_acquire_many_owned(more).map_err(|_| Full)?;
+        self.hold(wanted, [Some(share), Some(all)]);
+        Ok(())
+    }
+
+    /// Gives back what it has.
+    pub fn release(&mut self) {
+        self.held.clear();
+        self.held_kib = 0;
+    }
+
+    /// Whether it has anything of the budget.
+    pub fn is_counted(&self) -> bool {
+        self.held_kib > 0
+    }
+
+    /// How much it should have, and how much of that it has not.
+    fn lacks(&self, bytes: usize) -> Option<(u32, u32)> {
+        let wanted = kib(bytes).min(self.most_kib);
+        (bytes > SMALL_BYTES && wanted > self.held_kib).then(|| (wanted, wanted - self.held_kib))
+    }
+
+    /// Nobody closes the semaphores, so the permits are there.
+    fn hold(&mut self, wanted: u32, permits: [Option<OwnedSemaphorePermit>; 2]) {
+        self.held.extend(permits.into_iter().flatten());
+        self.held_kib = wanted;
+    }
+}
+
+/// The budget is used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_namespace_that_uses_up_its_share_leaves_the_rest_to_others() {
+        let budget = MemoryBudget::new(400 << 10);
+        let (one, other) = (Namespace::new("one"), Namespace::new("other"));
+        let (now, soon) = (Duration::ZERO, Duration::from_millis(1));
+        let mut first = budget.reservation(&one);
+        first.grow_within(60 << 10, now).await.unwrap();
+        // The same again needs no more, and what is small nothing.
+        first.grow_within(50 << 10, now).await.unwrap();
+        budget.reservation(&one).grow_within(SMALL_BYTES, now).await.unwrap();
+        for wait in [now, soon] {
+            assert_eq!(budget.reservation(&one).grow_within(60 << 10, wait).await, Err(Full));
+        }
+        budget.reservation(&other).grow_within(1 << 20, now).await.unwrap();
+        drop(first);
+        budget.reservation(&one).grow_within(1 << 20, now).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_gets_in_when_another_is_done() {
+        let budget = MemoryBudget::new(400 << 10);
+        let ns = Namespace::default();
+        let mut first = budget.reservation(&ns);
+        first.grow_to(100 << 10).await;
+        let mut second = budget.reservation(&ns);
+        tokio::join!(second.grow_to(100 << 10), async {
+            tokio::task::yield_now().await;
+            drop(first);
+        });
+    }
+}
