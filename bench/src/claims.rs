@@ -5,7 +5,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use eddyline_machine::decide::MAX_TOUCHED;
 use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide, definition};
 use eddyline_store::*;
 use serde_json::json;
@@ -33,7 +32,7 @@ pub async fn claims(
     keys: usize,
     tasks: usize,
     commits: usize,
-) -> Result<Row, StoreError> {
+) -> Result<Row> {
     let text = match shape {
         Shape::Turns => "name: one\nsteps: {work: {key: input.k}}",
         Shape::Limited => "name: one\nsteps: {work: {limits: [{tenant: '${input.k}'}]}}",
@@ -86,7 +85,7 @@ impl Desk {
         Desk { store, flow, runs: HashMap::new(), drawn: 0 }
     }
 
-    async fn limit(&mut self) -> Result<(), StoreError> {
+    async fn limit(&mut self) -> Result<()> {
         let change = DocumentChange {
             key: DocumentKey::new(kind::LIMIT, "tenant"),
             expect: Expect::Any,
@@ -119,7 +118,7 @@ impl Desk {
     }
 
     fn decide(&mut self, mut run: Run, input: Input) -> Command {
-        let env = Env { now: 0, seed: [7; 32], hooks: "", max_touched: MAX_TOUCHED };
+        let env = Env::new(0, [7; 32], "");
         let transition = match decide(&self.flow, &run, &env, &[input]) {
             Ok(transition) => Arc::new(transition),
             Err(halt) => {
@@ -140,7 +139,7 @@ impl Desk {
         })
     }
 
-    async fn commit(&mut self, commands: Vec<Command>, max: usize) -> Result<Vec<Claimed>, StoreError> {
+    async fn commit(&mut self, commands: Vec<Command>, max: usize) -> Result<Vec<Claimed>> {
         let claim = ClaimRequest {
             ns: Namespace::default(),
             request: RequestId(self.draw()),

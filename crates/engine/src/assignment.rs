@@ -108,7 +108,7 @@ impl Handed {
 
     /// Keeps no payloads in memory: they are read when it is assembled.
     pub fn forget_values(&mut self) {
-        self.values = Vec::new();
+        self.values = Values::new();
     }
 
     /// Puts everything together, reading what is not at hand.

@@ -18,7 +18,7 @@ fn on_damaged_store() -> (Rig, Arc<Hooked>, Arc<ManualClock>) {
     let clock = ManualClock::at(1_767_323_045_678);
     let store = Arc::new(Hooked::new(Arc::new(Memory::with_clock(clock.clone()))));
     store.damaged.store(true, Ordering::SeqCst);
-    let config = Config { poll_ms: 5, hot_runs: 0, ..Config::default() };
+    let config = Config { poll_ms: 5, cache_bytes: 0, ..Config::default() };
     (Rig::on(store.clone(), config), store, clock)
 }
 

@@ -992,7 +992,7 @@ fn a_defer_of_years_closes_its_limit_for_an_hour() {
     let op = Op::Defer { after_ms: 10 * 365 * 86_400_000, limit: Some("api".into()) };
     let report = Input::Report(Report { task, seq: None, op, claim: Claim::default() });
     let kept = t.kept();
-    let env = Env { now: t.model.now, seed: [1; 32], hooks: "", max_touched: 1_000 };
+    let env = Env::new(t.model.now, [1; 32], "");
     let transition = decide(&kept.flow, &kept.run, &env, &[report]).unwrap();
     assert_eq!((kept.run.header.run, transition.slow_limits), (run, vec![("api".to_owned(), decide::MAX_SLOW_MS)]));
 }

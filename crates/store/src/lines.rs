@@ -138,7 +138,8 @@ impl Lines {
     }
 
     pub fn drop_bucket(&mut self, key: &BucketKey) {
-        self.buckets.remove(key);
+        self.bounds.drop_bucket(key);
+        self.open(&Arc::new(key.clone()));
     }
 
     /// What changed of the buckets since the last time.

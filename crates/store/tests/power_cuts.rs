@@ -15,7 +15,6 @@ mod story;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use eddyline_machine::{RunId, Version};

@@ -153,13 +153,15 @@ impl Bounds {
                 && rate(key).is_none_or(|rate| bucket.is_full(rate, before))
         };
         let found: Vec<BucketKey> = self.buckets.iter().filter(full).map(|(key, _)| key.clone()).collect();
-        for key in &found {
-            self.buckets.remove(key);
-            if let Some(of_ns) = self.closed_until.get_mut(&key.ns).filter(|_| key.kind == BucketKey::SLOW) {
-                of_ns.remove(&key.name);
-            }
-            self.spent.remove(key);
-        }
+        found.iter().for_each(|key| self.drop_bucket(key));
         found
+    }
+
+    pub fn drop_bucket(&mut self, key: &BucketKey) {
+        self.buckets.remove(key);
+        if let Some(of_ns) = self.closed_until.get_mut(&key.ns).filter(|_| key.kind == BucketKey::SLOW) {
+            of_ns.remove(&key.name);
+        }
+        self.spent.remove(key);
     }
 }
