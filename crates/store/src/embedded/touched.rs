@@ -19,13 +19,16 @@ use crate::document::{DocumentKey, kind};
 use crate::ids::Namespace;
 use crate::lines::{Bucket, BucketKey, Lines, Queued};
 
+/// Tasks of a run by their fences, each with what was known of its claim when it was removed.
+type Tasks = BTreeMap<Fence, Option<Held>>;
+
 #[derive(Debug)]
 pub(super) struct Touched {
     /// The numbers that were given out last when the group began.
     numbers: Numbers,
     /// Runs, with those of their tasks that were added, closed, claimed or removed; how far the lease of one that was
     /// removed had been extended is known from nowhere else.
-    runs: BTreeMap<RunId, BTreeMap<Fence, Option<Held>>>,
+    runs: BTreeMap<RunId, Tasks>,
     rules: Vec<(Namespace, DocumentKey)>,
     buckets: BTreeSet<BucketKey>,
     /// Up to where events were gone before.
@@ -34,7 +37,7 @@ pub(super) struct Touched {
 
 /// The same as it is on disk.
 struct OnDisk {
-    runs: Vec<(RunId, BTreeMap<Fence, Option<Held>>, Option<RunOnDisk>)>,
+    runs: Vec<(RunId, Tasks, Option<RunOnDisk>)>,
     rules: Vec<(Namespace, DocumentKey, Option<Value>)>,
     buckets: Vec<(BucketKey, Option<Bucket>)>,
 }

@@ -178,19 +178,22 @@ impl Writer {
                 // The thread is there for as long as this one.
                 let _ = self.answers.send(durable);
             }
-            Err((trouble, touched)) => self.recover(group, trouble, touched),
+            Err(failed) => {
+                let (trouble, touched) = *failed;
+                self.recover(group, trouble, touched);
+            }
         }
     }
 
     /// The whole group in one transaction, if there is anything to write.
-    fn carry_out(&mut self, requests: &[Request]) -> std::result::Result<Vec<Answer>, (Trouble, Touched)> {
+    fn carry_out(&mut self, requests: &[Request]) -> std::result::Result<Vec<Answer>, Box<(Trouble, Touched)>> {
         let shared = &*self.shared;
         count(&shared.counters.requests, requests.len());
         count(&shared.counters.groups, 1);
         let mut group = Group::new(&self.conn, &mut self.kept, shared);
         let answers = match write(&mut group, requests) {
             Ok(answers) => answers,
-            Err(trouble) => return Err((trouble, group.touched)),
+            Err(trouble) => return Err(Box::new((trouble, group.touched))),
         };
         if group.documents_moved {
             shared.documents_changed.fetch_add(1, Ordering::Release);
