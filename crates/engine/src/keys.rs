@@ -46,6 +46,16 @@ impl Engine {
         self.instance.store.documents_changed()
     }
 
+    /// Whether the store can make commits.
+    pub async fn store_health(&self) -> Result<()> {
+        Ok(self.instance.store.health().await?)
+    }
+
+    /// Until when nothing is deleted for its age, because the store's time has jumped.
+    pub async fn deletion_waits(&self) -> Result<Option<Millis>> {
+        Ok(self.instance.store.deletion_waits().await?)
+    }
+
     /// A key by its id, whatever its namespace.
     pub async fn key(&self, id: &str) -> Result<Option<KeyRecord>> {
         let document = self.instance.document(None, KEY, id).await?;

@@ -1,6 +1,6 @@
 //! Deletes what is old enough: timelines first, headers and with them the run index later.
 
-use eddyline_machine::Millis;
+use eddyline_machine::{Millis, time};
 use eddyline_store::{Change, Page, RunFilter, Trim};
 
 use crate::chore::Chore;
@@ -34,6 +34,11 @@ impl Chore for Retention {
     async fn round(&mut self) -> Result<Option<Millis>> {
         let (store, keep) = (&self.0.store, self.0.config.retention);
         let now = store.now().await?;
+        if let Some(until) = store.deletion_waits().await? {
+            // The store has said so when it was opened.
+            tracing::debug!(instance = self.0.config.instance, until = %time::iso(until), "nothing is deleted yet");
+            return Ok(Some(until - now));
+        }
         let page = Page { after: None, limit: RUNS_A_ROUND };
         let old = |before: Millis, trimmed| RunFilter { ended_before: Some(before), trimmed, ..RunFilter::default() };
         let timelines = store.runs(None, &old(now - keep.timelines_ms, Some(false)), page).await?;

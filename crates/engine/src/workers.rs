@@ -262,6 +262,9 @@ impl Engine {
 
     /// A worker that went without leaving is not kept for ever.
     async fn forget_silent(&self, ns: &Namespace, now: Millis) -> Result<()> {
+        if self.instance.store.deletion_waits().await?.is_some() {
+            return Ok(());
+        }
         for record in self.list_workers(ns, None, MAX_PAGE).await? {
             if now - record.seen_at > FORGET_MS {
                 self.instance.put(ns, WORKER, &record.id, Expect::Any, None).await?;

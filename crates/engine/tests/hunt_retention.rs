@@ -99,3 +99,48 @@ async fn on_disk_what_is_old_goes() {
     let options = Options { clock: clock.clone(), ..Options::default() };
     goes_by_age(Arc::new(Embedded::open(dir.path(), options).unwrap()), clock).await;
 }
+
+/// A start with a clock that is forty days ahead. Whoever sees it has an hour to stop it.
+#[tokio::test]
+async fn nothing_is_deleted_in_the_hour_after_time_has_jumped() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = 1_767_323_045_678;
+    let retention = Retention { every_ms: 5, ..Retention::default() };
+    let open = async |wall| {
+        let clock = ManualClock::at(wall);
+        let options = Options { clock: clock.clone(), ..Options::default() };
+        // Whoever had it before may still be letting go of it.
+        let opening = async || loop {
+            match Embedded::open(dir.path(), options.clone()) {
+                Ok(store) => break store,
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+            }
+        };
+        let store = tokio::time::timeout(std::time::Duration::from_secs(20), opening()).await.expect("it never opens");
+        (clock, Rig::on(Arc::new(store), Config { retention, poll_ms: 20, ..Config::default() }))
+    };
+    let (_, rig) = open(start).await;
+    rig.register("name: f\nsteps: {a: {}}").await;
+    rig.engine
+        .publish(&rig.ns, vec![PublishRequest { name: "ping".to_owned(), ..PublishRequest::default() }])
+        .await
+        .unwrap();
+    let run = rig.start("f", json!(1)).await;
+    let task = rig.claim("w").await.unwrap();
+    rig.report(&task, done(json!(1))).await;
+    rig.output(run).await;
+    rig.stop().await;
+
+    let (clock, rig) = open(start + 40 * DAY).await;
+    looked(&rig).await;
+    clock.advance(59 * 60 * 1_000);
+    looked(&rig).await;
+    assert!(!rig.records(run).await.is_empty(), "the timeline is there");
+    assert_eq!(events(&rig, &rig.ns).await, 1, "so are events");
+    clock.advance(60 * 1_000);
+    looked(&rig).await;
+    assert_eq!(events(&rig, &rig.ns).await, 0);
+    let header = rig.engine.run(&rig.ns, run).await;
+    assert!(matches!(header, Err(EngineError::NotFound { .. })), "{header:?}");
+    rig.stop().await;
+}

@@ -207,7 +207,14 @@ pub struct ServerInfo {
     pub lease_ms: u64,
     pub heartbeat_ms: u64,
     pub started_at: Timestamp,
+    /// The store's time.
     pub now: Timestamp,
+    /// How far the store's time is ahead of the server's clock.
+    #[serde(default)]
+    pub clock_ahead_ms: i64,
+    /// Until then nothing is deleted for its age, since time had jumped when the store was opened.
+    #[serde(default)]
+    pub deletion_waits_until: Option<Timestamp>,
 }
 
 #[cfg(test)]

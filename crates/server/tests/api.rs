@@ -8,6 +8,8 @@ mod bounds;
 mod claims;
 #[path = "api/client.rs"]
 mod client;
+#[path = "api/disk.rs"]
+mod disk;
 #[path = "api/document.rs"]
 mod document;
 #[path = "api/gates.rs"]
@@ -24,6 +26,8 @@ mod process;
 mod revoked;
 #[path = "api/runs.rs"]
 mod runs;
+#[path = "../../store/tests/shim/mod.rs"]
+mod shim;
 #[path = "api/socket.rs"]
 mod socket;
 #[path = "api/starts.rs"]

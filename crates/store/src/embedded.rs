@@ -13,11 +13,13 @@ mod due;
 mod encode;
 mod files;
 mod group;
+mod intact;
 mod json;
 mod kept;
 mod list;
 mod load;
 mod lock;
+mod opening;
 mod options;
 mod readers;
 mod restore;
@@ -25,6 +27,7 @@ mod schema;
 mod shared;
 mod stats;
 mod timers;
+mod touched;
 mod transition;
 mod trim;
 mod trouble;
@@ -41,7 +44,7 @@ use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::claim::{ClaimRequest, Extended, Lease};
-use crate::clock::StoreTime;
+use crate::clock::{Clock, StoreTime, SystemClock};
 use crate::commit::Command;
 use crate::document::Document;
 use crate::error::{Result, StoreError};
@@ -50,6 +53,7 @@ use crate::ids::Namespace;
 use crate::query::*;
 use crate::{Store, Written};
 use checkpoint::{Keeper, Stop};
+use intact::Intact;
 use lock::Lock;
 use readers::Readers;
 use shared::Shared;
@@ -80,20 +84,25 @@ pub struct Embedded {
 impl Embedded {
     /// Opens the store in a directory, or makes one there.
     pub fn open(dir: &Path, options: Options) -> Result<Embedded> {
+        files::refuse_unfinished(dir)?;
         files::make_directory(dir)?;
         let lock = Lock::take(dir, options.clock.wall())?;
         files::check(dir)?;
-        let mut conn = files::open_writer(dir, &options).map_err(|trouble| opening(dir, trouble))?;
+        let mut conn = files::open_writer(dir, &options).map_err(|trouble| failed_to_open(dir, trouble))?;
         schema::migrate(&mut conn)?;
-        let found = Restored::read(&conn, &options).map_err(|trouble| opening(dir, trouble))?;
-        let shared = Shared::new(dir.to_owned(), options, found.time, found.lines, found.served_at);
-        let shared = Arc::new(shared);
+        let found = Restored::read(&conn, &options).map_err(|trouble| failed_to_open(dir, trouble))?;
+        let shared = Arc::new(Shared::new(dir.to_owned(), options, found.time, found.lines));
+        shared.served_at.store(found.served_at, Ordering::Relaxed);
+        shared.deletions_from.store(found.deletions_from, Ordering::Relaxed);
         let (requests, queue) = mpsc::channel(writer::WAITING);
         let watcher = Watcher::start()?;
         let readers = Readers::start(dir, shared.options.readers, watcher.watch())?;
         let keeper = files::open_checkpointer(dir)
             .and_then(|conn| Keeper::new(conn, shared.clone(), requests.downgrade()))
-            .map_err(|trouble| opening(dir, trouble))?;
+            .map_err(|trouble| failed_to_open(dir, trouble))?;
+        // Everything is open, so every file is there.
+        let intact = Intact::new(dir);
+        shared.intact.get_or_init(|| intact);
         let stop = Arc::new(Stop::default());
         let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
         let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers), watcher.watch()));
@@ -137,9 +146,18 @@ impl Embedded {
 
     /// The same for the store in a directory, whether or not a process has it open.
     pub fn backup_of(dir: &Path, to: &Path) -> Result<()> {
+        files::refuse_unfinished(dir)?;
         files::check(dir)?;
-        let conn = files::open_reader(dir).map_err(|trouble| opening(dir, trouble))?;
+        let conn = files::open_reader(dir).map_err(|trouble| failed_to_open(dir, trouble))?;
         backup::copy(&conn, to)
+    }
+
+    /// How far the time of the store in a directory is ahead of the wall clock; it is behind by how long nobody had it
+    /// open. Reads only, whether or not a process has it open.
+    pub fn time_ahead(dir: &Path) -> Result<Millis> {
+        files::check(dir)?;
+        let latest = files::open_reader(dir).and_then(|conn| opening::latest(&conn));
+        Ok(latest.map_err(|trouble| failed_to_open(dir, trouble))? - SystemClock::default().wall())
     }
 
     pub fn stats(&self) -> Stats {
@@ -148,8 +166,8 @@ impl Embedded {
 
     /// Has the writer do it, and waits until it is durable.
     async fn write<T>(&self, request: impl FnOnce(oneshot::Sender<Result<T>>) -> Request) -> Result<T> {
-        self.shared.check()?;
-        let closed = || self.shared.check().err().unwrap_or(StoreError::Unknown);
+        self.shared.check_files()?;
+        let closed = || self.shared.check_files().err().unwrap_or(StoreError::Unknown);
         let (answer, answered) = oneshot::channel();
         let (Some(desk), Some(requests)) = (&self.desk, &self.requests) else { return Err(closed()) };
         if let Some(request) = desk.at_once(request(answer)) {
@@ -196,6 +214,21 @@ impl Store for Embedded {
     async fn now(&self) -> Result<Millis> {
         self.shared.check()?;
         Ok(self.shared.time.now())
+    }
+
+    async fn health(&self) -> Result<()> {
+        self.shared.check_files()?;
+        match self.shared.refused.load(Ordering::Relaxed) {
+            // The last commit could not be written. Whether one can be now is told by trying.
+            true => self.write(|answer| Request::Probe { answer }).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn deletion_waits(&self) -> Result<Option<Millis>> {
+        self.shared.check()?;
+        let from = self.shared.deletions_from.load(Ordering::Relaxed);
+        Ok((from > self.shared.time.now()).then_some(from))
     }
 
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
@@ -305,32 +338,40 @@ impl Store for Embedded {
 struct Restored {
     time: StoreTime,
     served_at: Millis,
+    deletions_from: Millis,
     lines: crate::lines::Lines,
     kept: kept::Kept,
 }
 
 impl Restored {
     fn read(conn: &rusqlite::Connection, options: &Options) -> Outcome<Restored> {
+        let mut latest = opening::latest(conn)?;
+        if options.reset_clock {
+            opening::reset_clock(conn, latest, options.clock.wall())?;
+            latest = opening::latest(conn)?;
+        }
+        let wall = options.clock.wall();
+        opening::tell_behind(latest, wall);
+        let deletions_from = opening::deletions_from(conn, latest, wall)?;
         let served_at = restore::meta(conn, "served_at")?;
-        let latest = restore::latest(conn)?;
         let time = StoreTime::open(options.clock.clone(), latest);
         let now = time.now();
         let held = |_, _, held| restore::reopened(held, latest, now);
         let start = |by, queued_at| restore::still_to_start(by, queued_at, latest, now);
         let mut lines = restore::lines(conn, held, start)?;
         lines.opened(now);
-        let served_at = match restore::note_unserved(conn, latest, now) {
+        let served_at = match restore::note_unserved(conn, latest, now, deletions_from) {
             Ok(()) => now,
             // It can be read, and has to be: what ends by itself may make space.
             Err(trouble) if trouble.gravity() == Gravity::Full => served_at,
             Err(trouble) => return Err(trouble),
         };
-        Ok(Restored { time, served_at, lines, kept: restore::kept(conn)? })
+        Ok(Restored { time, served_at, deletions_from, lines, kept: restore::kept(conn)? })
     }
 }
 
 /// An error of a store that is being opened says which one.
-fn opening(dir: &Path, trouble: Trouble) -> StoreError {
+fn failed_to_open(dir: &Path, trouble: Trouble) -> StoreError {
     let path = files::database(dir);
     match trouble.into_error() {
         StoreError::Corrupt(what) => {

@@ -42,6 +42,17 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// The store's clock, from which every time that it stores or compares is taken. It never goes back.
     async fn now(&self) -> Result<Millis>;
 
+    /// Whether commits can be made, as far as the store can tell: at the latest when the next one would fail.
+    async fn health(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Until when nothing may be deleted for its age, because time has jumped: the clock that it was taken from may have
+    /// been wrong. What somebody asks to be deleted is deleted.
+    async fn deletion_waits(&self) -> Result<Option<Millis>> {
+        Ok(None)
+    }
+
     /// The run at one version, all of it; or that it is still at `since`.
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found>;
 

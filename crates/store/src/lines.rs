@@ -166,6 +166,10 @@ impl Lines {
         self.buckets.insert(key, bucket);
     }
 
+    pub fn drop_bucket(&mut self, key: &BucketKey) {
+        self.buckets.remove(key);
+    }
+
     /// What changed of the buckets since the last time.
     pub fn take_spent(&mut self) -> Vec<(BucketKey, Bucket)> {
         let spent = std::mem::take(&mut self.spent);

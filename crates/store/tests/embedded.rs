@@ -420,22 +420,6 @@ async fn a_full_disk_stops_writing_and_nothing_else() {
     assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await.unwrap(), stored + 1);
 }
 
-/// The same on a disk that is really full: a small file system that is mounted there.
-#[tokio::test]
-async fn a_small_disk_stops_writing_and_nothing_else() {
-    let Ok(disk) = std::env::var("EDDYLINE_SMALL_DISK") else { return };
-    let dir = Path::new(&disk).join("store");
-    let ballast = Path::new(&disk).join("ballast");
-    fs::write(&ballast, vec![0; 256 << 10]).unwrap();
-    let store = Embedded::open(&dir, Options::default()).unwrap();
-    full_disk(&store).await;
-    fs::remove_file(&ballast).unwrap();
-    // There is space again, and writing goes on by itself.
-    let stored = store.count_runs(&ns(), &RunFilter::default()).await.unwrap();
-    start(&store, u128::from(stored) + 1).await;
-    assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await.unwrap(), stored + 1);
-}
-
 async fn full_disk(store: &Embedded) {
     let mut decider = Decider::new();
     let (mut n, mut claimed) = (0, 0);

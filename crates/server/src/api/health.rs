@@ -29,5 +29,9 @@ pub(crate) async fn ready(call: Call) -> Answer {
         Ok(answered) => answered?,
         Err(_) => return Err(Failure::new(Code::Unavailable, "the store does not answer")),
     };
+    match tokio::time::timeout(PATIENCE, call.engine().store_health()).await {
+        Ok(healthy) => healthy?,
+        Err(_) => return Err(Failure::new(Code::Unavailable, "the store does not commit")),
+    };
     ok(&json!({"status": "ready"}))
 }

@@ -1,5 +1,7 @@
 //! What a server says of itself.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -16,6 +18,7 @@ const OPENAPI: &str = include_str!("../../openapi.json");
 pub(crate) async fn info(call: Call) -> Answer {
     let (about, config) = (call.api.about(), call.engine().config());
     let now = call.engine().now().await?;
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
     let lease_ms = u64::try_from(config.lease_ms).unwrap_or(0);
     ok(&ServerInfo {
         name: "eddyline".to_owned(),
@@ -29,6 +32,8 @@ pub(crate) async fn info(call: Call) -> Answer {
         heartbeat_ms: heartbeat_ms(lease_ms),
         started_at: iso(about.started_at),
         now: iso(now),
+        clock_ahead_ms: now - wall,
+        deletion_waits_until: call.engine().deletion_waits().await?.map(iso),
     })
 }
 

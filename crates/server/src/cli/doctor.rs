@@ -18,6 +18,9 @@ use super::trouble::Trouble;
 const SKEW_MS: i64 = 2_000;
 /// Below this a store may soon be unable to write.
 const LITTLE_SPACE: u64 = 1 << 30;
+/// Time that has jumped by more than this is told before a store is opened, which would make it the store's.
+const JUMP_MS: i64 = 24 * 60 * 60 * 1_000;
+const RESET: &str = "if the clock is or was wrong: stop the server, set the clock, `eddy serve --reset-clock` once";
 /// Waiting runs that are asked which handlers their tasks need.
 const ASKED_RUNS: usize = 50;
 
@@ -90,6 +93,11 @@ async fn server(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
     let mut findings =
         vec![reached(remote, &info, answered - asked), version(&info), skew(&info, (asked + answered) / 2)];
     findings.insert(2, ready(remote).await);
+    findings.extend(store_ahead(info.clock_ahead_ms));
+    findings.extend(info.deletion_waits_until.as_ref().map(|until| {
+        let found = format!("nothing is deleted for its age before {until}: time had jumped by more than a day");
+        Finding::new(Verdict::Worth, "deletion", found).help(RESET)
+    }));
     let workers: Vec<WorkerInfo> = remote.list_of("/v1/workers", &[]).await?;
     let online: Vec<&WorkerInfo> = workers.iter().filter(|worker| worker.status == "online").collect();
     let queues: Vec<QueueInfo> = remote.list_of("/v1/queues", &[]).await?;
@@ -141,6 +149,14 @@ fn skew(info: &ServerInfo, middle: i64) -> Finding {
         }
         Some(_) => Finding::new(Verdict::Good, "clock", "the same here and there"),
     }
+}
+
+/// A store that was once opened with a clock that was ahead.
+fn store_ahead(ahead_ms: i64) -> Option<Finding> {
+    (ahead_ms > SKEW_MS).then(|| {
+        let found = format!("the store's time is {} ahead of the machine's clock", moment::span(ahead_ms));
+        Finding::new(Verdict::Worth, "store time", found).help(RESET)
+    })
 }
 
 async fn ready(remote: &Remote) -> Finding {
@@ -222,6 +238,17 @@ fn directory(dir: &Path) -> Vec<Finding> {
     if !dir.join("eddyline.db").is_file() {
         findings.push(Finding::new(Verdict::Bad, "store", format!("there is no store in {}", dir.display())));
         return findings;
+    }
+    match Embedded::time_ahead(dir) {
+        Ok(ahead) if ahead < -JUMP_MS => {
+            let ago = moment::span(-ahead);
+            let found = format!("it was last open {ago} ago, or the clock is ahead: it is not opened to be looked at");
+            findings.push(Finding::new(Verdict::Worth, "store time", found).help(RESET));
+            return findings;
+        }
+        Ok(ahead) => findings.extend(store_ahead(ahead)),
+        // Opening it says what is wrong.
+        Err(_) => {}
     }
     let opened = Embedded::open(dir, Options::default()).and_then(Embedded::close);
     findings.push(match opened {

@@ -13,6 +13,10 @@ pub struct ServeArgs {
     /// Where runs are kept: `memory:`, a directory or `sqlite:DIR` [default: ./.eddyline]
     #[arg(long, env = "EDDY_STORE", value_name = "URL")]
     pub store: Option<String>,
+    /// Sets the store's time back to the clock's, after a start with a clock that was ahead; once, not for good
+    #[arg(long, env = "EDDY_RESET_CLOCK", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[serde(skip)]
+    pub reset_clock: Option<bool>,
     /// Where to listen; port 0 takes a free one [default: 127.0.0.1:7070]
     #[arg(long, env = "EDDY_LISTEN", value_name = "ADDR")]
     pub listen: Option<String>,
@@ -86,6 +90,7 @@ impl ServeArgs {
     pub(super) fn over(self, file: ServeArgs) -> ServeArgs {
         ServeArgs {
             store: self.store.or(file.store),
+            reset_clock: self.reset_clock,
             listen: self.listen.or(file.listen),
             lease: self.lease.or(file.lease),
             config: self.config,

@@ -56,7 +56,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let listener = accept::bind(&settings.listen).await?;
     let addr = listener.local_addr().map_err(|source| StartError::Bind { addr: settings.listen.clone(), source })?;
     settings.refuse_unsafe(addr)?;
-    let (store, kind) = store::open(&settings.store).await?;
+    let (store, kind) = store::open(&settings.store, settings.reset_clock).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{addr}");
     let public_url = settings.public_url.clone().unwrap_or_else(|| url.clone());

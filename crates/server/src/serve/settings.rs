@@ -51,6 +51,7 @@ impl StartError {
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub store: String,
+    pub reset_clock: bool,
     pub listen: String,
     pub lease: Duration,
     pub keys: Option<KeysMode>,
@@ -92,6 +93,7 @@ impl Settings {
         }
         Ok(Settings {
             store: args.store.unwrap_or_else(|| DEFAULT_STORE.to_owned()),
+            reset_clock: args.reset_clock.unwrap_or(false),
             listen: args.listen.map_or_else(|| Ok(DEFAULT_LISTEN.to_owned()), listen)?,
             lease,
             keys: args.keys,

@@ -8,7 +8,7 @@ use eddyline_store::{Embedded, Memory, Options, Store};
 use super::settings::StartError;
 
 /// The store, and the word for its kind.
-pub(super) async fn open(url: &str) -> Result<(Arc<dyn Store>, &'static str), StartError> {
+pub(super) async fn open(url: &str, reset_clock: bool) -> Result<(Arc<dyn Store>, &'static str), StartError> {
     if url == "memory:" || url == "memory" {
         return Ok((Arc::new(Memory::new()), "memory"));
     }
@@ -25,7 +25,8 @@ pub(super) async fn open(url: &str) -> Result<(Arc<dyn Store>, &'static str), St
     if dir.as_os_str().is_empty() {
         return Err(StartError::Usage("the store has no directory: expected sqlite:DIR".to_owned()));
     }
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(&dir, Options::default())).await;
+    let options = Options { reset_clock, ..Options::default() };
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&dir, options)).await;
     let failed = |source| StartError::Store { url: url.to_owned(), source };
     match opened {
         Ok(opened) => Ok((Arc::new(opened.map_err(failed)?), "embedded")),

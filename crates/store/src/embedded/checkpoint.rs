@@ -20,6 +20,8 @@ use super::writer::Request;
 
 /// How often it is looked after the log.
 const LOOK: Duration = Duration::from_millis(100);
+/// It is looked at the files every so many times, if nobody writes.
+const FILES_EVERY: u32 = 5;
 /// How often it is copied back in a row, if there is much again.
 const ROUNDS: usize = 4;
 /// After a checkpoint found no space, the next is tried so much later.
@@ -103,11 +105,16 @@ impl Keeper {
     }
 
     pub fn run(self, stop: &Stop) {
-        let (mut seen, mut pause) = (0, LOOK);
+        let (mut seen, mut pause, mut looks) = (0, LOOK, 0_u32);
         while !stop.wait(std::mem::replace(&mut pause, LOOK)) {
             if self.shared.check().is_err() {
                 return;
             }
+            looks = looks.wrapping_add(1);
+            if looks % FILES_EVERY == 0 {
+                self.shared.look_at_files();
+            }
+            self.shared.time.catch_up();
             self.note_service();
             let commits = self.shared.counters.commits.load(Ordering::Relaxed);
             if commits == std::mem::replace(&mut seen, commits) {

@@ -16,36 +16,64 @@ use crate::lines::{Lines, Picked, Queued};
 use crate::query::Change;
 
 impl Group<'_> {
-    pub fn change_tasks(&mut self, lines: &mut Lines, position: i64, encoded: &EncodedRun) -> Outcome<()> {
+    /// Changes the tasks of a run in the mirror, which needs no reading: the rows follow in [`Group::write_tasks`].
+    pub fn change_tasks(&mut self, lines: &mut Lines, encoded: &EncodedRun) {
         let (ns, header) = (&encoded.commit.ns, &encoded.commit.transition.header);
         let (run, changes) = (header.run, &encoded.commit.transition.tasks);
+        self.touched.run(run);
         if changes.is_empty() && !lines.knows(run) {
-            return Ok(());
+            return;
         }
         for queue in lines.set_run(ns, run, &header.flow, header.holds_tasks(), encoded.memo) {
             self.hint(Change::Tasks { ns: ns.clone(), queue });
         }
+        let mut place = self.kept.place;
         for (change, added) in changes.iter().zip(&encoded.tasks) {
             match (change, added) {
                 (TaskChange::Add(_), Some(added)) => {
                     let task = &added.task;
-                    self.kept.place += 1;
-                    let place = self.kept.place;
-                    let (queued_at, place_in_line) = (self.now, place as u64);
+                    place += 1;
+                    let (queued_at, place) = (self.now, place as u64);
                     let start_by = task.start_timeout_ms.map(|ms| queued_at + ms);
-                    let (closed, held) = (false, None);
-                    lines.add(run, Queued { task, queued_at, place: place_in_line, start_by, closed, held });
+                    self.touched.task(run, task.fence);
+                    lines.add(run, Queued { task, queued_at, place, start_by, closed: false, held: None });
+                }
+                (TaskChange::Add(_), None) => {}
+                (TaskChange::Close(fence), _) => {
+                    self.touched.task(run, *fence);
+                    lines.close(run, *fence);
+                }
+                (TaskChange::Remove(fence), _) => {
+                    self.touched.removed(run, *fence, lines.held(run, *fence));
+                    for queue in lines.remove(run, *fence) {
+                        self.hint(Change::Tasks { ns: ns.clone(), queue });
+                    }
+                }
+            }
+        }
+        lines.forget_idle(run);
+    }
+
+    /// Writes what [`Group::change_tasks`] changed.
+    pub fn write_tasks(&mut self, position: i64, encoded: &EncodedRun) -> Outcome<()> {
+        let (ns, transition) = (&encoded.commit.ns, &encoded.commit.transition);
+        let run = transition.header.run;
+        for (change, added) in transition.tasks.iter().zip(&encoded.tasks) {
+            match (change, added) {
+                (TaskChange::Add(_), Some(added)) => {
+                    let task = &added.task;
+                    self.kept.place += 1;
                     self.kept.keep_body(run, task);
                     self.hint(Change::Tasks { ns: ns.clone(), queue: task.queue.clone() });
                     if task.start_timeout_ms.is_some() {
                         self.hint(Change::Leases);
                     }
-                    let added = Added { task: added.clone(), place, closed: false, held: None };
-                    self.added.insert(key_of(position, task.fence.0), added);
+                    let key = key_of(position, task.fence.0);
+                    let added = Added { task: added.clone(), place: self.kept.place, closed: false, held: None };
+                    self.added.insert(key, added);
                 }
                 (TaskChange::Add(_), None) => {}
                 (TaskChange::Close(fence), _) => {
-                    lines.close(run, *fence);
                     let key = key_of(position, fence.0);
                     match self.added.get_mut(&key) {
                         Some(added) => added.closed = true,
@@ -55,9 +83,6 @@ impl Group<'_> {
                     }
                 }
                 (TaskChange::Remove(fence), _) => {
-                    for queue in lines.remove(run, *fence) {
-                        self.hint(Change::Tasks { ns: ns.clone(), queue });
-                    }
                     self.kept.drop_body(run, *fence);
                     let key = key_of(position, fence.0);
                     if self.added.remove(&key).is_none() {
@@ -66,12 +91,16 @@ impl Group<'_> {
                 }
             }
         }
-        lines.forget_idle(run);
         Ok(())
     }
 
-    pub fn claim(&mut self, lines: &mut Lines, request: &ClaimRequest) -> Outcome<Claims> {
-        let (picked, retry_at) = lines.claim(request, self.now);
+    pub fn claim(&mut self, request: &ClaimRequest) -> Outcome<Claims> {
+        let (picked, retry_at) = self.shared.tasks().lines.claim(request, self.now);
+        // All of them before the first is written: if that fails, each is taken back.
+        for picked in picked.iter().filter(|picked| !picked.before) {
+            self.touched.task(picked.run, picked.fence);
+            self.claimed(&request.ns, picked.run, picked.fence);
+        }
         let mut tasks = Vec::with_capacity(picked.len());
         for picked in picked {
             tasks.push(self.hand_over(picked)?);

@@ -13,15 +13,10 @@ use crate::document::{DocumentChange, DocumentKey, Expect};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
-use crate::lines::Lines;
 use crate::query::Change;
 
 impl Group<'_> {
-    pub fn commit_documents(
-        &mut self,
-        lines: &mut Lines,
-        encoded: &EncodedDocuments,
-    ) -> Outcome<Verdict<Committed, Refused>> {
+    pub fn commit_documents(&mut self, encoded: &EncodedDocuments) -> Outcome<Verdict<Committed, Refused>> {
         let commit = &encoded.commit;
         if let Some(at) = self.find_document_command(commit.command)? {
             return Ok(Ok(Committed { at, first: 0, before: true, repeats: 0 }));
@@ -38,7 +33,7 @@ impl Group<'_> {
             }
         }
         for (change, body) in commit.documents.iter().zip(&encoded.documents) {
-            self.change_document(lines, &commit.ns, change, body.as_ref())?;
+            self.change_document(&commit.ns, change, body.as_ref())?;
         }
         for (message, body) in commit.messages.iter().zip(&encoded.messages) {
             self.send(&commit.ns, message, body)?;
@@ -64,19 +59,15 @@ impl Group<'_> {
         Ok(revision.optional()?.map(|revision| revision as u64))
     }
 
-    fn change_document(
-        &mut self,
-        lines: &mut Lines,
-        ns: &Namespace,
-        change: &DocumentChange,
-        body: Option<&Body>,
-    ) -> Outcome<()> {
+    fn change_document(&mut self, ns: &Namespace, change: &DocumentChange, body: Option<&Body>) -> Outcome<()> {
         let key = &change.key;
         self.documents_moved = true;
         if let Some(old) = self.revision_of(ns, key)? {
             self.used_up(UsedUp::Item(Item::Document(ns.clone(), key.clone(), old)));
         }
-        for queue in lines.set_rules(ns, key, change.body.as_ref()) {
+        self.touched.document(ns, key);
+        let queues = self.shared.tasks().lines.set_rules(ns, key, change.body.as_ref());
+        for queue in queues {
             self.hint(Change::Tasks { ns: ns.clone(), queue });
         }
         self.hint(Change::Documents { ns: ns.clone(), kind: key.kind.clone() });

@@ -1,7 +1,8 @@
 //! The files of a store: how they are opened, and what can be told about them before they are.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,27 +23,89 @@ const STATEMENTS: usize = 128;
 const WRITER_CACHE_KIB: i64 = 16 << 10;
 const READER_CACHE_KIB: i64 = 8 << 10;
 
+/// A store holds every payload in clear: nobody but its owner reads it.
+const FILE_MODE: u32 = 0o600;
+const DIRECTORY_MODE: u32 = 0o700;
+/// What group and others may do.
+const OTHERS: u32 = 0o077;
+
+const DATABASE: &str = "eddyline.db";
+/// A backup that is being written.
+const UNFINISHED: &str = "eddyline.db.part";
+const LOCK: &str = "lock";
+
 pub(super) fn database(dir: &Path) -> PathBuf {
-    dir.join("eddyline.db")
+    dir.join(DATABASE)
+}
+
+pub(super) fn unfinished(dir: &Path) -> PathBuf {
+    dir.join(UNFINISHED)
 }
 
 pub(super) fn log(dir: &Path) -> PathBuf {
     dir.join("eddyline.db-wal")
 }
 
+pub(super) fn log_index(dir: &Path) -> PathBuf {
+    dir.join("eddyline.db-shm")
+}
+
+pub(super) fn lock(dir: &Path) -> PathBuf {
+    dir.join(LOCK)
+}
+
 pub(super) fn bytes(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |meta| meta.len())
 }
 
-/// Makes the directory, durably: a store whose directory is gone after a power cut has lost everything.
+/// Makes the directory, durably: a store whose directory is gone after a power cut has lost everything. One that is there
+/// and holds nothing but a store is closed to others; one that holds anything else is somebody's, and is left as it is.
 pub(super) fn make_directory(dir: &Path) -> Result<(), StoreError> {
     let failed = |error: std::io::Error| StoreError::Unavailable(format!("{} can't be made: {error}", dir.display()));
     if dir.is_dir() {
+        if is_ours_alone(dir) {
+            close_to_others(dir, DIRECTORY_MODE);
+        }
         return Ok(());
     }
-    fs::create_dir_all(dir).map_err(failed)?;
-    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent_of(dir);
+    fs::create_dir_all(parent).map_err(failed)?;
+    DirBuilder::new().mode(DIRECTORY_MODE).create(dir).map_err(failed)?;
     sync_directory(parent).map_err(failed)
+}
+
+pub(super) fn parent_of(dir: &Path) -> &Path {
+    dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Opens a file of the store to be read and written, and makes it if it is not there.
+pub(super) fn open_private(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(FILE_MODE).open(path)
+}
+
+/// SQLite gives its other files the mode of the database, so the database is made before SQLite would.
+fn make_private(dir: &Path) -> std::io::Result<()> {
+    open_private(&database(dir))?;
+    for path in [database(dir), log(dir), log_index(dir), lock(dir)] {
+        close_to_others(&path, FILE_MODE);
+    }
+    Ok(())
+}
+
+/// Takes from others what an earlier version, or somebody's umask, has given them.
+fn close_to_others(path: &Path, mode: u32) {
+    let Ok(found) = fs::metadata(path) else { return };
+    if found.permissions().mode() & OTHERS != 0
+        && let Err(error) = fs::set_permissions(path, Permissions::from_mode(mode))
+    {
+        tracing::warn!(path = %path.display(), %error, "others may read the store: its permissions can't be changed");
+    }
+}
+
+fn is_ours_alone(dir: &Path) -> bool {
+    let ours = |name: &str| name == LOCK || name.starts_with(DATABASE);
+    fs::read_dir(dir)
+        .is_ok_and(|mut files| files.all(|file| file.is_ok_and(|file| file.file_name().to_str().is_some_and(ours))))
 }
 
 pub(super) fn sync_directory(dir: &Path) -> std::io::Result<()> {
@@ -51,6 +114,8 @@ pub(super) fn sync_directory(dir: &Path) -> std::io::Result<()> {
 
 /// The connection that writes.
 pub(super) fn open_writer(dir: &Path, options: &Options) -> Outcome<Connection> {
+    let private = make_private(dir);
+    private.map_err(|error| Trouble::Impossible(format!("{} can't be opened: {error}", database(dir).display())))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags_and_vfs(database(dir), flags, GATHER)?;
     conn.busy_timeout(BUSY)?;
@@ -86,7 +151,8 @@ pub(super) fn open_reader(dir: &Path) -> Outcome<Connection> {
 /// The connection that copies the log back.
 pub(super) fn open_checkpointer(dir: &Path) -> Outcome<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(database(dir), flags)?;
+    // It writes no log, but it meets quotas like the writer.
+    let conn = Connection::open_with_flags_and_vfs(database(dir), flags, GATHER)?;
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "synchronous", "FULL")?;
     conn.pragma_update(None, "wal_autocheckpoint", 0)?;
@@ -98,6 +164,17 @@ fn settle(conn: &Connection, cache_kib: i64) -> Outcome<()> {
     conn.pragma_update(None, "temp_store", "MEMORY")?;
     conn.pragma_update(None, "cache_size", -cache_kib)?;
     conn.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(())
+}
+
+/// A backup that was interrupted is no store, and a store must not be made in its place.
+pub(super) fn refuse_unfinished(dir: &Path) -> Result<(), StoreError> {
+    if unfinished(dir).exists() && bytes(&database(dir)) == 0 {
+        return Err(StoreError::Corrupt(format!(
+            "{} holds a backup that was interrupted ({UNFINISHED}). Delete it and make the backup again",
+            dir.display()
+        )));
+    }
     Ok(())
 }
 

@@ -11,15 +11,26 @@
  *     kept is written, so that they find them in the file even where nothing is synced;
  *   - before a lock is taken or given back, what was kept is written: nothing is left for when another may write.
  *
+ * A write that fails spoils the transaction it belongs to and nothing else. Until that has let go of the lock on writing,
+ * every further use of the log fails the same way, so it can't be committed; whatever it left in the file lies behind the
+ * last commit, where nobody reads it, and the next transaction writes over it. This needs `synchronous=FULL`, which the
+ * store uses: only then is the log synced, and a failure told, before others hear of a commit.
+ *
+ * SQLite knows a full disk by ENOSPC alone. A quota that is used up and a file that may not grow are the same here.
+ *
  * It holds no locks and knows no threads: SQLite uses a file from one thread at a time.
  */
 
+#include <errno.h>
 #include <string.h>
 
 #include <sqlite3.h>
 
 /* How much is kept at most: 31 pages with their headers. The usual file system takes less than 128 KiB at a time. */
 #define MOST_BYTES (127 << 10)
+
+/* The lock on writing among those of the shared memory, as the format of the log has it (https://sqlite.org/walformat.html). */
+#define WRITE_LOCK 0
 
 typedef struct Gathered Gathered;
 
@@ -31,7 +42,7 @@ struct Gathered {
     /* Of a database the log, while it is open; of a log the database. Otherwise nothing. */
     Gathered *other;
     int is_log;
-    /* Why what was kept could not be written, where there was no way to say so. From then on nothing is written. */
+    /* Why something could not be written, until the transaction that it was part of is over. */
     int failed;
     /* What is kept, and where it belongs. */
     char *kept;
@@ -43,13 +54,23 @@ static Gathered *gathered(sqlite3_file *base) {
     return (Gathered *)base;
 }
 
+/* Writes to the file itself. */
+static int pass_on(Gathered *self, const void *bytes, int count, sqlite3_int64 at) {
+    int result = self->file->pMethods->xWrite(self->file, bytes, count, at);
+    int why = 0;
+    if (result != SQLITE_IOERR_WRITE) return result;
+    self->file->pMethods->xFileControl(self->file, SQLITE_FCNTL_LAST_ERRNO, &why);
+    return why == EDQUOT || why == EFBIG ? SQLITE_FULL : result;
+}
+
 /* Writes what is kept. If that fails it is forgotten: whoever is told so takes everything back. */
 static int release(Gathered *self) {
     int length = self->length;
     if (self->failed != SQLITE_OK) return self->failed;
     if (length == 0) return SQLITE_OK;
     self->length = 0;
-    return self->file->pMethods->xWrite(self->file, self->kept, length, self->at);
+    self->failed = pass_on(self, self->kept, length, self->at);
+    return self->failed;
 }
 
 static int gather_write(sqlite3_file *base, const void *bytes, int count, sqlite3_int64 at) {
@@ -68,7 +89,7 @@ static int gather_write(sqlite3_file *base, const void *bytes, int count, sqlite
             return SQLITE_OK;
         }
     }
-    return self->file->pMethods->xWrite(self->file, bytes, count, at);
+    return pass_on(self, bytes, count, at);
 }
 
 static int gather_sync(sqlite3_file *base, int flags) {
@@ -112,7 +133,7 @@ static int gather_close(sqlite3_file *base) {
 
 /* The log of a database is about to be seen, or written, by others. */
 static void share(Gathered *self) {
-    if (self->other != NULL) self->other->failed = release(self->other);
+    if (self->other != NULL) release(self->other);
 }
 
 static void gather_shm_barrier(sqlite3_file *base) {
@@ -123,7 +144,10 @@ static void gather_shm_barrier(sqlite3_file *base) {
 
 static int gather_shm_lock(sqlite3_file *base, int offset, int count, int flags) {
     Gathered *self = gathered(base);
+    int ends = offset == WRITE_LOCK && (flags & SQLITE_SHM_UNLOCK) && (flags & SQLITE_SHM_EXCLUSIVE);
     share(self);
+    /* The transaction is over. If something of it could not be written, it was taken back. */
+    if (ends && self->other != NULL) self->other->failed = SQLITE_OK;
     return self->file->pMethods->xShmLock(self->file, offset, count, flags);
 }
 

@@ -2,30 +2,40 @@
 //!
 //! Every command is checked completely before any of its writes, so a refusal leaves nothing to undo, and one refused
 //! command never sinks the others. What can't be told from the rows is remembered here until the group is durable.
+//!
+//! The mirror of the tasks is locked for single decisions only, never while the disk is used: heartbeats and the state of
+//! queues need it too, and must not wait for a disk.
 
 use std::collections::BTreeMap;
 
-use eddyline_machine::{Message, Millis, RunId};
+use eddyline_machine::{Fence, Message, Millis, RunId};
 use rusqlite::{CachedStatement, Connection, Params, params};
 
 use super::body::Body;
 use super::encode::{Encoded, EncodedTask};
 use super::kept::Kept;
+use super::shared::Shared;
+use super::touched::Touched;
 use super::trouble::Outcome;
 use crate::Written;
-use crate::claim::{ClaimRequest, Held};
+use crate::claim::{ClaimRequest, Held, Lease};
 use crate::commit::NewEvent;
 use crate::holds::{Holds, Item};
 use crate::ids::Namespace;
-use crate::lines::Lines;
 use crate::query::Change;
 
 /// Hints of a group are compared with each other up to this many; beyond, some come twice.
 const COMPARED: usize = 32;
 
+/// A commit that takes longer than this takes a good part of the leases that are given out with it.
+const LONG_COMMIT_MS: Millis = 1_000;
+
 pub(super) struct Group<'a> {
     pub conn: &'a Connection,
     pub kept: &'a mut Kept,
+    pub shared: &'a Shared,
+    /// What is to be taken back if the group can't be written.
+    pub touched: Touched,
     pub now: Millis,
     pub begun: bool,
     /// Tasks that were added, by key, and not written yet: those that are claimed in the same group are written once.
@@ -38,6 +48,7 @@ pub(super) struct Group<'a> {
     /// Documents were put or deleted.
     pub documents_moved: bool,
     used_up: Vec<UsedUp>,
+    claimed: Vec<(Namespace, Lease)>,
     /// Those that the group has carried out, by where their text is: a group carries out few, many times.
     statements: Vec<(&'static str, CachedStatement<'a>)>,
 }
@@ -58,11 +69,13 @@ pub(super) enum UsedUp {
 }
 
 impl<'a> Group<'a> {
-    pub fn new(conn: &'a Connection, kept: &'a mut Kept, now: Millis) -> Group<'a> {
+    pub fn new(conn: &'a Connection, kept: &'a mut Kept, shared: &'a Shared) -> Group<'a> {
         Group {
             conn,
+            touched: Touched::new(kept.numbers()),
             kept,
-            now,
+            shared,
+            now: shared.time.now(),
             begun: false,
             added: BTreeMap::new(),
             runs: Vec::new(),
@@ -71,30 +84,36 @@ impl<'a> Group<'a> {
             revision_moved: false,
             documents_moved: false,
             used_up: Vec::new(),
+            claimed: Vec::new(),
             statements: Vec::new(),
         }
     }
 
     /// One call of [`crate::Store::commit`].
-    pub fn commit(&mut self, lines: &mut Lines, commands: &[Encoded], claims: &[ClaimRequest]) -> Outcome<Written> {
+    pub fn commit(&mut self, commands: &[Encoded], claims: &[ClaimRequest]) -> Outcome<Written> {
         let mut written = Written::default();
         for command in commands {
             written.commands.push(match command {
-                Encoded::Run(run) => self.commit_run(lines, run)?,
-                Encoded::Documents(documents) => self.commit_documents(lines, documents)?,
+                Encoded::Run(run) => self.commit_run(run)?,
+                Encoded::Documents(documents) => self.commit_documents(documents)?,
             });
         }
         for request in claims {
-            written.claims.push(self.claim(lines, request)?);
+            written.claims.push(self.claim(request)?);
         }
         Ok(written)
     }
 
     /// Writes what was put off.
-    pub fn finish(&mut self, lines: &mut Lines) -> Outcome<()> {
+    pub fn finish(&mut self) -> Outcome<()> {
         self.write_added()?;
-        self.changes.retain(|change| lines.is_worth(change, self.now));
-        for (key, bucket) in lines.take_spent() {
+        let spent = {
+            let lines = &mut self.shared.tasks().lines;
+            self.changes.retain(|change| lines.is_worth(change, self.now));
+            lines.take_spent()
+        };
+        for (key, bucket) in spent {
+            self.touched.bucket(&key);
             self.write(
                 "INSERT OR REPLACE INTO buckets (ns, kind, name, key, keyed, whole, parts, at, closed_until) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
@@ -123,6 +142,7 @@ impl<'a> Group<'a> {
     /// Carries out a statement that writes, beginning the transaction if it is the first: a group that writes nothing
     /// costs no sync.
     pub fn write(&mut self, sql: &'static str, params: impl Params) -> Outcome<usize> {
+        self.shared.options.call_inside_commit();
         if !self.begun {
             self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
             self.begun = true;
@@ -151,6 +171,20 @@ impl<'a> Group<'a> {
 
     pub fn used_up(&mut self, what: UsedUp) {
         self.used_up.push(what);
+    }
+
+    /// A task is given out with the commit.
+    pub fn claimed(&mut self, ns: &Namespace, run: RunId, fence: Fence) {
+        self.claimed.push((ns.clone(), Lease { run, fence }));
+    }
+
+    /// After a commit that took long: nobody knew of the leases before, so they run from now on.
+    pub fn renew_leases(&self) {
+        let now = self.shared.time.now();
+        if now - self.now > LONG_COMMIT_MS {
+            let lines = &mut self.shared.tasks().lines;
+            self.claimed.iter().for_each(|(ns, lease)| _ = lines.extend(ns, None, *lease, now));
+        }
     }
 
     /// After the commit: what was used up is let go of.

@@ -69,7 +69,20 @@ impl Facts {
     }
 }
 
+/// The last that was given out of each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Numbers([i64; 6]);
+
 impl Kept {
+    pub fn numbers(&self) -> Numbers {
+        Numbers([self.position, self.place, self.message, self.event, self.gate, self.revision])
+    }
+
+    /// Takes back what was given out since.
+    pub fn set_numbers(&mut self, numbers: Numbers) {
+        [self.position, self.place, self.message, self.event, self.gate, self.revision] = numbers.0;
+    }
+
     pub fn head(&mut self, conn: &Connection, run: RunId) -> Outcome<Option<&mut Head>> {
         if !self.heads.contains_key(&run) {
             let Some(head) = read_head(conn, run)? else { return Ok(None) };

@@ -1,14 +1,13 @@
 //! One process has a directory at a time: two writers would each trust what they have in memory.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
 use eddyline_machine::{Millis, time};
 
+use super::files;
 use crate::error::StoreError;
-
-const NAME: &str = "lock";
 
 /// Held for as long as it lives. The system lets go of it when the process ends, however it ends.
 #[derive(Debug)]
@@ -18,11 +17,10 @@ pub(super) struct Lock {
 
 impl Lock {
     pub fn take(dir: &Path, wall: Millis) -> Result<Lock, StoreError> {
-        let path = dir.join(NAME);
+        let path = files::lock(dir);
         let failed =
             |error: std::io::Error| StoreError::Unavailable(format!("{} can't be locked: {error}", path.display()));
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = options.map_err(failed)?;
+        let mut file = files::open_private(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(taken(dir, &mut file)),

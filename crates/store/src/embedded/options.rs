@@ -12,6 +12,8 @@ pub type Hook = Arc<dyn Fn() + Send + Sync>;
 #[derive(Clone)]
 pub struct Options {
     pub clock: Arc<dyn Clock>,
+    /// Sets the store's time back to the clock's, if the store was once opened with a clock that was ahead.
+    pub reset_clock: bool,
     /// Threads that read, each with a connection of its own.
     pub readers: usize,
     /// What to do when the disk can't be trusted any more. The store is closed by then. The default says so on stderr and
@@ -23,6 +25,8 @@ pub struct Options {
     pub restart_bytes: u64,
     /// The database grows to at most this, as if the disk were full then.
     pub max_bytes: Option<u64>,
+    /// Inside a group of commits, before each time that it uses the disk. For tests with a disk that hangs.
+    pub inside_commit: Option<Hook>,
     /// Right before and right after a group of commits becomes durable. For tests that cut the power there.
     pub before_commit: Option<Hook>,
     pub after_commit: Option<Hook>,
@@ -50,13 +54,23 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             clock: Arc::new(SystemClock::default()),
+            reset_clock: false,
             readers: 2,
             on_failure: Arc::new(say_and_abort),
             checkpoint_bytes: 4 << 20,
             restart_bytes: 32 << 20,
             max_bytes: None,
+            inside_commit: None,
             before_commit: None,
             after_commit: None,
+        }
+    }
+}
+
+impl Options {
+    pub(super) fn call_inside_commit(&self) {
+        if let Some(hook) = &self.inside_commit {
+            hook();
         }
     }
 }
@@ -70,6 +84,7 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("clock", &self.clock)
+            .field("reset_clock", &self.reset_clock)
             .field("readers", &self.readers)
             .field("checkpoint_bytes", &self.checkpoint_bytes)
             .field("restart_bytes", &self.restart_bytes)

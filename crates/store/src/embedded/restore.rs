@@ -1,11 +1,11 @@
-//! From the disk into memory: when a store is opened, and when a commit failed.
+//! From the disk into memory, when a store is opened.
 //!
 //! Heartbeats are not written down. Instead every lease that is held when the store is opened starts over in full, and
 //! the time of an attempt goes on from where somebody last served: a worker that did its part must not lose its task
 //! because nobody was there to listen. How long somebody served is known to about [`SERVED_MS`], to the worker's favour.
 
 use eddyline_machine::{Fence, Millis, RunId, Task};
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -21,20 +21,6 @@ use crate::lines::{Bucket, BucketKey, Lines, Queued};
 
 /// While something is held, it is noted this often that somebody serves.
 pub(super) const SERVED_MS: Millis = 5_000;
-
-/// The latest moment that is stored; the store's time goes on from there.
-pub(super) fn latest(conn: &Connection) -> Outcome<Millis> {
-    let mut latest = meta(conn, "served_at")?;
-    for sql in [
-        "SELECT ts FROM records ORDER BY row DESC LIMIT 1",
-        "SELECT at FROM events ORDER BY position DESC LIMIT 1",
-        "SELECT at FROM commands ORDER BY row DESC LIMIT 1",
-    ] {
-        let at: Option<Millis> = conn.query_row(sql, [], |row| row.get(0)).optional()?;
-        latest = latest.max(at.unwrap_or(0));
-    }
-    Ok(latest)
-}
 
 pub(super) fn meta(conn: &Connection, name: &str) -> Outcome<i64> {
     let value = conn.query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0)).optional()?;
@@ -78,7 +64,7 @@ pub(super) fn still_to_start(start_by: Millis, queued_at: Millis, served_at: Mil
 
 /// Writes down what the time in which nobody served has added, so that it is not lost when the store is opened once more.
 /// The deadline of a task that nobody has is the end of its time to be claimed.
-pub(super) fn note_unserved(conn: &Connection, served_at: Millis, now: Millis) -> Outcome<()> {
+pub(super) fn note_unserved(conn: &Connection, served_at: Millis, now: Millis, deletions_from: Millis) -> Outcome<()> {
     let tx = conn.unchecked_transaction()?;
     tx.execute(
         "UPDATE tasks SET deadline = deadline + max(0, ?2 - max(?1, since)) \
@@ -90,7 +76,9 @@ pub(super) fn note_unserved(conn: &Connection, served_at: Millis, now: Millis) -
          + max(0, ?2 - max(?1, queued_at)) WHERE worker IS NULL AND json_extract(body, '$.start_timeout_ms') IS NOT NULL",
         [served_at, now],
     )?;
-    tx.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('served_at', ?1)", [now])?;
+    let set = "INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)";
+    tx.execute(set, params!["served_at", now])?;
+    tx.execute(set, params![super::opening::DELETIONS_FROM, deletions_from])?;
     Ok(tx.commit()?)
 }
 
@@ -120,12 +108,40 @@ pub(super) fn lines(
         }
         let held = held(row, 11)?.map(|held| lease(run, Fence(number_of(key)), held));
         let (queued_at, place, closed) = (row.get(7)?, row.get::<_, i64>(6)? as u64, row.get(8)?);
-        let noted: Option<Millis> = row.get("deadline")?;
-        let start_by = task.start_timeout_ms.map(|ms| noted.filter(|_| held.is_none()).unwrap_or(queued_at + ms));
+        let start_by = start_by(&task, queued_at, held.is_some(), row.get("deadline")?);
         let start_by = start_by.map(|by| start(by, queued_at));
         lines.add(run, Queued { task: &task, queued_at, place, start_by, closed, held });
     }
     Ok(lines)
+}
+
+/// Until when a task may be claimed. The deadline of one that nobody has is the end of its time to be claimed.
+pub(super) fn start_by(task: &Task, queued_at: Millis, is_held: bool, deadline: Option<Millis>) -> Option<Millis> {
+    task.start_timeout_ms.map(|ms| deadline.filter(|_| !is_held).unwrap_or(queued_at + ms))
+}
+
+/// The rules of one queue or limit.
+pub(super) fn rules(conn: &Connection, ns: &Namespace, key: &DocumentKey) -> Outcome<Option<Value>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT revision, changed_at, crc, body FROM documents WHERE kind = ?1 AND id = ?2 AND ns = ?3",
+    )?;
+    let mut rows = statement.query(params![key.kind, key.id, ns.as_str()])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let numbers = [row.get(0)?, row.get(1)?];
+    Ok(Some(body::read(row, 2, &numbers, || format!("documents: {} {} of {ns}", key.kind, key.id))?))
+}
+
+/// The level of one rate.
+pub(super) fn bucket(conn: &Connection, key: &BucketKey) -> Outcome<Option<Bucket>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT whole, parts, at, closed_until FROM buckets \
+         WHERE ns = ?1 AND kind = ?2 AND name = ?3 AND key = ?4 AND keyed = ?5",
+    )?;
+    let of = params![key.ns.as_str(), key.kind, key.name, key.key.as_deref().unwrap_or_default(), key.key.is_some()];
+    let bucket = statement.query_row(of, |row| {
+        Ok(Bucket { whole: row.get(0)?, parts: row.get(1)?, at: row.get(2)?, closed_until: row.get(3)? })
+    });
+    Ok(bucket.optional()?)
 }
 
 fn read_rules(conn: &Connection, lines: &mut Lines) -> Outcome<()> {

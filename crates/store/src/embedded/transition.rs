@@ -17,13 +17,17 @@ use crate::commit::{CommandId, Committed, StartKey, Taken};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
-use crate::lines::Lines;
 use crate::query::Change;
 
 impl Group<'_> {
-    pub fn commit_run(&mut self, lines: &mut Lines, encoded: &EncodedRun) -> Outcome<Verdict<Committed, Refused>> {
-        if let Some(answer) = self.answer_without(lines, encoded)? {
+    pub fn commit_run(&mut self, encoded: &EncodedRun) -> Outcome<Verdict<Committed, Refused>> {
+        if let Some(answer) = self.answer_without(encoded)? {
             return Ok(answer);
+        }
+        let gone = self.find_gone(encoded)?;
+        let gone = self.change_mirror(encoded, &gone);
+        if !gone.is_empty() {
+            return Ok(Err(Refused::Gone(gone)));
         }
         let commit = &encoded.commit;
         let transition = &*commit.transition;
@@ -42,18 +46,16 @@ impl Group<'_> {
         self.write_state(position, encoded)?;
         let (count, version) = (transition.records.len() as i64, transition.header.version.0);
         self.append(position, first, count, version, Some(commit.command), &encoded.records)?;
-        self.change_tasks(lines, position, encoded)?;
+        self.write_tasks(position, encoded)?;
         self.change_timers(position, encoded)?;
         self.change_gates(position, encoded)?;
-        for (limit, ms) in &transition.slow_limits {
-            lines.slow(&commit.ns, limit, self.now + ms);
-        }
         self.runs.push((run, transition.header.phase == Phase::Ended));
         Ok(Ok(Committed { at: self.now, first: first as u64, before: false, repeats }))
     }
 
     /// The answer to a commit that is refused, or was carried out before.
-    fn answer_without(&mut self, lines: &Lines, encoded: &EncodedRun) -> Outcome<Option<Verdict<Committed, Refused>>> {
+    fn answer_without(&mut self, encoded: &EncodedRun) -> Outcome<Option<Verdict<Committed, Refused>>> {
+        self.shared.options.call_inside_commit();
         let commit = &encoded.commit;
         let transition = &*commit.transition;
         let run = transition.header.run;
@@ -80,13 +82,43 @@ impl Group<'_> {
         {
             return Ok(Some(Err(Refused::KeyTaken { run, fingerprint })));
         }
+        Ok(None)
+    }
+
+    /// Messages and timers that a commit takes and that are not there.
+    fn find_gone(&mut self, encoded: &EncodedRun) -> Outcome<Vec<Taken>> {
+        let commit = &encoded.commit;
+        let run = commit.transition.header.run;
+        let position = self.kept.head(self.conn, run)?.map(|head| head.position);
         let mut gone = Vec::new();
         for taken in &commit.takes {
-            if !self.is_there(lines, run, at.map(|(position, _, _)| position), taken)? {
+            if !self.is_there(run, position, taken)? {
                 gone.push(taken.clone());
             }
         }
-        Ok((!gone.is_empty()).then_some(Err(Refused::Gone(gone))))
+        Ok(gone)
+    }
+
+    /// Whether leases that a commit ends are over is decided together with what becomes of the tasks, so that no heartbeat
+    /// gets in between. If anything that it takes is gone, nothing is changed.
+    fn change_mirror(&mut self, encoded: &EncodedRun, gone: &[Taken]) -> Vec<Taken> {
+        let commit = &encoded.commit;
+        let run = commit.transition.header.run;
+        let shared = self.shared;
+        let lines = &mut shared.tasks().lines;
+        let is_gone = |taken: &&Taken| match taken {
+            Taken::Expiry(fence, why) => !lines.is_up(run, *fence, *why, self.now),
+            Taken::Message(_) | Taken::Timer(..) => gone.contains(taken),
+        };
+        let gone: Vec<Taken> = commit.takes.iter().filter(is_gone).cloned().collect();
+        if !gone.is_empty() || commit.transition.is_empty() {
+            return gone;
+        }
+        self.change_tasks(lines, encoded);
+        for (limit, ms) in &commit.transition.slow_limits {
+            lines.slow(&commit.ns, limit, self.now + ms);
+        }
+        gone
     }
 
     /// The command that took the run to a version. Asked for while its outcome is unknown, so it is among the last.
@@ -114,7 +146,7 @@ impl Group<'_> {
         Ok(found.optional()?)
     }
 
-    fn is_there(&self, lines: &Lines, run: RunId, position: Option<i64>, taken: &Taken) -> Outcome<bool> {
+    fn is_there(&self, run: RunId, position: Option<i64>, taken: &Taken) -> Outcome<bool> {
         match taken {
             Taken::Message(id) => {
                 let mut statement = self.conn.prepare_cached("SELECT 1 FROM messages WHERE target = ?1 AND id = ?2")?;
@@ -128,7 +160,8 @@ impl Group<'_> {
                 )?;
                 Ok(statement.exists(params![position, activation, kind, fence, due])?)
             }
-            Taken::Expiry(fence, why) => Ok(lines.is_up(run, *fence, *why, self.now)),
+            // Told by the mirror.
+            Taken::Expiry(..) => Ok(true),
         }
     }
 

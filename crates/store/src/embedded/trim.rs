@@ -11,7 +11,6 @@ use super::group::Group;
 use super::schema::key_of;
 use super::trouble::Outcome;
 use crate::ids::Namespace;
-use crate::lines::Lines;
 use crate::query::Trim;
 
 /// Rows of a table that one call deletes at most.
@@ -32,18 +31,19 @@ const BY_KEY: [&str; 2] = [
 
 impl Group<'_> {
     /// True while there is more to delete.
-    pub fn trim(&mut self, lines: &mut Lines, what: &Trim) -> Outcome<bool> {
+    pub fn trim(&mut self, what: &Trim) -> Outcome<bool> {
         match what {
             Trim::Timeline(run) => self.trim_timeline(*run),
             Trim::Run(run) => self.trim_run(*run),
             Trim::Events { ns, before } => self.trim_events(ns, *before),
-            Trim::Traces { before } => self.trim_traces(lines, *before),
+            Trim::Traces { before } => self.trim_traces(*before),
         }
     }
 
     fn trim_timeline(&mut self, run: RunId) -> Outcome<bool> {
         let Some((position, trimmed)) = self.ended(run)? else { return Ok(false) };
         if !trimmed {
+            self.touched.run(run);
             self.write("UPDATE runs SET trimmed = 1 WHERE position = ?1", [position])?;
             self.kept.forget(run);
         }
@@ -52,6 +52,7 @@ impl Group<'_> {
 
     fn trim_run(&mut self, run: RunId) -> Outcome<bool> {
         if let Some((position, _)) = self.ended(run)? {
+            self.touched.run(run);
             self.write("INSERT OR IGNORE INTO leaving (run, id) VALUES (?1, ?2)", params![position, run.0.as_bytes()])?;
             self.write("DELETE FROM runs WHERE position = ?1", [position])?;
             self.write("DELETE FROM keys WHERE run = ?1", [position])?;
@@ -75,6 +76,7 @@ impl Group<'_> {
         if let Some(last) = last
             && self.kept.forgotten.get(ns).is_none_or(|known| *known < last)
         {
+            self.touched.forgotten(ns, self.kept.forgotten.get(ns).copied());
             self.write("INSERT OR REPLACE INTO forgotten (ns, position) VALUES (?1, ?2)", params![ns.as_str(), last])?;
             self.kept.forgotten.insert(ns.clone(), last);
         }
@@ -90,8 +92,10 @@ impl Group<'_> {
         Ok(deleted == SLICE)
     }
 
-    fn trim_traces(&mut self, lines: &mut Lines, before: Millis) -> Outcome<bool> {
-        for key in lines.forget_full(before) {
+    fn trim_traces(&mut self, before: Millis) -> Outcome<bool> {
+        let full = self.shared.tasks().lines.forget_full(before);
+        full.iter().for_each(|key| self.touched.bucket(key));
+        for key in full {
             self.write(
                 "DELETE FROM buckets WHERE ns = ?1 AND kind = ?2 AND name = ?3 AND key = ?4 AND keyed = ?5",
                 params![key.ns.as_str(), key.kind, key.name, key.key.as_deref().unwrap_or_default(), key.key.is_some()],

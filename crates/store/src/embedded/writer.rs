@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use eddyline_machine::Millis;
 use rusqlite::Connection;
@@ -16,13 +16,14 @@ use super::checkpoint::{self, Mode};
 use super::encode::Encoded;
 use super::group::Group;
 use super::kept::Kept;
-use super::restore::{self, SERVED_MS};
+use super::restore::SERVED_MS;
 use super::shared::Shared;
 use super::stats::count;
+use super::touched::Touched;
 use super::trouble::{Gravity, Outcome, Trouble};
 use super::watch::{For, Watch};
 use crate::Written;
-use crate::claim::{ClaimRequest, Held};
+use crate::claim::ClaimRequest;
 use crate::error::{Result, StoreError};
 use crate::query::Trim;
 
@@ -41,6 +42,8 @@ const SERVED_WITH_GROUP_MS: Millis = 1_000;
 const SMALL_COMMANDS: usize = 2;
 const SMALL_CLAIMS: usize = 4;
 const SMALL_BYTES: usize = 64 << 10;
+/// A writer looks at the files before it writes, if the last look is longer ago than this.
+const FILES_LOOK: Duration = Duration::from_millis(100);
 /// How long the writer waits for readers to let go of the log before it goes on without.
 const RESTART_WAIT: Duration = Duration::from_millis(20);
 
@@ -55,6 +58,10 @@ pub(super) enum Request {
     Trim {
         what: Trim,
         answer: oneshot::Sender<Result<bool>>,
+    },
+    /// Writes something small, to tell whether anything can be written.
+    Probe {
+        answer: oneshot::Sender<Result<()>>,
     },
     /// It is time to note that somebody serves.
     Serving,
@@ -83,6 +90,8 @@ pub(super) struct Writer {
     kept: Kept,
     shared: Arc<Shared>,
     answers: SyncSender<Durable>,
+    /// When it was last looked at the files.
+    looked_at_files: Instant,
 }
 
 /// Where the writer sits. Whoever holds it writes.
@@ -146,12 +155,16 @@ impl Desk {
 
 impl Writer {
     pub fn new(conn: Connection, kept: Kept, shared: Arc<Shared>, answers: SyncSender<Durable>) -> Writer {
-        Writer { conn, kept, shared, answers }
+        Writer { conn, kept, shared, answers, looked_at_files: Instant::now() }
     }
 
     fn serve(&mut self, group: Vec<Request>) {
         let _unexpected = Unexpected(self.shared.clone());
-        if let Err(closed) = self.shared.check() {
+        if self.looked_at_files.elapsed() > FILES_LOOK {
+            self.shared.look_at_files();
+            self.looked_at_files = Instant::now();
+        }
+        if let Err(closed) = self.shared.check_files() {
             return refuse(group, &closed);
         }
         match self.carry_out(&group) {
@@ -164,59 +177,41 @@ impl Writer {
                 // The thread is there for as long as this one.
                 let _ = self.answers.send(durable);
             }
-            Err(trouble) => self.recover(group, trouble),
+            Err(failed) => {
+                let (trouble, touched) = *failed;
+                self.recover(group, trouble, touched);
+            }
         }
     }
 
     /// The whole group in one transaction, if there is anything to write.
-    fn carry_out(&mut self, requests: &[Request]) -> Outcome<Vec<Answer>> {
+    fn carry_out(&mut self, requests: &[Request]) -> std::result::Result<Vec<Answer>, Box<(Trouble, Touched)>> {
         let shared = &*self.shared;
         count(&shared.counters.requests, requests.len());
         count(&shared.counters.groups, 1);
-        let mut group = Group::new(&self.conn, &mut self.kept, shared.time.now());
-        let mut answers = Vec::with_capacity(requests.len());
-        for request in requests {
-            // Taken for one request at a time: heartbeats get in between.
-            let lines = &mut shared.tasks().lines;
-            answers.push(match request {
-                Request::Commit { commands, claims, .. } => Answer::Written(group.commit(lines, commands, claims)?),
-                Request::Trim { what, .. } => Answer::More(group.trim(lines, what)?),
-                Request::Serving => Answer::Nothing,
-            });
-        }
-        group.finish(&mut shared.tasks().lines)?;
-        let served_at = shared.served_at.load(Ordering::Relaxed);
-        let overdue = if group.begun { SERVED_WITH_GROUP_MS } else { SERVED_MS };
-        let asked = group.begun || requests.iter().any(|request| matches!(request, Request::Serving));
-        let (now, note) = (group.now, asked && group.now - served_at >= overdue);
-        if note {
-            group.set_meta("served_at", now)?;
-        }
-        if group.begun {
-            call(&shared.options.before_commit);
-            self.conn.prepare_cached("COMMIT")?.execute([])?;
-            call(&shared.options.after_commit);
-            count(&shared.counters.commits, 1);
-        }
+        let mut group = Group::new(&self.conn, &mut self.kept, shared);
+        let answers = match write(&mut group, requests) {
+            Ok(answers) => answers,
+            Err(trouble) => return Err(Box::new((trouble, group.touched))),
+        };
         if group.documents_moved {
             shared.documents_changed.fetch_add(1, Ordering::Release);
         }
-        if note {
-            shared.served_at.store(now, Ordering::Relaxed);
-        }
+        group.renew_leases();
         group.release(&mut shared.tasks().holds);
         shared.hints.tell(group.take_changes());
         Ok(answers)
     }
 
-    /// Nothing of the group was written. What is in memory is made anew from what is on disk, and the store goes on
-    /// unless the disk can't be trusted.
-    fn recover(&mut self, group: Vec<Request>, trouble: Trouble) {
+    /// Nothing of the group was written. What it changed in memory is taken back, and the store goes on unless the disk
+    /// can't be trusted.
+    fn recover(&mut self, group: Vec<Request>, trouble: Trouble, touched: Touched) {
         count(&self.shared.counters.rollbacks, 1);
+        self.shared.refused.store(true, Ordering::Relaxed);
         let gravity = trouble.gravity();
         let again = match gravity {
             Gravity::Fatal => Err(trouble),
-            Gravity::Full | Gravity::Passing => self.start_over().map(|()| trouble),
+            Gravity::Full | Gravity::Passing => self.take_back(touched).map(|()| trouble),
         };
         let trouble = match again {
             Ok(trouble) => trouble,
@@ -239,22 +234,11 @@ impl Writer {
         refuse(group, &error);
     }
 
-    fn start_over(&mut self) -> Outcome<()> {
+    fn take_back(&mut self, touched: Touched) -> Outcome<()> {
         if !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
-        self.kept = restore::kept(&self.conn)?;
-        let mut tasks = self.shared.tasks();
-        let (old, now) = (std::mem::take(&mut *tasks), self.shared.time.now());
-        let held = |run, fence, held: Held| match old.lines.held(run, fence) {
-            // How far it was extended is known only here.
-            Some(known) if known.request == held.request && known.since == held.since => known.clone(),
-            // The group that failed would have taken it away, and with it how far it was extended.
-            _ => Held { lease_until: held.lease_until.max(now + held.lease_ms), ..held },
-        };
-        tasks.lines = restore::lines(&self.conn, held, |start_by, _| start_by)?;
-        tasks.lines.opened(now);
-        Ok(())
+        touched.take_back(&self.conn, &mut self.kept, &self.shared)
     }
 
     fn restart_log(&mut self) {
@@ -270,16 +254,54 @@ impl Writer {
 
     /// Leaves everything in one file, and that somebody served until now.
     fn close(&mut self) {
-        if self.shared.check().is_err() {
+        self.shared.look_at_files();
+        if self.shared.check_files().is_err() {
             return;
         }
-        let now = self.shared.time.now();
-        let mut group = Group::new(&self.conn, &mut self.kept, now);
-        let noted = group.set_meta("served_at", now).and_then(|()| Ok(self.conn.execute_batch("COMMIT")?));
+        let mut group = Group::new(&self.conn, &mut self.kept, &self.shared);
+        let noted = group.set_meta("served_at", group.now).and_then(|()| Ok(self.conn.execute_batch("COMMIT")?));
         if let Err(trouble) = noted.and_then(|()| checkpoint::run(&self.conn, Mode::Truncate)) {
             tracing::warn!(error = %trouble.into_error(), "the log was left as it is");
         }
     }
+}
+
+/// Carries the requests out and commits them.
+fn write(group: &mut Group<'_>, requests: &[Request]) -> Outcome<Vec<Answer>> {
+    let mut answers = Vec::with_capacity(requests.len());
+    for request in requests {
+        answers.push(match request {
+            Request::Commit { commands, claims, .. } => Answer::Written(group.commit(commands, claims)?),
+            Request::Trim { what, .. } => Answer::More(group.trim(what)?),
+            Request::Probe { .. } => {
+                // Another number each time: what is there already is not written again.
+                let groups = group.shared.counters.groups.load(Ordering::Relaxed);
+                group.set_meta("probe", group.now + groups as i64)?;
+                Answer::Nothing
+            }
+            Request::Serving => Answer::Nothing,
+        });
+    }
+    group.finish()?;
+    let shared = group.shared;
+    let served_at = shared.served_at.load(Ordering::Relaxed);
+    let overdue = if group.begun { SERVED_WITH_GROUP_MS } else { SERVED_MS };
+    let asked = group.begun || requests.iter().any(|request| matches!(request, Request::Serving));
+    let (now, note) = (group.now, asked && group.now - served_at >= overdue);
+    if note {
+        group.set_meta("served_at", now)?;
+    }
+    if group.begun {
+        call(&shared.options.before_commit);
+        group.conn.prepare_cached("COMMIT")?.execute([])?;
+        call(&shared.options.after_commit);
+        count(&shared.counters.commits, 1);
+        shared.refused.store(false, Ordering::Relaxed);
+    }
+    if note {
+        shared.served_at.store(now, Ordering::Relaxed);
+    }
+    Ok(answers)
 }
 
 /// A writer that panics has left memory ahead of the disk: the store gives up instead of hanging.
@@ -303,6 +325,9 @@ impl Request {
             (Request::Trim { answer, .. }, Answer::More(more)) => {
                 let _ = answer.send(Ok(more));
             }
+            (Request::Probe { answer }, Answer::Nothing) => {
+                let _ = answer.send(Ok(()));
+            }
             _ => {}
         }
     }
@@ -312,14 +337,14 @@ impl Request {
             Request::Commit { commands, claims, .. } => {
                 commands.len() <= SMALL_COMMANDS && claims.len() <= SMALL_CLAIMS && self.bytes() <= SMALL_BYTES
             }
-            Request::Trim { .. } | Request::Serving => false,
+            Request::Trim { .. } | Request::Probe { .. } | Request::Serving => false,
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Request::Commit { commands, .. } => commands.iter().map(Encoded::bytes).sum(),
-            Request::Trim { .. } | Request::Serving => 0,
+            Request::Trim { .. } | Request::Probe { .. } | Request::Serving => 0,
         }
     }
 }
@@ -341,6 +366,9 @@ fn refuse(group: Vec<Request>, error: &StoreError) {
                 let _ = answer.send(Err(error.clone()));
             }
             Request::Trim { answer, .. } => {
+                let _ = answer.send(Err(error.clone()));
+            }
+            Request::Probe { answer } => {
                 let _ = answer.send(Err(error.clone()));
             }
             Request::Serving => {}
