@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide, definition};
-use eddyline_store::*;
+use eddyline_store::{
+    ClaimRequest, Claimed, Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Expect, Namespace, Offer,
+    RequestId, Result, RunCommit, Store, kind,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -26,13 +29,7 @@ pub enum Shape {
 }
 
 /// So many commits, each of which completes a few tasks and claims as many, while `tasks` wait that have so many keys.
-pub async fn claims(
-    opened: &Opened,
-    shape: Shape,
-    keys: usize,
-    tasks: usize,
-    commits: usize,
-) -> Result<Row> {
+pub async fn claims(opened: &Opened, shape: Shape, keys: usize, tasks: usize, commits: usize) -> Result<Row> {
     let text = match shape {
         Shape::Turns => "name: one\nsteps: {work: {key: input.k}}",
         Shape::Limited => "name: one\nsteps: {work: {limits: [{tenant: '${input.k}'}]}}",
