@@ -5,6 +5,7 @@
 
 mod big;
 mod ceiling;
+mod claims;
 mod hot;
 mod measure;
 mod stores;
@@ -15,6 +16,7 @@ mod workloads;
 use std::process::ExitCode;
 
 use ceiling::Ceiling;
+use claims::Shape;
 use measure::Row;
 use stores::Opened;
 use wire::Transport;
@@ -23,12 +25,13 @@ use wire::Transport;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [open] [idle] [wire]
+const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [wire]
 
   hot    the hot transition, on memory and embedded, beside raw SQLite with the same rows
   w1     ten steps in a row, at 1, 50 and 200 runs in flight
   w2     one to n to one, for n = 100, 1,000 and 10,000
   w3     10,000 runs of one step, started in batches
+  claims claims while 20,000 tasks wait that have 10, 1,000 and 10,000 keys
   open   a store with a million records of ended runs is opened
   idle   100,000 runs wait for something; what that costs
   wire   W1 through a server and a worker, each a process of its own; what they cost when there is nothing to do
@@ -59,7 +62,7 @@ async fn main() -> ExitCode {
         };
     }
     let (flags, names): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    let known = ["hot", "w1", "w2", "w3", "open", "idle", "wire"];
+    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "wire"];
     let unknown = flags.iter().any(|flag| flag != "--json" && flag != "--quick")
         || names.iter().any(|name| !known.contains(&name.as_str()));
     if unknown {
@@ -124,6 +127,11 @@ impl Bench {
                 rows.push(workloads::many(&opened, 10_000 / self.part).await);
             }
         }
+        if wants("claims") {
+            for shape in [Shape::Turns, Shape::Limited] {
+                rows.extend(self.claims(shape).await?);
+            }
+        }
         if wants("open") {
             self.say("a million records");
             rows.push(big::open(1_000_000 / self.part).await?);
@@ -136,6 +144,23 @@ impl Bench {
             let in_process = rows.iter().filter(|row| row.store == "embedded" && row.what.starts_with("W1"));
             let in_process: Vec<Row> = in_process.cloned().collect();
             rows.extend(self.wire(&in_process).await?);
+        }
+        Ok(rows)
+    }
+
+    /// Claims beside ever more keys, in turns, since the disk changes its speed: a claim costs the same.
+    async fn claims(&self, shape: Shape) -> Result<Vec<Row>, Failed> {
+        self.say("claims");
+        let mut turns = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..TURNS {
+            for (keys, rows) in [10, 1_000, 10_000].into_iter().zip(&mut turns) {
+                rows.push(claims::claims(&Opened::embedded()?, shape, keys, 20_000, 250 / self.part).await?);
+            }
+        }
+        let mut rows: Vec<Row> = turns.into_iter().filter_map(measure::merge).collect();
+        let base = rows[0].per_second;
+        for row in &mut rows[1..] {
+            row.note = format!("{:.2}× the time at 10 keys", base / row.per_second);
         }
         Ok(rows)
     }

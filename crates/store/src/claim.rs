@@ -82,7 +82,8 @@ pub struct Held {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Claims {
     pub tasks: Vec<Claimed>,
-    /// There are tasks that a rate holds back until then, at the earliest.
+    /// Of a claim that got less than it asked for: when to ask again. No later than the first of the tasks it suits, and
+    /// that wait for nothing but a moment (a rate, a limit that a worker closed), may be claimed.
     pub retry_at: Option<Millis>,
 }
 

@@ -75,6 +75,31 @@ pub struct QueueRules {
     pub rate: Option<Rate>,
 }
 
+impl QueueRules {
+    /// The rules in a document. Of one that can't be read it is not known what it bounds, so nothing is claimed: the
+    /// queue is as if it were paused.
+    pub fn read(body: &Value) -> QueueRules {
+        QueueRules::deserialize(body).unwrap_or(QueueRules { paused: true, ..QueueRules::default() })
+    }
+
+    /// Why the rules in a document can't be read.
+    pub fn fault(body: &Value) -> Option<String> {
+        QueueRules::deserialize(body).err().map(|error| format!("its rules can't be read: {error}"))
+    }
+}
+
+impl LimitRules {
+    /// The rules in a document. Of one that can't be read it is not known what it bounds, so nothing passes it.
+    pub fn read(body: &Value) -> LimitRules {
+        LimitRules::deserialize(body).unwrap_or(LimitRules { concurrency: Some(0), rate: None })
+    }
+
+    /// Why the rules in a document can't be read.
+    pub fn fault(body: &Value) -> Option<String> {
+        LimitRules::deserialize(body).err().map(|error| format!("its rules can't be read: {error}"))
+    }
+}
+
 /// What a limit bounds, for each key that tasks name with it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]

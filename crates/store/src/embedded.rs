@@ -286,6 +286,11 @@ impl Store for Embedded {
         Ok(self.shared.tasks().lines.states(ns))
     }
 
+    async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>> {
+        self.shared.check()?;
+        Ok(self.shared.tasks().lines.closed_limits(ns, self.shared.time.now()))
+    }
+
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {
         self.shared.check()?;
         Ok(self.shared.tasks().lines.ready(ns))

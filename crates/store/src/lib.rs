@@ -93,6 +93,10 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Queues that have or had tasks since the store was opened.
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>>;
 
+    /// The limits of a namespace that workers asked to slow down and that nothing passes now, by name. A change of the
+    /// limit's document lifts it.
+    async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>>;
+
     /// How many tasks of a namespace could be claimed by a worker that takes everything.
     async fn backlog(&self, ns: &Namespace) -> Result<usize>;
 

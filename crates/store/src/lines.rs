@@ -2,73 +2,42 @@
 //! them; used by each backend that has one writer.
 //!
 //! Within a queue the keys of tasks take turns; tasks of one key go by priority, where a step of priority is worth
-//! [`AGE_MS`] of waiting, so that nothing starves. Tasks that any worker would take or leave together form a class, so a
-//! claim looks at the heads of classes and never scans tasks.
+//! [`AGE_MS`] of waiting, so that nothing starves. What a claim costs does not depend on how many tasks, keys, limits or
+//! queues wait: tasks that a limit keeps back are parked under it (`pool.rs`) and woken when it lets something pass.
 
+mod bounds;
 mod bucket;
 mod leases;
-mod order;
+mod line;
+mod pool;
+mod ring;
+mod suit;
+#[cfg(all(test, feature = "conformance"))]
+mod tests;
+mod wait;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use eddyline_machine::explain::Bound;
-use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task, TaskKind};
+use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task};
 
+use bounds::Bounds;
 pub(crate) use bucket::{Bucket, BucketKey};
 pub use leases::UNWATCHED_MS;
-use order::{Line, Rank};
+use line::{Line, Place};
+use suit::{Class, Suit};
+use wait::Waiters;
 
-use crate::claim::{ClaimRequest, Held, Offer, RequestId};
-use crate::document::{DocumentKey, LimitRules, QueueRules, Rate, kind};
+use crate::claim::{ClaimRequest, Held, RequestId};
+use crate::document::{DocumentKey, LimitRules, QueueRules, kind};
 use crate::ids::{Map, Namespace};
-use crate::query::{Change, QueueState};
+use crate::query::{Change, LimitState, QueueState};
 
 /// A step of priority is worth so much waiting.
 pub const AGE_MS: Millis = 60_000;
-/// What any worker would take or leave together.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Class {
-    flow: Arc<str>,
-    kind: Kind,
-    handler: String,
-    requires: Vec<String>,
-    build: Option<String>,
-    limits: Vec<(String, Option<String>)>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Kind {
-    Step,
-    Run,
-}
-
-impl Class {
-    fn of(flow: &Arc<str>, task: &Task) -> Class {
-        Class {
-            flow: flow.clone(),
-            kind: match task.kind {
-                TaskKind::Step => Kind::Step,
-                TaskKind::Run => Kind::Run,
-            },
-            handler: task.handler.clone(),
-            requires: task.requires.clone(),
-            build: task.build.clone(),
-            limits: task.limits.clone(),
-        }
-    }
-
-    fn suits(&self, offer: &Offer) -> bool {
-        let kind = match self.kind {
-            Kind::Step => TaskKind::Step,
-            Kind::Run => TaskKind::Run,
-        };
-        offer.takes(kind, &self.handler, &self.requires, self.build.as_deref())
-    }
-}
 
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
@@ -76,13 +45,11 @@ pub(crate) struct Lines {
     lines: Vec<Line>,
     places: Map<Namespace, Map<Arc<str>, usize>>,
     runs: Map<RunId, OfRun>,
-    limits: Map<(Namespace, String), LimitRules>,
-    /// Claimed tasks by limit and key.
-    passing: Map<BucketKey, u32>,
-    buckets: Map<BucketKey, Bucket>,
-    /// Buckets that changed since they were last asked for.
-    spent: BTreeSet<BucketKey>,
-    classes: BTreeSet<Arc<Class>>,
+    bounds: Bounds,
+    /// Who waits for which bound.
+    waiters: Waiters,
+    /// How many tasks there are of each class.
+    classes: Map<Arc<Class>, usize>,
     expiries: BTreeSet<(Millis, RunId, Fence)>,
     requests: Map<RequestId, Vec<(RunId, Fence)>>,
     looked_at: Option<Millis>,
@@ -101,12 +68,9 @@ struct OfRun {
 
 #[derive(Debug, Clone)]
 struct Entry {
-    /// The place of its line.
+    /// Which of the lines it is in.
     line: usize,
-    class: Arc<Class>,
-    key: Option<Arc<str>>,
-    rank: Rank,
-    queued_at: Millis,
+    place: Place,
     activation: ActId,
     timeout_ms: Option<Millis>,
     /// When it is too late to be claimed.
@@ -145,17 +109,22 @@ impl Lines {
     pub fn set_rules(&mut self, ns: &Namespace, key: &DocumentKey, body: Option<&Value>) -> Vec<String> {
         match key.kind.as_str() {
             kind::QUEUE => {
-                let rules = body.and_then(|body| QueueRules::deserialize(body).ok()).unwrap_or_default();
+                if let Some(fault) = body.and_then(QueueRules::fault) {
+                    tracing::error!(%ns, queue = key.id, "the queue is paused: {fault}");
+                }
                 let line = self.line(ns, &key.id);
-                self.lines[line].rules = rules;
+                self.lines[line].rules = body.map(QueueRules::read).unwrap_or_default();
                 vec![key.id.clone()]
             }
             kind::LIMIT => {
-                let at = (ns.clone(), key.id.clone());
-                match body.and_then(|body| LimitRules::deserialize(body).ok()) {
-                    Some(rules) => self.limits.insert(at, rules),
-                    None => self.limits.remove(&at),
-                };
+                if let Some(fault) = body.and_then(LimitRules::fault) {
+                    tracing::error!(%ns, limit = key.id, "nothing passes the limit: {fault}");
+                }
+                self.bounds.set_limit(ns, &key.id, body.map(LimitRules::read));
+                self.bounds.lift(ns, &key.id);
+                for bound in self.waiters.bounds_of(ns, &key.id) {
+                    self.open(&bound);
+                }
                 self.of(ns).map(|line| line.name.to_string()).collect()
             }
             _ => Vec::new(),
@@ -163,42 +132,31 @@ impl Lines {
     }
 
     pub fn set_bucket(&mut self, key: BucketKey, bucket: Bucket) {
-        self.buckets.insert(key, bucket);
+        let bound = Arc::new(key.clone());
+        self.bounds.set_bucket(key, bucket);
+        self.open(&bound);
     }
 
     /// What changed of the buckets since the last time.
     pub fn take_spent(&mut self) -> Vec<(BucketKey, Bucket)> {
-        let spent = std::mem::take(&mut self.spent);
-        spent.into_iter().filter_map(|key| self.buckets.get(&key).map(|bucket| (key.clone(), *bucket))).collect()
+        self.bounds.take_spent()
     }
 
     /// A worker asked to slow a limit down: nothing passes it until then.
     pub fn slow(&mut self, ns: &Namespace, limit: &str, until: Millis) {
-        let key = BucketKey::slow(ns, limit);
-        let bucket = self.buckets.entry(key.clone()).or_insert(Bucket::full(1, until));
-        bucket.closed_until = bucket.closed_until.max(until);
-        self.spent.insert(key);
+        self.bounds.slow(ns, limit, until);
+    }
+
+    /// The limits of a namespace that workers closed for a while.
+    pub fn closed_limits(&self, ns: &Namespace, now: Millis) -> Vec<LimitState> {
+        self.bounds.closed(ns, now)
     }
 
     /// Forgets rates that are as if nothing had ever been claimed, and were so before that moment already.
     pub fn forget_full(&mut self, before: Millis) -> Vec<BucketKey> {
-        let rate = |key: &BucketKey| match key.kind.as_str() {
-            BucketKey::QUEUE => self.find(&key.ns, &key.name)?.rules.rate,
-            BucketKey::LIMIT => self.limits.get(&(key.ns.clone(), key.name.clone()))?.rate,
-            _ => None,
-        };
-        let full = |key: &BucketKey, bucket: &Bucket| {
-            bucket.at < before
-                && bucket.closed_until < before
-                && rate(key).is_none_or(|rate| bucket.is_full(rate, before))
-        };
-        let found: Vec<BucketKey> =
-            self.buckets.iter().filter(|(key, bucket)| full(key, bucket)).map(|(key, _)| key.clone()).collect();
-        for key in &found {
-            self.buckets.remove(key);
-            self.spent.remove(key);
-        }
-        found
+        let Lines { lines, places, bounds, .. } = self;
+        let line = |key: &BucketKey| places.get(&key.ns)?.get(key.name.as_str()).map(|at| &lines[*at]);
+        bounds.forget_full(before, |key| line(key)?.rules.rate)
     }
 
     /// Facts of a run that its claims depend on, known for as long as it has tasks. The queues that have more to offer
@@ -219,12 +177,11 @@ impl Lines {
         let waiting: Vec<(Fence, Entry)> = of_run.waiting().map(|(fence, entry)| (*fence, entry.clone())).collect();
         let mut resumed = BTreeSet::new();
         for (fence, entry) in waiting {
-            let line = &mut self.lines[entry.line];
             if paused {
-                line.leave(&entry.class, &entry.key, entry.rank);
+                self.leave(&entry);
             } else {
-                line.join(&entry.class, &entry.key, entry.rank, (run, fence));
-                resumed.insert(line.name.to_string());
+                self.lines[entry.line].join(&entry.place, (run, fence));
+                resumed.insert(self.lines[entry.line].name.to_string());
             }
         }
         resumed.into_iter().collect()
@@ -244,81 +201,40 @@ impl Lines {
     /// Puts a task in line, or among those that are held. Its run must be known.
     pub fn add(&mut self, run: RunId, queued: Queued<'_>) {
         let Some(of_run) = self.runs.get(&run) else { return };
-        let (task, ns, paused) = (queued.task, of_run.ns.clone(), of_run.paused);
-        let class = Class::of(&of_run.flow, task);
-        let class = match self.classes.get(&class) {
-            Some(known) => known.clone(),
-            None => {
-                let class = Arc::new(class);
-                self.classes.insert(class.clone());
-                class
-            }
-        };
-        let line = self.line(&ns, &task.queue);
+        let (task, ns) = (queued.task, of_run.ns.clone());
+        let class = Class::of(&ns, &of_run.flow, task);
+        let class = self.classes.get_key_value(&class).map_or_else(|| Arc::new(class), |(known, _)| known.clone());
         let age = Millis::from(task.priority).saturating_mul(AGE_MS);
-        let mut entry = Entry {
-            line,
+        let place = Place {
             class,
             key: task.key.as_deref().map(Arc::from),
             rank: (queued.queued_at.saturating_sub(age), queued.place),
             queued_at: queued.queued_at,
+        };
+        let entry = Entry {
+            line: self.line(&ns, &task.queue),
+            place,
             activation: task.activation,
             timeout_ms: task.timeout_ms,
             start_by: queued.start_by,
             closed: queued.closed,
-            held: None,
+            held: queued.held,
             expiry: None,
         };
-        if let Some(held) = queued.held {
-            entry.held = Some(held.clone());
-            self.requests.entry(held.request).or_default().push((run, task.fence));
-            self.count(&ns, &entry, 1);
-        } else if !paused && !queued.closed {
-            self.lines[line].join(&entry.class, &entry.key, entry.rank, (run, task.fence));
-        }
-        self.schedule(run, task.fence, &mut entry);
-        if let Some(of_run) = self.runs.get_mut(&run) {
-            of_run.tasks.insert(task.fence, entry);
-        }
+        self.link(run, task.fence, entry);
     }
 
     /// No longer offered; a worker that has it keeps it.
     pub fn close(&mut self, run: RunId, fence: Fence) {
-        let Some((_, mut entry)) = self.lift(run, fence) else { return };
-        if entry.held.is_none() && !entry.closed && !self.is_paused(run) {
-            self.lines[entry.line].leave(&entry.class, &entry.key, entry.rank);
+        if let Some((entry, _)) = self.unlink(run, fence) {
+            self.link(run, fence, Entry { closed: true, ..entry });
         }
-        entry.closed = true;
-        self.schedule(run, fence, &mut entry);
-        self.put_back(run, fence, entry);
     }
 
     /// The queues in which others may be claimed now, because a bound has room again.
     pub fn remove(&mut self, run: RunId, fence: Fence) -> Vec<String> {
-        let Some((ns, entry)) = self.lift(run, fence) else { return Vec::new() };
-        let roomier = match &entry.held {
-            Some(held) => {
-                if let Some(claimed) = self.requests.get_mut(&held.request) {
-                    claimed.retain(|at| *at != (run, fence));
-                    if claimed.is_empty() {
-                        self.requests.remove(&held.request);
-                    }
-                }
-                self.count(&ns, &entry, -1);
-                self.bounded_with(&ns, &entry)
-            }
-            None => {
-                if !entry.closed && !self.is_paused(run) {
-                    self.lines[entry.line].leave(&entry.class, &entry.key, entry.rank);
-                }
-                Vec::new()
-            }
-        };
-        // This one and the set are the last to know it: keys of limits come and go, and their classes with them.
-        if Arc::strong_count(&entry.class) == 2 {
-            self.classes.remove(&entry.class);
-        }
-        roomier
+        let Some((_, roomier)) = self.unlink(run, fence) else { return Vec::new() };
+        roomier.into_iter().map(|line| self.lines[line].name.to_string()).collect()
     }
 
     /// Gives out tasks.
@@ -332,39 +248,44 @@ impl Lines {
             };
             return (before.into_iter().filter_map(again).collect(), None);
         }
-        let (mut picked, mut retry_at) = (Vec::new(), None);
+        for bound in self.waiters.take_due(now) {
+            self.open(&bound);
+        }
+        let queues: Vec<(usize, Vec<Arc<Suit>>)> = request
+            .queues
+            .iter()
+            .filter_map(|queue| self.places.get(&request.ns)?.get(queue.as_str()))
+            .map(|line| (*line, self.lines[*line].suits(&request.offer)))
+            .filter(|(_, suits)| !suits.is_empty())
+            .collect();
+        let mut picked = Vec::new();
         while picked.len() < request.max {
-            let Some((run, fence)) = self.best(request, now, &mut retry_at) else { break };
+            let Some((run, fence)) = self.best(&queues, now) else {
+                return (picked, self.retry_at(&queues, now));
+            };
             match self.hand_over(run, fence, request, now) {
                 Some(held) => picked.push(Picked { run, fence, held, before: false }),
                 None => break,
             }
         }
-        (picked, retry_at)
+        (picked, None)
     }
 
     /// What keeps a task that waits from being claimed, whoever asks for it.
     pub fn bound(&self, run: RunId, fence: Fence, now: Millis) -> Option<Bound> {
-        let of_run = self.runs.get(&run)?;
-        let entry = of_run.tasks.get(&fence).filter(|entry| entry.held.is_none() && !entry.closed)?;
-        let (line, mut later) = (&self.lines[entry.line], None);
+        let entry = self.runs.get(&run)?.tasks.get(&fence).filter(|entry| entry.held.is_none() && !entry.closed)?;
+        let line = &self.lines[entry.line];
         line.closed_by()
-            .or_else(|| (!self.rate_lets_pass(&of_run.ns, line, now, &mut later)).then_some(Bound::Rate))
-            .or_else(|| line.closed_to(&entry.class.flow))
+            .or_else(|| self.held_until(line, now).map(|_| Bound::Rate))
+            .or_else(|| line.closed_to(&entry.place.class.suit.flow))
             .or_else(|| {
-                let (name, most) = self.limit_in_the_way(&of_run.ns, &entry.class, now, &mut later)?;
-                Some(Bound::Limit { name: name.to_owned(), most })
+                let blocked = self.bounds.blocked(&entry.place.class, now)?;
+                Some(Bound::Limit { name: blocked.by.name.clone(), most: blocked.most })
             })
     }
 
     pub fn states(&self, ns: &Namespace) -> Vec<QueueState> {
         let mut states: Vec<QueueState> = self.of(ns).map(Line::state).collect();
-        let offering = self.runs.values().filter(|of_run| of_run.ns == *ns && !of_run.paused);
-        for (_, entry) in offering.flat_map(|of_run| of_run.waiting()) {
-            if let Some(state) = states.iter_mut().find(|state| *state.name == *self.lines[entry.line].name) {
-                state.oldest = Some(state.oldest.map_or(entry.queued_at, |oldest| oldest.min(entry.queued_at)));
-            }
-        }
         states.sort_by(|a, b| a.name.cmp(&b.name));
         states
     }
@@ -384,22 +305,19 @@ impl Lines {
         }
     }
 
-    fn best(&mut self, request: &ClaimRequest, now: Millis, retry_at: &mut Option<Millis>) -> Option<(RunId, Fence)> {
-        let mut best: Option<(Rank, (RunId, Fence))> = None;
-        for queue in &request.queues {
-            let Some(line) = self.find(&request.ns, queue) else { continue };
-            if line.closed_by().is_some() || !line.offers_anything() {
+    /// The task that is next among those of these queues and suits.
+    fn best(&mut self, queues: &[(usize, Vec<Arc<Suit>>)], now: Millis) -> Option<(RunId, Fence)> {
+        let (mut best, mut learned) = (None, Vec::new());
+        for (at, suits) in queues {
+            if !self.is_open(&self.lines[*at], now) {
                 continue;
             }
-            if !self.rate_lets_pass(&request.ns, line, now, retry_at) {
-                continue;
+            let bounds = &self.bounds;
+            let found = self.lines[*at].first(suits, |class| bounds.blocked(class, now), &mut learned);
+            for learned in learned.drain(..) {
+                self.waiters.learn(*at, learned);
             }
-            let open = |class: &Class| {
-                class.suits(&request.offer)
-                    && line.closed_to(&class.flow).is_none()
-                    && self.limit_in_the_way(&request.ns, class, now, retry_at).is_none()
-            };
-            if let Some((rank, task)) = line.first(open)
+            if let Some((rank, task)) = found
                 && best.is_none_or(|(better, _)| rank < better)
             {
                 best = Some((rank, task));
@@ -408,10 +326,41 @@ impl Lines {
         best.map(|(_, task)| task)
     }
 
+    /// When there may be more for a claim that got all there is now.
+    fn retry_at(&self, queues: &[(usize, Vec<Arc<Suit>>)], now: Millis) -> Option<Millis> {
+        let at = |(at, suits): &(usize, Vec<Arc<Suit>>)| {
+            let line = &self.lines[*at];
+            if line.closed_by().is_some() || !line.offers_anything() {
+                return None;
+            }
+            self.held_until(line, now).or_else(|| line.opens_at(suits))
+        };
+        queues.iter().filter_map(at).min()
+    }
+
+    fn is_open(&self, line: &Line, now: Millis) -> bool {
+        line.offers_anything() && line.closed_by().is_none() && self.held_until(line, now).is_none()
+    }
+
+    /// Until when the rate of a queue keeps all its tasks back.
+    fn held_until(&self, line: &Line, now: Millis) -> Option<Millis> {
+        let rate = line.rules.rate?;
+        self.bounds.held_until(&BucketKey::queue(&line.ns, &line.name), Some(rate), now)
+    }
+
     fn hand_over(&mut self, run: RunId, fence: Fence, request: &ClaimRequest, now: Millis) -> Option<Held> {
         let memo = self.runs.get(&run)?.memo;
-        let (ns, mut entry) = self.lift(run, fence)?;
-        let claim = Claim { build: request.offer.build_of(&entry.class.handler).map(str::to_owned), memo };
+        let line = self.runs.get(&run)?.tasks.get(&fence)?.line;
+        // Served first: a key that comes back after its last task was claimed has had its turn.
+        let key = self.runs.get(&run)?.tasks.get(&fence)?.place.key.clone();
+        self.lines[line].served(&key);
+        let (entry, _) = self.unlink(run, fence)?;
+        let line = &self.lines[line];
+        if let Some(rate) = line.rules.rate {
+            self.bounds.spend_rate(&BucketKey::queue(&line.ns, &line.name), rate, now);
+        }
+        self.bounds.spend(&entry.place.class, now);
+        let build = request.offer.build_of(&entry.place.class.suit.handler).map(str::to_owned);
         let held = Held {
             worker: request.worker.clone(),
             request: request.request,
@@ -419,102 +368,76 @@ impl Lines {
             lease_ms: request.lease_ms,
             lease_until: now + request.lease_ms,
             deadline: entry.timeout_ms.map(|ms| now + ms),
-            claim,
+            claim: Claim { build, memo },
         };
-        let line = &mut self.lines[entry.line];
-        // Served first: a key that comes back after its last task was claimed has had its turn.
-        line.served(&entry.key);
-        line.leave(&entry.class, &entry.key, entry.rank);
-        let queue_rate = line.rules.rate;
-        if queue_rate.is_some() {
-            let queue = BucketKey::queue(&ns, &line.name);
-            self.spend(queue, queue_rate, now);
-        }
-        for (name, key) in &entry.class.limits {
-            let rate = self.limits.get(&(ns.clone(), name.clone())).and_then(|rules| rules.rate);
-            self.spend(BucketKey::limit(&ns, name, key.as_deref()), rate, now);
-        }
-        self.count(&ns, &entry, 1);
-        self.requests.entry(request.request).or_default().push((run, fence));
-        entry.held = Some(held.clone());
-        self.schedule(run, fence, &mut entry);
-        self.put_back(run, fence, entry);
+        self.link(run, fence, Entry { held: Some(held.clone()), ..entry });
         Some(held)
     }
 
-    /// The first of its limits that lets no task of a class pass, and its concurrency if that is what is used up.
-    fn limit_in_the_way<'a>(
-        &self,
-        ns: &Namespace,
-        class: &'a Class,
-        now: Millis,
-        retry_at: &mut Option<Millis>,
-    ) -> Option<(&'a str, Option<u32>)> {
-        class.limits.iter().find_map(|(name, key)| {
-            let at = BucketKey::limit(ns, name, key.as_deref());
-            if let Some(slow) = self.buckets.get(&BucketKey::slow(ns, name))
-                && slow.closed_until > now
-            {
-                earlier(retry_at, slow.closed_until);
-                return Some((name.as_str(), None));
-            }
-            let rules = self.limits.get(&(ns.clone(), name.clone()))?;
-            let passing = self.passing.get(&at).copied().unwrap_or(0);
-            match rules.concurrency {
-                Some(most) if passing >= most => Some((name.as_str(), Some(most))),
-                _ => (!self.bucket_lets_pass(&at, rules.rate, now, retry_at)).then_some((name.as_str(), None)),
-            }
-        })
-    }
-
-    fn rate_lets_pass(&self, ns: &Namespace, line: &Line, now: Millis, retry_at: &mut Option<Millis>) -> bool {
-        let rate = line.rules.rate;
-        rate.is_none() || self.bucket_lets_pass(&BucketKey::queue(ns, &line.name), rate, now, retry_at)
-    }
-
-    fn bucket_lets_pass(&self, at: &BucketKey, rate: Option<Rate>, now: Millis, retry_at: &mut Option<Millis>) -> bool {
-        let Some(rate) = rate else { return true };
-        let ready_at = self.buckets.get(at).map_or(now, |bucket| bucket.ready_at(rate, now));
-        if ready_at > now {
-            earlier(retry_at, ready_at);
+    /// Puts an entry where it belongs: among those that are held, or in line if it is offered.
+    fn link(&mut self, run: RunId, fence: Fence, mut entry: Entry) {
+        let Some(of_run) = self.runs.get(&run) else { return };
+        *self.classes.entry(entry.place.class.clone()).or_default() += 1;
+        if let Some(held) = &entry.held {
+            self.requests.entry(held.request).or_default().push((run, fence));
+            self.lines[entry.line].count(&entry.place.class.suit.flow, 1);
+            self.bounds.count(&entry.place.class, 1);
+        } else if !of_run.paused && !entry.closed {
+            self.lines[entry.line].join(&entry.place, (run, fence));
         }
-        ready_at <= now
+        self.schedule(run, fence, &mut entry);
+        self.put_back(run, fence, entry);
     }
 
-    fn spend(&mut self, at: BucketKey, rate: Option<Rate>, now: Millis) {
-        let Some(rate) = rate else { return };
-        self.buckets.entry(at.clone()).or_insert(Bucket::full(rate.burst, now)).spend(rate, now);
-        self.spent.insert(at);
-    }
-
-    /// Counts a claimed task in or out.
-    fn count(&mut self, ns: &Namespace, entry: &Entry, by: i32) {
-        self.lines[entry.line].count(&entry.class.flow, by);
-        for (name, key) in &entry.class.limits {
-            let at = BucketKey::limit(ns, name, key.as_deref());
-            let passing = self.passing.entry(at.clone()).or_default();
-            *passing = passing.saturating_add_signed(by);
-            if *passing == 0 {
-                self.passing.remove(&at);
+    /// Takes an entry out of everything, with the lines in which others may be claimed now because of it.
+    fn unlink(&mut self, run: RunId, fence: Fence) -> Option<(Entry, BTreeSet<usize>)> {
+        let paused = self.runs.get(&run)?.paused;
+        let (_, entry) = self.lift(run, fence)?;
+        let class = &entry.place.class;
+        let mut roomier = BTreeSet::new();
+        if let Some(held) = &entry.held {
+            if let Some(claimed) = self.requests.get_mut(&held.request) {
+                claimed.retain(|at| *at != (run, fence));
+                if claimed.is_empty() {
+                    self.requests.remove(&held.request);
+                }
+            }
+            let line = &mut self.lines[entry.line];
+            line.count(&class.suit.flow, -1);
+            if line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some() {
+                roomier.insert(entry.line);
+            }
+            self.bounds.count(class, -1);
+            for limit in &class.limits {
+                if self.bounds.limit(&limit.ns, &limit.name).is_some_and(|rules| rules.concurrency.is_some()) {
+                    roomier.extend(self.open(limit));
+                }
+            }
+        } else if !paused && !entry.closed {
+            self.leave(&entry);
+        }
+        if let Some(count) = self.classes.get_mut(class) {
+            *count -= 1;
+            if *count == 0 {
+                self.classes.remove(class);
             }
         }
+        Some((entry, roomier))
     }
 
-    /// The queues whose tasks share a bound with this one: a limit holds across queues.
-    fn bounded_with(&self, ns: &Namespace, entry: &Entry) -> Vec<String> {
-        let bounds = |(name, _): &(String, Option<String>)| {
-            self.limits.get(&(ns.clone(), name.clone())).is_some_and(|rules| rules.concurrency.is_some())
-        };
-        if entry.class.limits.iter().any(bounds) {
-            return self.of(ns).filter(|line| line.offers_anything()).map(|line| line.name.to_string()).collect();
+    fn leave(&mut self, entry: &Entry) {
+        if let Some(bound) = self.lines[entry.line].leave(&entry.place) {
+            self.waiters.drop(&bound, entry.line, &entry.place.class.suit);
         }
-        let line = &self.lines[entry.line];
-        let own = line.rules.concurrency.is_some() || line.rules.flow_concurrency.is_some();
-        if own { vec![line.name.to_string()] } else { Vec::new() }
     }
 
-    fn is_paused(&self, run: RunId) -> bool {
-        self.runs.get(&run).is_some_and(|of_run| of_run.paused)
+    /// A bound may let something pass. The lines of those who waited for it.
+    fn open(&mut self, bound: &Arc<BucketKey>) -> Vec<usize> {
+        let waiting = self.waiters.take(bound);
+        for (line, suit) in &waiting {
+            self.lines[*line].open(suit, bound);
+        }
+        waiting.into_iter().map(|(line, _)| line).collect()
     }
 
     fn find(&self, ns: &Namespace, queue: &str) -> Option<&Line> {
@@ -532,7 +455,7 @@ impl Lines {
             return *line;
         }
         let name: Arc<str> = Arc::from(queue);
-        self.lines.push(Line::new(name.clone()));
+        self.lines.push(Line::new(ns, name.clone()));
         self.places.entry(ns.clone()).or_default().insert(name, self.lines.len() - 1);
         self.lines.len() - 1
     }
@@ -558,8 +481,4 @@ impl OfRun {
     fn waiting(&self) -> impl Iterator<Item = (&Fence, &Entry)> {
         self.tasks.iter().filter(|(_, entry)| entry.held.is_none() && !entry.closed)
     }
-}
-
-fn earlier(at: &mut Option<Millis>, other: Millis) {
-    *at = Some(at.map_or(other, |at| at.min(other)));
 }

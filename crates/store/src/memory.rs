@@ -1,6 +1,9 @@
 //! The reference: everything in memory, one lock, no cleverness. What the other backends are compared with.
 
+mod leases;
+mod rates;
 mod rows;
+pub(crate) mod tasks;
 mod write;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
 
-use crate::claim::{ClaimRequest, Claimed, Claims, Extended, Lease};
+use crate::claim::{ClaimRequest, Extended, Lease};
 use crate::clock::{Clock, StoreTime, SystemClock};
 use crate::commit::Command;
 use crate::document::Document;
@@ -35,7 +38,7 @@ impl Memory {
 
     pub fn with_clock(clock: Arc<dyn Clock>) -> Memory {
         let (time, mut rows) = (StoreTime::open(clock, 0), Rows::default());
-        rows.lines.opened(time.now());
+        rows.tasks.opened(time.now());
         Memory { rows: Mutex::new(rows), time, hints: Teller::default() }
     }
 
@@ -84,16 +87,8 @@ impl Store for Memory {
         let mut rows = self.rows();
         let now = self.time.now();
         let commands = commands.into_iter().map(|command| rows.carry_out(command, now)).collect();
-        let claims = claims
-            .iter()
-            .map(|request| {
-                let (picked, retry_at) = rows.lines.claim(request, now);
-                let tasks: Vec<Claimed> = picked.into_iter().filter_map(|picked| rows.claimed(picked, now)).collect();
-                Claims { tasks, retry_at }
-            })
-            .collect();
-        let mut changes = std::mem::take(&mut rows.changes);
-        changes.retain(|change| rows.lines.is_worth(change, now));
+        let claims = claims.iter().map(|request| rows.claim(request, now)).collect();
+        let changes = rows.take_changes(now);
         drop(rows);
         self.hints.tell(changes);
         Ok(Written { commands, claims })
@@ -102,7 +97,7 @@ impl Store for Memory {
     async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>> {
         let mut rows = self.rows();
         let now = self.time.now();
-        Ok(leases.iter().map(|lease| rows.lines.extend(ns, worker, *lease, now)).collect())
+        Ok(leases.iter().map(|lease| rows.tasks.extend(ns, worker, *lease, now)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
@@ -161,11 +156,15 @@ impl Store for Memory {
     }
 
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
-        Ok(self.rows().lines.states(ns))
+        Ok(self.rows().tasks.states(ns))
+    }
+
+    async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>> {
+        Ok(self.rows().tasks.closed_limits(ns, self.time.now()))
     }
 
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {
-        Ok(self.rows().lines.ready(ns))
+        Ok(self.rows().tasks.ready(ns))
     }
 
     async fn trim(&self, what: &Trim) -> Result<bool> {
@@ -181,15 +180,9 @@ impl Store for Memory {
 impl Rows {
     fn due_leases(&mut self, now: Millis, limit: usize) -> DueBatch {
         let holds = &mut self.holds;
-        let up = self.lines.time_up(now, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
+        let items = self.tasks.time_up(now, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
         // What is up and not among these is held by somebody, unless there was no room for it.
-        let next = if up.len() >= limit { Some(now) } else { self.lines.next_expiry(now) };
-        DueBatch {
-            items: up
-                .into_iter()
-                .map(|up| DueItem::Lease { ns: up.ns, run: up.run, task: up.task, why: up.why, claim: up.claim })
-                .collect(),
-            next_in: next_in(next, now, &self.holds),
-        }
+        let next = if items.len() >= limit { Some(now) } else { self.tasks.next_expiry(now) };
+        DueBatch { items, next_in: next_in(next, now, &self.holds) }
     }
 }

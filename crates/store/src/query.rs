@@ -255,6 +255,14 @@ pub struct QueueState {
     pub oldest: Option<Millis>,
 }
 
+/// A limit that a worker asked to slow down, by `defer`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitState {
+    pub name: String,
+    /// Until then nothing passes it.
+    pub closed_until: Millis,
+}
+
 /// What is deleted for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trim {

@@ -41,6 +41,8 @@ pub struct Hooked {
     pub telling: watch::Sender<bool>,
     /// Commits wait while this is false.
     pub committing: watch::Sender<bool>,
+    /// Payloads can't be read while this is true.
+    pub damaged: std::sync::atomic::AtomicBool,
     pub after_beside: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
@@ -62,6 +64,7 @@ impl Hooked {
             looking: watch::Sender::new(true),
             telling: watch::Sender::new(true),
             committing: watch::Sender::new(true),
+            damaged: false.into(),
             after_beside: Mutex::new(None),
         }
     }
@@ -88,6 +91,9 @@ impl Store for Hooked {
     }
 
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        if self.damaged.load(Ordering::SeqCst) {
+            return Err(StoreError::Corrupt(format!("values: the checksum of {} of run {run} is wrong", ids[0])));
+        }
         self.inner.values(run, ids).await
     }
 
@@ -164,6 +170,10 @@ impl Store for Hooked {
 
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
         self.inner.queues(ns).await
+    }
+
+    async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>> {
+        self.inner.limits(ns).await
     }
 
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {

@@ -225,6 +225,65 @@ pub async fn a_limit_that_was_slowed_down_stays_so_when_the_store_is_opened_agai
     }
 }
 
+pub async fn a_limit_that_was_slowed_down_is_listed_and_opened_by_a_change_of_its_rules(t: &mut Trial<'_>) {
+    t.flow(LIMITED);
+    for body in [None, Some(json!({"concurrency": 9}))] {
+        let until = slow_down(t).await;
+        let closed = LimitState { name: "tenant".to_owned(), closed_until: until };
+        assert_eq!(t.store.limits(&t.ns).await.unwrap(), [closed]);
+        assert_eq!(t.store.limits(&Namespace::new("other")).await.unwrap(), []);
+        assert!(t.take(9).await.is_empty());
+        set_limit(t, body).await;
+        assert_eq!(t.store.limits(&t.ns).await.unwrap(), []);
+        assert_eq!(t.take(9).await.len(), 1);
+        t.advance(30_000);
+    }
+    slow_down(t).await;
+    t.advance(30_000);
+    assert_eq!(t.store.limits(&t.ns).await.unwrap(), [], "its time is over");
+    slow_down(t).await;
+    if t.reopen().await {
+        assert_eq!(t.store.limits(&t.ns).await.unwrap().len(), 1);
+        set_limit(t, Some(json!({}))).await;
+        t.reopen().await;
+        assert_eq!(t.store.limits(&t.ns).await.unwrap(), [], "it stays open when the store is opened again");
+    }
+}
+
+/// Until when the limit is closed.
+async fn slow_down(t: &Trial<'_>) -> eddyline_machine::Millis {
+    t.start_all("limited", of_keys(&[("a", 2)])).await;
+    let first = t.take_one().await;
+    t.report(&first, Op::Defer { after_ms: 30_000, limit: Some("tenant".to_owned()) }).await;
+    t.now().await + 30_000
+}
+
+async fn set_limit(t: &Trial<'_>, body: Option<Value>) {
+    let key = DocumentKey::new(kind::LIMIT, "tenant");
+    t.command(t.documents(vec![DocumentChange { key, expect: Expect::Any, body, due: None }])).await.unwrap();
+}
+
+/// What it bounds is not known, so it might bound anything.
+pub async fn rules_that_cannot_be_read_let_nothing_pass(t: &mut Trial<'_>) {
+    t.flow("{name: free, steps: {work: {queue: red}}}");
+    t.flow("{name: bound, steps: {work: {limits: [api]}}}");
+    t.put(kind::QUEUE, "red", json!({"concurrency": "lots"})).await;
+    t.put(kind::LIMIT, "api", json!(["nonsense"])).await;
+    let runs = [t.start("free", json!(null)).await, t.start("bound", json!(null)).await];
+    let all = |t: &Trial<'_>| ClaimRequest { queues: vec!["red".to_owned(), "default".to_owned()], ..t.ask() };
+    assert_eq!(t.claim(all(t)).await, Claims::default());
+    t.put(kind::QUEUE, "red", json!({})).await;
+    t.put(kind::LIMIT, "api", json!({})).await;
+    assert_eq!(runs_of(&t.claim(all(t)).await.tasks), runs);
+    t.put(kind::QUEUE, "red", json!("damaged")).await;
+    t.put(kind::LIMIT, "api", json!("damaged")).await;
+    t.start("free", json!(null)).await;
+    t.start("bound", json!(null)).await;
+    if t.reopen().await {
+        assert_eq!(t.claim(all(t)).await, Claims::default(), "after the store was opened again");
+    }
+}
+
 pub async fn bounds_hold_at_every_moment_under_concurrent_claims(t: &mut Trial<'_>) {
     t.flow(LIMITED);
     t.put(kind::QUEUE, "default", json!({"concurrency": 7})).await;

@@ -247,6 +247,8 @@ suite! { ($)
         a_limit_lets_no_more_pass_than_its_rate
         a_limit_that_was_slowed_down_lets_nothing_pass_until_then
         a_limit_that_was_slowed_down_stays_so_when_the_store_is_opened_again
+        a_limit_that_was_slowed_down_is_listed_and_opened_by_a_change_of_its_rules
+        rules_that_cannot_be_read_let_nothing_pass
         a_task_that_waits_says_what_keeps_it_back
         bounds_hold_at_every_moment_under_concurrent_claims;
     leases:

@@ -72,6 +72,9 @@ pub async fn a_hint_comes_when_a_limit_has_room_again_in_another_queue(t: &mut T
     t.start("here", json!(null)).await;
     let claimed = t.take_one().await;
     t.start("there", json!(null)).await;
+    // Somebody asks for it in vain: only such need to be told.
+    let far = ClaimRequest { queues: vec!["far".to_owned()], ..t.ask() };
+    assert!(t.claim(far).await.tasks.is_empty());
     let mut hints = t.store.watch();
     t.complete(&claimed, json!(null)).await;
     expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "far".to_owned() }]).await;

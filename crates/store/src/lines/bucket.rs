@@ -56,7 +56,8 @@ impl Bucket {
             return now;
         }
         let missing = (rate.per_ms.max(1) - filled.parts).max(1);
-        now + missing.div_euclid(i64::from(rate.count.max(1))).max(1)
+        let gained = i64::from(rate.count.max(1));
+        now + (missing - 1).div_euclid(gained) + 1
     }
 
     pub fn is_full(&self, rate: Rate, now: Millis) -> bool {

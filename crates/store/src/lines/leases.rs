@@ -2,7 +2,8 @@
 
 use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskRef};
 
-use super::{Entry, Kind, Lines};
+use super::suit::Kind;
+use super::{Entry, Lines};
 use crate::claim::{Extended, Held, Lease};
 use crate::ids::Namespace;
 
@@ -33,7 +34,7 @@ impl Lines {
         let extended = match &mut entry.held {
             Some(held) if of == *ns && worker.is_none_or(|worker| held.worker == worker) => {
                 held.lease_until = held.lease_until.max(now + held.lease_ms);
-                let memo = (entry.class.kind == Kind::Run).then_some(held.claim.memo);
+                let memo = (entry.place.class.suit.kind == Kind::Run).then_some(held.claim.memo);
                 Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed, memo }
             }
             _ => Extended::Lost,

@@ -1,16 +1,15 @@
 //! What the memory store holds, and how it is read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
 use eddyline_machine::run::Run;
 use eddyline_machine::{ActId, Data, Fence, Message, Millis, Numbered, RunId, Task, TimerKey, ValueId, Version};
 
+use super::tasks::{Row, Tasks};
 use crate::commit::{CommandId, Committed};
 use crate::document::{Document, DocumentKey};
 use crate::holds::{Holds, Item, next_in};
 use crate::ids::Namespace;
-use crate::lines::Lines;
 use crate::query::*;
 
 #[derive(Debug, Default)]
@@ -30,7 +29,7 @@ pub(super) struct Rows {
     pub revision: u64,
     pub events: BTreeMap<u64, (Namespace, FeedItem)>,
     pub event_ids: HashMap<(Namespace, String), u64>,
-    pub lines: Lines,
+    pub tasks: Tasks,
     pub holds: Holds,
     pub next_position: u64,
     pub next_message: u64,
@@ -54,7 +53,6 @@ pub(super) struct KeptRun {
     pub rows: Run,
     pub records: Vec<Numbered>,
     pub values: BTreeMap<ValueId, Data>,
-    pub tasks: BTreeMap<Fence, KeptTask>,
     pub timers: BTreeMap<TimerKey, TimerRow>,
     pub gates: BTreeMap<ActId, GateRow>,
     pub commands: BTreeMap<Version, (CommandId, Committed)>,
@@ -63,13 +61,6 @@ pub(super) struct KeptRun {
     pub started_at: Option<Millis>,
     pub ended_at: Option<Millis>,
     pub trimmed: bool,
-}
-
-#[derive(Debug)]
-pub(super) struct KeptTask {
-    pub task: Arc<Task>,
-    pub queued_at: Millis,
-    pub closed: bool,
 }
 
 impl KeptRun {
@@ -105,15 +96,15 @@ impl Rows {
     pub fn beside(&self, run: RunId, now: Millis) -> Beside {
         let messages = self.inbox(run, usize::MAX);
         let Some(kept) = self.runs.get(&run) else { return Beside { messages, ..Beside::default() } };
-        let row = |(fence, kept): (&Fence, &KeptTask)| TaskRow {
-            task: Task::clone(&kept.task),
-            queued_at: kept.queued_at,
-            closed: kept.closed,
-            held: self.lines.held(run, *fence).cloned(),
-            bound: self.lines.bound(run, *fence, now),
+        let row = |(fence, row): (Fence, &Row)| TaskRow {
+            task: Task::clone(&row.task),
+            queued_at: row.queued_at,
+            closed: row.closed,
+            held: row.held.clone(),
+            bound: self.tasks.bound(run, fence, now),
         };
         Beside {
-            tasks: kept.tasks.iter().map(row).collect(),
+            tasks: self.tasks.of(run).map(row).collect(),
             timers: kept.timers.values().copied().collect(),
             gates: kept.gates.values().cloned().collect(),
             messages,

@@ -1,20 +1,21 @@
 //! How the memory store is changed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use eddyline_machine::run::{Phase, Run};
 use eddyline_machine::{
-    Due, GateChange, Message, Millis, Numbered, RunId, TaskChange, TimerChange, Transition, Version,
+    Due, Fence, GateChange, Message, Millis, Numbered, RunId, TaskChange, TimerChange, Transition, Version,
 };
 
-use super::rows::{KeptRun, KeptTask, Rows};
-use crate::claim::Claimed;
+use super::rows::{KeptRun, Rows};
+use crate::claim::{ClaimRequest, Claimed, Claims};
 use crate::commit::{Command, Committed, DocumentCommit, NewEvent, RunCommit, StartKey, Taken};
-use crate::document::{Document, DocumentChange, Expect};
+use crate::document::{Document, DocumentChange, Expect, kind};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
-use crate::lines::{Picked, Queued};
+use crate::lines::UNWATCHED_MS;
 use crate::query::*;
 
 impl Rows {
@@ -49,7 +50,7 @@ impl Rows {
             kept.commands.insert(transition.header.version, (commit.command, committed));
         }
         for (limit, ms) in &transition.slow_limits {
-            self.lines.slow(&commit.ns, limit, now + ms);
+            self.tasks.slow(&commit.ns, limit, now + ms);
         }
         self.changes.push(Change::Run { run, ended: transition.header.phase == Phase::Ended });
         Ok(committed)
@@ -89,7 +90,7 @@ impl Rows {
                 let timer = self.runs.get(&run).and_then(|kept| kept.timers.get(key));
                 timer.is_some_and(|timer| timer.due == *due)
             }
-            Taken::Expiry(fence, why) => self.lines.is_up(run, *fence, *why, now),
+            Taken::Expiry(fence, why) => self.tasks.is_up(run, *fence, *why, now),
         }
     }
 
@@ -166,7 +167,6 @@ impl Rows {
             rows: Run::new(run),
             records: Vec::new(),
             values: Default::default(),
-            tasks: Default::default(),
             timers: Default::default(),
             gates: Default::default(),
             commands: Default::default(),
@@ -222,42 +222,36 @@ impl Rows {
     fn apply_tasks(&mut self, ns: &Namespace, transition: &Transition, now: Millis) {
         let header = &transition.header;
         let run = header.run;
-        if !transition.tasks.is_empty() || self.lines.knows(run) {
-            let memo = header.code.as_ref().map_or(0, |code| code.n);
-            let resumed = self.lines.set_run(ns, run, &header.flow, header.holds_tasks(), memo);
-            self.changes.extend(resumed.into_iter().map(|queue| Change::Tasks { ns: ns.clone(), queue }));
+        let was_paused = self.tasks.is_paused(run);
+        self.tasks.set_run(run, header.holds_tasks(), header.code.as_ref().map_or(0, |code| code.n));
+        if was_paused && !header.holds_tasks() {
+            self.hint_tasks(ns);
         }
-        let Some(kept) = self.runs.get_mut(&run) else { return };
         for change in &transition.tasks {
             match change {
                 TaskChange::Add(task) => {
                     self.next_task += 1;
-                    let start_by = task.start_timeout_ms.map(|ms| now + ms);
-                    let (queued_at, place) = (now, self.next_task);
-                    let queued = Queued { task, queued_at, place, start_by, closed: false, held: None };
-                    self.lines.add(run, queued);
-                    let row = KeptTask { task: Arc::new((**task).clone()), queued_at: now, closed: false };
-                    kept.tasks.insert(task.fence, row);
+                    self.tasks.add(ns, run, &header.flow, Arc::new((**task).clone()), self.next_task, now);
                     self.changes.push(Change::Tasks { ns: ns.clone(), queue: task.queue.clone() });
                     if task.start_timeout_ms.is_some() {
                         self.changes.push(Change::Leases);
                     }
                 }
-                TaskChange::Close(fence) => {
-                    self.lines.close(run, *fence);
-                    if let Some(task) = kept.tasks.get_mut(fence) {
-                        task.closed = true;
-                    }
-                }
+                TaskChange::Close(fence) => self.tasks.close(run, *fence),
                 TaskChange::Remove(fence) => {
-                    kept.tasks.remove(fence);
-                    for queue in self.lines.remove(run, *fence) {
-                        self.changes.push(Change::Tasks { ns: ns.clone(), queue });
+                    let made_room = self.tasks.remove(run, *fence);
+                    if made_room {
+                        self.hint_tasks(ns);
                     }
                 }
             }
         }
-        self.lines.forget_idle(run);
+    }
+
+    /// There may be tasks to claim in any queue that offers some, since a bound changed.
+    fn hint_tasks(&mut self, ns: &Namespace) {
+        let queues = self.tasks.offering(ns);
+        self.changes.extend(queues.into_iter().map(|queue| Change::Tasks { ns: ns.clone(), queue }));
     }
 
     fn apply_timers(&mut self, transition: &Transition, now: Millis) {
@@ -318,18 +312,44 @@ impl Rows {
         }
     }
 
-    /// Records the claim of a task and gives it out.
-    pub fn claimed(&mut self, picked: Picked, now: Millis) -> Option<Claimed> {
-        let kept = self.runs.get_mut(&picked.run)?;
-        let task = kept.tasks.get(&picked.fence)?.task.clone();
-        if !picked.before {
+    /// Gives out tasks, and records it.
+    pub fn claim(&mut self, request: &ClaimRequest, now: Millis) -> Claims {
+        if let Some(before) = self.tasks.claimed_before(request) {
+            let tasks = before.into_iter().filter_map(|(run, fence)| self.claimed(run, fence)).collect();
+            return Claims { tasks, retry_at: None };
+        }
+        let (got, retry_at) = self.tasks.claim(request, now);
+        let tasks: Vec<Claimed> = got.into_iter().filter_map(|(run, fence)| self.claimed(run, fence)).collect();
+        for Claimed { run, task, held, .. } in &tasks {
+            let Some(kept) = self.runs.get_mut(run) else { continue };
             let n = kept.records.len() as u64 + 1;
-            kept.records.push(Numbered { n, ts: now, record: task.started(Some(picked.held.worker.clone())) });
-            self.changes.push(Change::Run { run: picked.run, ended: false });
+            kept.records.push(Numbered { n, ts: now, record: task.started(Some(held.worker.clone())) });
+            self.changes.push(Change::Run { run: *run, ended: false });
             self.changes.push(Change::Leases);
         }
-        let (ns, flow) = (kept.ns.clone(), kept.rows.header.flow.clone());
-        Some(Claimed { ns, run: picked.run, flow, task, held: picked.held })
+        Claims { tasks, retry_at }
+    }
+
+    fn claimed(&self, run: RunId, fence: Fence) -> Option<Claimed> {
+        let (kept, (task, held)) = (self.runs.get(&run)?, self.tasks.held(run, fence)?);
+        Some(Claimed { ns: kept.ns.clone(), run, flow: kept.rows.header.flow.clone(), task, held })
+    }
+
+    /// What is told of a commit: of a queue only if it has something to offer, of leases only if one ends soon.
+    pub fn take_changes(&mut self, now: Millis) -> Vec<Change> {
+        let mut queues = BTreeSet::new();
+        let (tasks, mut changes): (Vec<Change>, Vec<Change>) =
+            std::mem::take(&mut self.changes).into_iter().partition(|change| matches!(change, Change::Tasks { .. }));
+        for change in tasks {
+            if let Change::Tasks { ns, queue } = change {
+                queues.insert((ns, queue));
+            }
+        }
+        let soon = self.tasks.any_ends_by(now + UNWATCHED_MS);
+        changes.retain(|change| *change != Change::Leases || soon);
+        let offering = queues.into_iter().filter(|queue| self.tasks.offers(queue));
+        changes.extend(offering.map(|(ns, queue)| Change::Tasks { ns, queue }));
+        changes
     }
 
     fn commit_documents(&mut self, commit: DocumentCommit, now: Millis) -> Result<Committed, Refused> {
@@ -367,8 +387,9 @@ impl Rows {
         if let Some(old) = self.documents.get(&at) {
             self.holds.drop_item(&Item::Document(ns.clone(), change.key.clone(), old.revision));
         }
-        for queue in self.lines.set_rules(ns, &change.key, change.body.as_ref()) {
-            self.changes.push(Change::Tasks { ns: ns.clone(), queue });
+        self.tasks.set_rules(ns, &change.key, change.body.as_ref());
+        if matches!(change.key.kind.as_str(), kind::QUEUE | kind::LIMIT) {
+            self.hint_tasks(ns);
         }
         self.changes.push(Change::Documents { ns: ns.clone(), kind: change.key.kind.clone() });
         match change.body {
@@ -406,6 +427,7 @@ impl Rows {
                 }
                 self.by_position.remove(&kept.position);
                 self.tokens.retain(|_, (of, _)| of != run);
+                self.tasks.forget(*run);
                 self.runs.remove(run);
             }
             Trim::Events { ns, before } => {
@@ -419,7 +441,6 @@ impl Rows {
             }
             Trim::Traces { before } => {
                 self.document_commands.retain(|_, committed| committed.at >= *before);
-                self.lines.forget_full(*before);
             }
         }
     }

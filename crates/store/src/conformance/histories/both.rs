@@ -13,7 +13,7 @@ use crate::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     Said,
-    /// Keys take turns, or there are several queues: only which tasks.
+    /// The claim is repeated: only which tasks.
     Unsaid,
 }
 
@@ -58,8 +58,10 @@ impl World<'_> {
                 tasks
             };
             same("the tasks of a claim", &tasks(expected), &tasks(found))?;
-            if expected.tasks.len() < request.max {
-                same("whether a rate holds tasks back", &expected.retry_at.is_some(), &found.retry_at.is_some())?;
+            if let Some(at) = expected.retry_at
+                && found.retry_at.is_none_or(|found| found > at)
+            {
+                return Err(format!("there is more at {at}, but to come back is said to be for {:?}", found.retry_at));
             }
             if expected.retry_at.is_some() {
                 self.reach("held back");

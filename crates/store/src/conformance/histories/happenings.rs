@@ -62,7 +62,7 @@ impl World<'_> {
             59 => self.delete(&mut h).await?,
             60 => self.take_what_is_gone(&mut h).await?,
             61 => self.read(&mut h).await?,
-            62 if self.durable => self.reopen().await?,
+            62 if self.reopens => self.reopen().await?,
             _ => self.compare().await?,
         }
         self.after_each().await
@@ -70,8 +70,7 @@ impl World<'_> {
 
     async fn start(&mut self, h: &mut Happening<'_>) -> Same {
         let name = NAMES[h.below(NAMES.len())];
-        // A store that is opened again starts its turns anew, so such a history has one key only.
-        let k = if self.durable && name == "fair" { 0 } else { h.below(3) };
+        let k = if self.reopens && name == "fair" { 0 } else { h.below(3) };
         let at = Clock::wall(&*self.drive.clock) + (h.below(4) as Millis - 1) * 4_000;
         let big = if h.one_in(4) { "x".repeat(700) } else { String::new() };
         let items: Vec<usize> = (0..h.below(5)).collect();
@@ -120,10 +119,10 @@ impl World<'_> {
         let (queues, max, order): (&[&str], usize, Order) = match h.below(6) {
             0..=2 => (&["default"], 1 + h.below(4), Order::Said),
             3 => (&["bounded"], 1 + h.below(8), Order::Said),
-            4 => (&["fair"], 1_000, Order::Unsaid),
+            4 => (&["fair"], 1 + h.below(5), Order::Said),
             _ => {
                 self.reach("claim of several queues");
-                (&["fair", "default", "nowhere"], 1_000, Order::Unsaid)
+                (&["fair", "default", "nowhere"], 1 + h.below(9), Order::Said)
             }
         };
         let request = ClaimRequest {

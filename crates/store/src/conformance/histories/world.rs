@@ -41,7 +41,8 @@ pub struct World<'a> {
     pub subject: Arc<dyn Store>,
     /// Decides what is written, on the reference.
     pub drive: Drive,
-    pub durable: bool,
+    /// The store under test is closed and opened again now and then.
+    pub reopens: bool,
     pub namespaces: [Namespace; 2],
     pub runs: Vec<RunId>,
     pub claimed: Vec<Claimed>,
@@ -59,7 +60,7 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    pub async fn open(backend: &'a dyn Backend, durable: bool, reached: Reached) -> World<'a> {
+    pub async fn open(backend: &'a dyn Backend, reopens: bool, reached: Reached) -> World<'a> {
         let clock = ManualClock::at(BEGINNING);
         let subject = backend.open(clock.clone()).await;
         let drive = Drive::new(Arc::new(Memory::with_clock(clock.clone())), clock);
@@ -70,7 +71,7 @@ impl<'a> World<'a> {
             backend,
             subject,
             drive,
-            durable,
+            reopens,
             namespaces: [Namespace::default(), Namespace::new("other")],
             runs: Vec::new(),
             claimed: Vec::new(),

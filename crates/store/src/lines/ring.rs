@@ -1,0 +1,197 @@
+//! Who is next: by the turn of their keys, then by rank.
+//!
+//! Every claim moves the turn of a key, and sorting everything of that key again would make a claim as slow as there are
+//! tasks. So a ring sorts each entry by the turn it last knew. Turns only grow, so that is never too late: whatever
+//! comes first is looked at again, and moved back if it is out of date.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use eddyline_machine::Millis;
+
+use crate::ids::Map;
+
+/// Less is earlier: when it was queued less what its priority is worth, then the order of queueing. No two tasks have
+/// the same.
+pub(super) type Rank = (Millis, u64);
+
+pub(super) type Key = Option<Arc<str>>;
+
+/// How often the keys of a queue were served.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    keys: Map<Key, Turn>,
+    /// Of the key that was served last: a new key begins there.
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Turn {
+    taken: u64,
+    waiting: usize,
+}
+
+impl Turns {
+    /// A task of that key waits.
+    pub fn join(&mut self, key: &Key) {
+        let last = self.last;
+        self.keys.entry(key.clone()).or_insert(Turn { taken: last, waiting: 0 }).waiting += 1;
+    }
+
+    /// A task of that key does not wait any longer.
+    pub fn leave(&mut self, key: &Key) {
+        let Some(turn) = self.keys.get_mut(key) else { return };
+        turn.waiting -= 1;
+        if turn.waiting == 0 {
+            self.last = self.last.max(turn.taken);
+            self.keys.remove(key);
+        }
+    }
+
+    /// A task of that key was claimed, so the other keys are next.
+    pub fn served(&mut self, key: &Key) {
+        let Some(turn) = self.keys.get_mut(key) else { return };
+        self.last = self.last.max(turn.taken);
+        turn.taken += 1;
+    }
+
+    fn of(&self, key: &Key) -> u64 {
+        self.keys.get(key).map_or(self.last, |turn| turn.taken)
+    }
+}
+
+/// Where a member is in a ring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Spot {
+    /// All its tasks have this key; the rank is that of its first.
+    Key(Key, Rank),
+    /// Its tasks have several keys; the turn and rank are those of its first when it was last looked at.
+    Mixed(u64, Rank),
+}
+
+/// Members in the order in which they are next. A member is a task, or something that has tasks.
+#[derive(Debug)]
+pub(super) struct Ring<M> {
+    by_key: Map<Key, OfKey<M>>,
+    /// The first of each key.
+    heads: BTreeSet<(u64, Rank, Key)>,
+    mixed: BTreeMap<(u64, Rank), M>,
+}
+
+#[derive(Debug)]
+struct OfKey<M> {
+    members: BTreeMap<Rank, M>,
+    /// Where it is among the heads.
+    head: (u64, Rank),
+}
+
+impl<M> Default for Ring<M> {
+    fn default() -> Ring<M> {
+        Ring { by_key: Map::default(), heads: BTreeSet::new(), mixed: BTreeMap::new() }
+    }
+}
+
+impl<M: Clone> Ring<M> {
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty() && self.mixed.is_empty()
+    }
+
+    pub fn insert(&mut self, turns: &Turns, spot: Spot, member: M) {
+        let (key, rank) = match spot {
+            Spot::Mixed(turn, rank) => {
+                self.mixed.insert((turn, rank), member);
+                return;
+            }
+            Spot::Key(key, rank) => (key, rank),
+        };
+        match self.by_key.get_mut(&key) {
+            None => {
+                let head = (turns.of(&key), rank);
+                self.heads.insert((head.0, rank, key.clone()));
+                self.by_key.insert(key, OfKey { members: BTreeMap::from([(rank, member)]), head });
+            }
+            Some(of_key) => {
+                of_key.members.insert(rank, member);
+                if rank < of_key.head.1 {
+                    self.heads.remove(&(of_key.head.0, of_key.head.1, key.clone()));
+                    of_key.head.1 = rank;
+                    self.heads.insert((of_key.head.0, rank, key));
+                }
+            }
+        }
+    }
+
+    pub fn remove(&mut self, spot: &Spot) {
+        let (key, rank) = match spot {
+            Spot::Mixed(turn, rank) => {
+                self.mixed.remove(&(*turn, *rank));
+                return;
+            }
+            Spot::Key(key, rank) => (key, rank),
+        };
+        let Some(of_key) = self.by_key.get_mut(key) else { return };
+        of_key.members.remove(rank);
+        if of_key.head.1 != *rank {
+            return;
+        }
+        self.heads.remove(&(of_key.head.0, *rank, key.clone()));
+        match of_key.members.first_key_value() {
+            Some((next, _)) => {
+                of_key.head.1 = *next;
+                self.heads.insert((of_key.head.0, *next, key.clone()));
+            }
+            None => {
+                self.by_key.remove(key);
+            }
+        }
+    }
+
+    /// Who is next, with its turn and rank. `look` says where a member of several keys is by now, and remembers it.
+    pub fn first(&mut self, turns: &Turns, mut look: impl FnMut(&M) -> Option<(u64, Rank)>) -> Option<(u64, Rank, M)> {
+        let mixed = loop {
+            let Some((at, member)) = self.mixed.first_key_value() else { break None };
+            let (at, member) = (*at, member.clone());
+            let now = look(&member);
+            if now == Some(at) {
+                break Some((at, member));
+            }
+            self.mixed.remove(&at);
+            if let Some(now) = now {
+                self.mixed.insert(now, member);
+            }
+        };
+        let head = self.first_head(turns);
+        match (head, mixed) {
+            (Some((turn, rank, _)), Some((at, member))) if at < (turn, rank) => Some((at.0, at.1, member)),
+            (Some((turn, rank, key)), _) => {
+                let member = self.by_key.get(&key)?.members.get(&rank)?.clone();
+                Some((turn, rank, member))
+            }
+            (None, mixed) => mixed.map(|((turn, rank), member)| (turn, rank, member)),
+        }
+    }
+
+    /// Where the ring as a whole is in another one.
+    pub fn spot(&mut self, turns: &Turns, look: impl FnMut(&M) -> Option<(u64, Rank)>) -> Option<Spot> {
+        if self.mixed.is_empty() && self.by_key.len() == 1 {
+            let (key, of_key) = self.by_key.iter().next()?;
+            return Some(Spot::Key(key.clone(), of_key.head.1));
+        }
+        self.first(turns, look).map(|(turn, rank, _)| Spot::Mixed(turn, rank))
+    }
+
+    fn first_head(&mut self, turns: &Turns) -> Option<(u64, Rank, Key)> {
+        loop {
+            let (turn, rank, key) = self.heads.first()?.clone();
+            let now = turns.of(&key);
+            if now == turn {
+                return Some((turn, rank, key));
+            }
+            self.heads.remove(&(turn, rank, key.clone()));
+            if let Some(of_key) = self.by_key.get_mut(&key) {
+                of_key.head.0 = now;
+                self.heads.insert((now, rank, key));
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The lines against the reference's tasks, which have no index: whatever happens, both give out the same tasks in the
+//! same order.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use eddyline_machine::{Data, Fence, Millis, RunId, Task, TaskKind};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::*;
+use crate::claim::Offer;
+use crate::memory::tasks::Tasks;
+
+const QUEUES: [&str; 2] = ["red", "green"];
+const LIMITS: [&str; 3] = ["api", "tenant", "region"];
+
+/// Both, and what is known of them.
+struct Both {
+    lines: Lines,
+    naive: Tasks,
+    now: Millis,
+    /// Every task there is, with its run: two of a run.
+    tasks: Vec<(RunId, Fence)>,
+    paused: Vec<RunId>,
+    requests: u128,
+}
+
+/// Choices, one byte each.
+struct Choices<'a>(&'a [u8]);
+
+impl Choices<'_> {
+    fn below(&mut self, n: usize) -> usize {
+        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
+        self.0 = rest;
+        usize::from(*first) % n
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+impl Both {
+    fn new() -> Both {
+        let (lines, naive) = (Lines::default(), Tasks::default());
+        Both { lines, naive, now: 1_000_000, tasks: Vec::new(), paused: Vec::new(), requests: 0 }
+    }
+
+    fn happen(&mut self, c: &mut Choices<'_>) {
+        match c.below(16) {
+            0..=5 => self.add(c),
+            6..=9 => self.claim(c),
+            10..=11 => self.remove(c),
+            12 => self.pause_or_close(c),
+            13 => self.now += [1, 10, 400, 5_000][c.below(4)],
+            14 => self.rule(c),
+            _ => {
+                let (limit, until) = (c.pick(&LIMITS), self.now + 300);
+                self.lines.slow(&Namespace::default(), limit, until);
+                self.naive.slow(&Namespace::default(), limit, until);
+            }
+        }
+    }
+
+    fn add(&mut self, c: &mut Choices<'_>) {
+        let ns = Namespace::default();
+        let place = self.tasks.len() as u64 + 1;
+        let (run, fence) = (RunId(Uuid::from_u128(u128::from(place / 2))), Fence(place));
+        let mut limits = Vec::new();
+        for name in LIMITS {
+            let key = c.pick(&[None, Some("x"), Some("y"), Some("z")]);
+            if c.below(2) == 0 {
+                limits.push((name.to_owned(), key.map(str::to_owned)));
+            }
+        }
+        let task = Task {
+            fence,
+            activation: ActId(0),
+            name: "work".to_owned(),
+            step: "work".to_owned(),
+            handler: c.pick(&["pay", "mail"]).to_owned(),
+            queue: c.pick(&QUEUES).to_owned(),
+            kind: TaskKind::Step,
+            attempt: 1,
+            input: Data::null(),
+            gate: None,
+            priority: c.below(3) as i32 - 1,
+            limits,
+            requires: if c.below(4) == 0 { vec!["gpu".to_owned()] } else { Vec::new() },
+            key: c.pick(&[None, Some("a"), Some("b"), Some("c")]).map(str::to_owned),
+            timeout_ms: None,
+            start_timeout_ms: None,
+            build: None,
+        };
+        let flow = ["f", "g"][(place / 2) as usize % 2];
+        let paused = self.paused.contains(&run);
+        self.lines.set_run(&ns, run, flow, paused, 0);
+        self.naive.set_run(run, paused, 0);
+        let queued = Queued { task: &task, queued_at: self.now, place, start_by: None, closed: false, held: None };
+        self.lines.add(run, queued);
+        self.naive.add(&ns, run, flow, Arc::new(task), place, self.now);
+        self.tasks.push((run, fence));
+    }
+
+    fn claim(&mut self, c: &mut Choices<'_>) {
+        self.requests += 1;
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect();
+        let offer = match c.below(4) {
+            0 | 1 => Offer { labels: names(&["gpu"]), ..Offer::default() },
+            2 => Offer { handlers: names(&["pay"]), labels: names(&["gpu"]), ..Offer::default() },
+            _ => Offer::default(),
+        };
+        let queues: &[&str] = [&["red"][..], &["green"], &["green", "red"]][c.below(3)];
+        let request = ClaimRequest {
+            ns: Namespace::default(),
+            request: RequestId(Uuid::from_u128(self.requests)),
+            worker: "w".to_owned(),
+            queues: queues.iter().map(|name| name.to_string()).collect(),
+            offer: Arc::new(offer),
+            max: 1 + c.below(5),
+            lease_ms: 1_000,
+        };
+        let (picked, retry_at) = self.lines.claim(&request, self.now);
+        let picked: Vec<_> = picked.into_iter().map(|picked| (picked.run, picked.fence)).collect();
+        let (expected, expected_retry) = self.naive.claim(&request, self.now);
+        assert_eq!(picked, expected, "the tasks of a claim at {}", self.now);
+        assert!(retry_at.is_none_or(|at| at > self.now), "{retry_at:?} has passed");
+        if let Some(expected) = expected_retry {
+            assert!(retry_at.is_some_and(|at| at <= expected), "back at {retry_at:?}, but there is more at {expected}");
+        }
+    }
+
+    fn remove(&mut self, c: &mut Choices<'_>) {
+        if self.tasks.is_empty() {
+            return;
+        }
+        let (run, fence) = self.tasks[c.below(self.tasks.len())];
+        self.lines.remove(run, fence);
+        self.naive.remove(run, fence);
+    }
+
+    fn pause_or_close(&mut self, c: &mut Choices<'_>) {
+        if self.tasks.is_empty() {
+            return;
+        }
+        let (run, fence) = self.tasks[c.below(self.tasks.len())];
+        if c.below(3) == 0 {
+            self.lines.close(run, fence);
+            self.naive.close(run, fence);
+            return;
+        }
+        match self.paused.iter().position(|paused| *paused == run) {
+            Some(at) => drop(self.paused.remove(at)),
+            None => self.paused.push(run),
+        }
+        let paused = self.paused.contains(&run);
+        self.lines.set_run(&Namespace::default(), run, "f", paused, 0);
+        self.naive.set_run(run, paused, 0);
+    }
+
+    fn rule(&mut self, c: &mut Choices<'_>) {
+        let rates = [json!(null), json!({"count": 2, "per_ms": 700, "burst": 2})];
+        let rate = rates[c.below(2)].clone();
+        let most = c.pick(&[None, Some(1), Some(2), Some(4)]);
+        // What becomes of a rate that is changed while something of it is spent is not said anywhere.
+        let (kind, id, body) = match c.below(3) {
+            0 => {
+                let paused = c.below(5) == 0;
+                let body = json!({"paused": paused, "concurrency": most, "flow_concurrency": c.pick(&[None, Some(2)])});
+                (kind::QUEUE, c.pick(&QUEUES), body)
+            }
+            1 => (kind::LIMIT, c.pick(&LIMITS[1..]), json!({"concurrency": most})),
+            _ if self.requests == 0 => (kind::LIMIT, "api", json!({"rate": rate, "concurrency": most})),
+            _ => (kind::LIMIT, "region", json!("unreadable")),
+        };
+        let key = DocumentKey::new(kind, id);
+        let body = (c.below(4) != 0).then_some(body);
+        self.lines.set_rules(&Namespace::default(), &key, body.as_ref());
+        self.naive.set_rules(&Namespace::default(), &key, body.as_ref());
+    }
+
+    fn compare(&self) {
+        let ns = Namespace::default();
+        let busy = |states: Vec<QueueState>| {
+            states.into_iter().filter(|state| state.ready + state.claimed > 0).collect::<Vec<_>>()
+        };
+        assert_eq!(busy(self.lines.states(&ns)), busy(self.naive.states(&ns)));
+        assert_eq!(self.lines.ready(&ns), self.naive.ready(&ns));
+        for (run, fence) in &self.tasks {
+            let why = (self.lines.bound(*run, *fence, self.now), self.naive.bound(*run, *fence, self.now));
+            assert_eq!(why.0, why.1, "what keeps task {fence} back at {}", self.now);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn they_give_out_the_tasks_that_the_reference_gives_out(history in vec(any::<[u8; 16]>(), 1..200)) {
+        let mut both = Both::new();
+        for bytes in &history {
+            both.happen(&mut Choices(bytes));
+            both.compare();
+        }
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_forgotten() {
+    let mut both = Both::new();
+    let ns = Namespace::default();
+    for limit in LIMITS {
+        let rules = json!({"concurrency": 1});
+        both.lines.set_rules(&ns, &DocumentKey::new(kind::LIMIT, limit), Some(&rules));
+        both.naive.set_rules(&ns, &DocumentKey::new(kind::LIMIT, limit), Some(&rules));
+    }
+    for byte in 0..=255u8 {
+        both.add(&mut Choices(&[byte, 0, byte / 3, 0, byte / 5, 0, 0, byte]));
+        both.claim(&mut Choices(&[0, 2, byte]));
+    }
+    for (run, fence) in std::mem::take(&mut both.tasks) {
+        both.lines.remove(run, fence);
+        both.lines.forget_idle(run);
+    }
+    let Lines { runs, waiters, classes, expiries, requests, lines, .. } = &both.lines;
+    assert!(runs.is_empty() && classes.is_empty() && expiries.is_empty() && requests.is_empty());
+    assert!(waiters.is_empty(), "{waiters:?}");
+    assert!(lines.iter().all(Line::is_empty), "{lines:?}");
+}

@@ -1,0 +1,98 @@
+//! Whose time is up, found by looking at every task.
+
+use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskKind, TaskRef};
+
+use super::tasks::{Row, Tasks};
+use crate::claim::{Extended, Lease};
+use crate::ids::Namespace;
+use crate::lines::UNWATCHED_MS;
+use crate::query::DueItem;
+
+impl Tasks {
+    /// The store was opened: from now on it counts whether anybody asks for ended leases.
+    pub fn opened(&mut self, now: Millis) {
+        self.looked_at = Some(now);
+    }
+
+    pub fn extend(&mut self, ns: &Namespace, worker: Option<&str>, lease: Lease, now: Millis) -> Extended {
+        let Some(row) = self.rows.get_mut(&(lease.run, lease.fence)).filter(|row| row.ns == *ns) else {
+            return Extended::Lost;
+        };
+        let (kind, closed) = (row.task.kind, row.closed);
+        let Some(held) = row.held.as_mut().filter(|held| worker.is_none_or(|worker| held.worker == worker)) else {
+            return Extended::Lost;
+        };
+        held.lease_until = held.lease_until.max(now + held.lease_ms);
+        let memo = (kind == TaskKind::Run).then_some(held.claim.memo);
+        Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed, memo }
+    }
+
+    /// Tasks whose time is up, those first whose time was up first. Time in which nobody asked is added to what they have.
+    pub fn time_up(&mut self, now: Millis, limit: usize, mut wanted: impl FnMut(RunId, Fence) -> bool) -> Vec<DueItem> {
+        if let Some(looked_at) = self.looked_at.replace(now)
+            && now - looked_at > UNWATCHED_MS
+        {
+            self.rows.values_mut().for_each(|row| row.credit(looked_at, now));
+        }
+        let mut up: Vec<_> = self.rows.iter().filter(|(_, row)| row.ends_at().is_some_and(|at| at <= now)).collect();
+        up.sort_by_key(|(at, row)| (row.ends_at(), **at));
+        let mut items = Vec::new();
+        for (&(run, fence), row) in up {
+            let Some(why) = row.why(now) else { continue };
+            if items.len() < limit && wanted(run, fence) {
+                let claim = row.held.as_ref().map_or_else(Claim::default, |held| held.claim.clone());
+                let task = TaskRef { activation: row.task.activation, fence };
+                items.push(DueItem::Lease { ns: row.ns.clone(), run, task, why, claim });
+            }
+        }
+        items
+    }
+
+    /// When the next one's time is up, of those whose time is not up yet.
+    pub fn next_expiry(&self, now: Millis) -> Option<Millis> {
+        self.rows.values().filter_map(Row::ends_at).filter(|at| *at > now).min()
+    }
+
+    /// The time of any task is up by then.
+    pub fn any_ends_by(&self, at: Millis) -> bool {
+        self.rows.values().filter_map(Row::ends_at).any(|ends_at| ends_at <= at)
+    }
+
+    /// Whether a task's time is up for this reason, now.
+    pub fn is_up(&self, run: RunId, fence: Fence, why: Expiry, now: Millis) -> bool {
+        let Some(row) = self.rows.get(&(run, fence)) else { return false };
+        match (why, &row.held) {
+            (Expiry::LeaseLost, Some(held)) => held.lease_until <= now,
+            (Expiry::Timeout, Some(held)) => held.deadline.is_some_and(|deadline| deadline <= now),
+            (Expiry::Released, Some(_)) => true,
+            (Expiry::StartTimeout, None) => row.start_by.is_some_and(|by| by <= now),
+            _ => false,
+        }
+    }
+}
+
+impl Row {
+    fn ends_at(&self) -> Option<Millis> {
+        match &self.held {
+            Some(held) => Some(held.lease_until.min(held.deadline.unwrap_or(Millis::MAX))),
+            None => self.start_by.filter(|_| !self.closed),
+        }
+    }
+
+    fn why(&self, now: Millis) -> Option<Expiry> {
+        match &self.held {
+            None => Some(Expiry::StartTimeout),
+            Some(held) if held.deadline.is_some_and(|deadline| deadline <= now) => Some(Expiry::Timeout),
+            Some(held) => (held.lease_until <= now).then_some(Expiry::LeaseLost),
+        }
+    }
+
+    /// Nobody served from one moment to the other: the worker has as much longer, from when it got or last kept its lease.
+    fn credit(&mut self, from: Millis, now: Millis) {
+        let Some(held) = &mut self.held else { return };
+        let kept_at = (held.lease_until - held.lease_ms).max(held.since);
+        let unserved = (now - from.max(kept_at)).max(0);
+        held.lease_until += unserved;
+        held.deadline = held.deadline.map(|deadline| deadline + unserved);
+    }
+}

@@ -1,0 +1,59 @@
+//! Rates, by what was spent: who spent what, and when, is kept, and how much is left is counted anew each time.
+
+use std::collections::BTreeMap;
+
+use eddyline_machine::Millis;
+
+use crate::document::Rate;
+use crate::ids::Namespace;
+
+/// What has a rate.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Spender {
+    Queue((Namespace, String)),
+    Limit(Namespace, String, Option<String>),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Rates(BTreeMap<Spender, Vec<Millis>>);
+
+impl Rates {
+    pub fn spend(&mut self, who: Spender, rate: Rate, now: Millis) {
+        let spent = self.0.entry(who).or_default();
+        // Once it is full again, what was spent before does not matter any more.
+        if left(spent, rate, now) >= full(rate) {
+            spent.clear();
+        }
+        spent.push(now);
+    }
+
+    /// Until when nothing can be spent; none if it can now.
+    pub fn held_until(&self, who: &Spender, rate: Rate, now: Millis) -> Option<Millis> {
+        let missing = one(rate) - left(self.0.get(who)?, rate, now);
+        let gained = i128::from(rate.count.max(1));
+        (missing > 0).then(|| now + ((missing + gained - 1) / gained) as Millis)
+    }
+}
+
+/// What is left, in parts: a claim costs `per_ms` parts, and each millisecond brings `count` of them.
+fn left(spent: &[Millis], rate: Rate, now: Millis) -> i128 {
+    let Some(mut at) = spent.first().copied() else { return full(rate) };
+    let mut level = full(rate);
+    for moment in spent.iter().copied().map(Some).chain([None]) {
+        let until = moment.unwrap_or(now);
+        level = (level + i128::from(until - at) * i128::from(rate.count)).min(full(rate));
+        at = until;
+        if moment.is_some() {
+            level = (level - one(rate)).max(0);
+        }
+    }
+    level
+}
+
+fn one(rate: Rate) -> i128 {
+    i128::from(rate.per_ms.max(1))
+}
+
+fn full(rate: Rate) -> i128 {
+    one(rate) * i128::from(rate.burst.max(1))
+}
