@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 
 use eddyline_machine::run::{Driver, GateState, Inside, Outcome, State, What};
-use eddyline_machine::{ChildEnd, Expiry, Fence, Input, Millis, RunId, Status, TaskRef, TimerKey, TimerKind, run::Run};
-use eddyline_store::{Beside, Change, Found, Page, RunFilter};
+use eddyline_machine::{
+    ChildEnd, Due, Entry, Expiry, Fence, Input, Millis, Numbered, RunId, Status, TaskRef, TimerKey, TimerKind, run::Run,
+};
+use eddyline_store::{Beside, Change, Found, MAX_PAGE, Page, RunFilter};
 
 use crate::assignment::materialise;
 use crate::chore::Chore;
@@ -65,7 +67,10 @@ impl Reconciler {
         if !beside.messages.is_empty() || loaded.rows.header.status().is_end() {
             return Ok(());
         }
-        let mut inputs = stuck(&loaded.rows, &beside, now);
+        let (mut inputs, lost) = stuck(&loaded.rows, &beside, now);
+        for lost in lost {
+            inputs.push(self.rearm(run, lost, now).await?);
+        }
         for activation in &loaded.rows.activations {
             if let State::Child(child) = activation.state
                 && let Some(end) = self.ended(child, now).await?
@@ -88,6 +93,25 @@ impl Reconciler {
         Ok(())
     }
 
+    /// What makes up for a lost timer: it is set again for the time that the timeline says, and is due if that has passed
+    /// or is not known.
+    async fn rearm(&self, run: RunId, lost: LostTimer, now: Millis) -> Result<Input> {
+        let (mut after, mut due) = (0, None);
+        loop {
+            let page = self.instance.store.records(run, after, MAX_PAGE).await?;
+            due = page.iter().rev().find_map(|record| lost.due_by(record)).or(due);
+            match page.last() {
+                Some(last) if page.len() == MAX_PAGE => after = last.n,
+                _ => break,
+            }
+        }
+        Ok(match due {
+            Some(Due::After(at)) if at > now => Input::Rearm { timer: lost.timer, due: Due::After(at - now) },
+            Some(Due::At(at)) => Input::Rearm { timer: lost.timer, due: Due::At(at) },
+            _ => Input::Due(lost.timer),
+        })
+    }
+
     /// How a child ended, if that is long enough ago for its parent to have heard of it.
     async fn ended(&self, child: RunId, now: Millis) -> Result<Option<ChildEnd>> {
         let Some(summary) = self.instance.store.summary(child).await? else { return Ok(None) };
@@ -107,11 +131,37 @@ impl Reconciler {
     }
 }
 
-/// What a run waits for and will never get, as the inputs that move it on.
-fn stuck(run: &Run, beside: &Beside, now: Millis) -> Vec<Input> {
+/// A timer that a run waits for and that is not there.
+#[derive(Debug, Clone, Copy)]
+struct LostTimer {
+    timer: TimerKey,
+    /// Of a code run's step: how long its back-off is. Several may go back to the same task.
+    backoff_ms: Option<Millis>,
+}
+
+impl LostTimer {
+    /// When it is due, if that is the record which says so: by the store's clock a moment, by the wall clock likewise.
+    fn due_by(&self, record: &Numbered) -> Option<Due> {
+        match (&record.record.entry, self.timer.kind) {
+            (Entry::RetryScheduled { backoff_ms, .. }, TimerKind::BackOff(fence)) => {
+                let own = record.record.attempt.as_ref().is_some_and(|attempt| attempt.fence == fence)
+                    && self.backoff_ms.is_none_or(|ms| ms == *backoff_ms);
+                own.then_some(Due::After(record.ts + backoff_ms))
+            }
+            (Entry::AwaitScheduled { token, for_ms, until_ms, .. }, TimerKind::Gate) => {
+                let due = for_ms.map(|ms| Due::After(record.ts + ms)).or(until_ms.map(Due::At));
+                due.filter(|_| token.activation == self.timer.activation)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What a run waits for and will never get: the inputs that move it on, and the timers that are lost.
+fn stuck(run: &Run, beside: &Beside, now: Millis) -> (Vec<Input>, Vec<LostTimer>) {
     let tasks: BTreeSet<Fence> = beside.tasks.iter().map(|row| row.task.fence).collect();
     let timers: BTreeSet<TimerKey> = beside.timers.iter().map(|row| row.key).collect();
-    let mut inputs = Vec::new();
+    let (mut inputs, mut lost) = (Vec::new(), Vec::new());
     if !run.header.agenda.is_empty() {
         inputs.push(Input::Continue);
     }
@@ -136,8 +186,12 @@ fn stuck(run: &Run, beside: &Beside, now: Millis) -> Vec<Input> {
         };
         if let Some(kind) = waits_for {
             let key = TimerKey { activation: id, kind };
+            let backoff_ms = match activation.state {
+                State::Retrying { after_ms, .. } => Some(after_ms),
+                _ => None,
+            };
             if !timers.contains(&key) {
-                inputs.push(Input::Due(key));
+                lost.push(LostTimer { timer: key, backoff_ms });
             }
         }
     }
@@ -146,5 +200,5 @@ fn stuck(run: &Run, beside: &Beside, now: Millis) -> Vec<Input> {
         metrics::counter!("eddyline_timers_late_total").increment(late as u64);
         tracing::error!(run = %run.header.run, late, "timers are late");
     }
-    inputs
+    (inputs, lost)
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use eddyline_machine::definition::wrong_name;
 use eddyline_machine::{
-    Answer, Claim, CodeOp, CodeWait, Data, Due, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind, TaskRef,
+    Answer, Claim, CodeOp, CodeWait, Data, Due, Expiry, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind,
+    TaskRef,
 };
 use eddyline_store::{ClaimRequest, Lease, Namespace, Offer, RequestId, Store, StoreError, Taken};
 use serde_json::json;
@@ -327,8 +328,14 @@ impl Engine {
             }
             Err(error) => {
                 tracing::warn!(worker, run = %claimed.run, "released, because it could not be handed over: {error}");
-                let why = eddyline_machine::Expiry::Released;
-                let input = Input::Expired { task, why, claim: claimed.held.claim };
+                let (claim, why) = (claimed.held.claim, Expiry::Released);
+                let input = match error {
+                    // The store comes back: that is no fault of the task.
+                    EngineError::Store(StoreError::Unavailable(_) | StoreError::Full(_) | StoreError::Closed(_)) => {
+                        Input::Expired { task, why, claim }
+                    }
+                    error => Input::Undelivered { task, claim, why: error.to_string() },
+                };
                 (input, Some(Taken::Expiry(task.fence, why)))
             }
         };

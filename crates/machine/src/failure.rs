@@ -31,6 +31,8 @@ pub struct Failure {
 pub mod kind {
     pub const LEASE_LOST: &str = "LeaseLost";
     pub const TIMEOUT: &str = "Timeout";
+    /// A task could not be handed over to any worker, because something of it can't be read.
+    pub const UNDELIVERABLE: &str = "Undeliverable";
     pub const START_TIMEOUT: &str = "StartTimeout";
     pub const GATE_TIMEOUT: &str = "GateTimeout";
     pub const GATE_CANCELLED: &str = "GateCancelled";

@@ -415,11 +415,14 @@ pub struct TaskLog {
     /// It did not come to its end by itself, by a report or for lack of one: nobody wanted it any more.
     #[serde(default, skip_serializing_if = "is_default")]
     pub called_off: bool,
+    /// How often in a row the attempt was claimed and did not get to its worker, up to this task.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub undelivered: u32,
 }
 
 impl TaskLog {
     pub fn new(fence: Fence, attempt: u32) -> TaskLog {
-        TaskLog { fence, attempt, seq: 0, gaps: Vec::new(), called_off: false }
+        TaskLog { fence, attempt, seq: 0, gaps: Vec::new(), called_off: false, undelivered: 0 }
     }
 }
 

@@ -23,8 +23,20 @@ pub enum Input {
         why: Expiry,
         claim: Claim,
     },
+    /// A claimed task could not be handed over to its worker.
+    Undelivered {
+        task: TaskRef,
+        claim: Claim,
+        /// What went wrong, for people.
+        why: String,
+    },
     /// A timer is due.
     Due(TimerKey),
+    /// A timer that the run waits for was lost: it is set again, for its own time.
+    Rearm {
+        timer: TimerKey,
+        due: Due,
+    },
     OpenGate {
         activation: ActId,
         by: OpenedBy,

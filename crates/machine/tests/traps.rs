@@ -953,6 +953,19 @@ fn a_worker_may_ask_for_another_delay_or_to_be_deferred_at_no_cost() {
 }
 
 #[test]
+fn a_defer_of_years_closes_its_limit_for_an_hour() {
+    let mut t = Trial::new("{name: f, steps: {a: {limits: [api]}}}", json!(null));
+    let (run, task) = t.claim("a");
+    let task = TaskRef { activation: task.activation, fence: task.fence };
+    let op = Op::Defer { after_ms: 10 * 365 * 86_400_000, limit: Some("api".into()) };
+    let report = Input::Report(Report { task, seq: None, op, claim: Claim::default() });
+    let kept = t.kept();
+    let env = Env { now: t.model.now, seed: [1; 32], hooks: "", max_touched: 1_000 };
+    let transition = decide(&kept.flow, &kept.run, &env, &[report]).unwrap();
+    assert_eq!((kept.run.header.run, transition.slow_limits), (run, vec![("api".to_owned(), decide::MAX_SLOW_MS)]));
+}
+
+#[test]
 fn a_lost_lease_is_an_attempt_and_a_poison_task_ends_as_failed() {
     let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: 2}}}}", json!(null));
     for _ in 0..2 {
@@ -975,6 +988,75 @@ fn a_released_task_costs_no_attempt_and_its_old_fence_is_stale() {
     assert!(new.fence > old.fence);
     let op = Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] };
     assert_eq!(t.say(run, &old, op), Answer::Stale);
+}
+
+#[test]
+fn a_task_that_never_gets_to_its_worker_is_offered_less_and_less_often() {
+    let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
+    let mut delays = Vec::new();
+    for _ in 0..14 {
+        let (_, task) = t.claim("a");
+        let (task, before) = (TaskRef { activation: task.activation, fence: task.fence }, t.model.now);
+        t.send(Input::Expired { task, why: Expiry::Released, claim: Claim::default() });
+        if t.step("a") != "queued" {
+            t.tick();
+        }
+        delays.push(t.model.now - before);
+    }
+    assert_eq!(delays[..5], [0, 200, 400, 800, 1_600], "the first time costs nothing");
+    assert_eq!(delays[10..], [60_000; 4], "and it does not fail: workers that go away are not its fault");
+    let (_, task) = t.claim("a");
+    assert_eq!(task.attempt, 1);
+}
+
+#[test]
+fn a_task_that_cannot_be_handed_over_fails_after_ten_tries_and_says_why() {
+    let mut t = Trial::new("{name: f, steps: {a: {retry: {attempts: 5}}, b: {after: ['failed:a']}}}", json!(null));
+    let undelivered = |t: &mut Trial| {
+        let (_, task) = t.claim("a");
+        let task = TaskRef { activation: task.activation, fence: task.fence };
+        t.send(Input::Undelivered { task, claim: Claim::default(), why: "values: row 7 is damaged".to_owned() });
+    };
+    for _ in 0..9 {
+        undelivered(&mut t);
+        if t.step("a") != "queued" {
+            t.tick();
+        }
+    }
+    assert_eq!(t.step("a"), "queued");
+    // An attempt that was delivered in between, and failed, is not one of them.
+    t.fail_attempt("a", "on its own");
+    t.tick();
+    for _ in 0..10 {
+        assert_eq!(t.step("a"), "queued");
+        undelivered(&mut t);
+        if t.step("a") != "queued" && t.step("a") != "failed" {
+            t.tick();
+        }
+    }
+    assert_eq!((t.step("a"), t.step("b")), ("failed", "queued"));
+    t.complete("b", json!(null));
+    let error = t.kept().run.activations[1].clone();
+    assert!(format!("{error:?}").contains("Undeliverable"), "{error:?}");
+    assert!(format!("{error:?}").contains("10 times in a row: values: row 7 is damaged"), "{error:?}");
+}
+
+#[test]
+fn a_timer_that_was_lost_is_set_again_for_its_own_time_while_it_is_waited_for() {
+    let flow = "{name: f, steps: {a: {retry: {attempts: 2, initial: 1h, max: 1h, jitter: 0}}, g: {await: {time: 2h}}}}";
+    let mut t = Trial::new(flow, json!(null));
+    t.fail_attempt("a", "once");
+    let timers: Vec<TimerKey> = t.kept().timers.keys().copied().collect();
+    assert_eq!(timers.len(), 2);
+    for timer in timers {
+        t.send(Input::Rearm { timer, due: Due::After(5_000) });
+        let other = TimerKey { kind: TimerKind::BackOff(Fence(77)), ..timer };
+        t.send(Input::Rearm { timer: other, due: Due::After(1) });
+    }
+    assert_eq!(t.kept().timers.len(), 2, "nobody waits for another timer");
+    let before = t.model.now;
+    t.tick();
+    assert_eq!(t.model.now - before, 5_000);
 }
 
 #[test]

@@ -1,12 +1,19 @@
 //! Time is up: a lease, an attempt's timeout, a back-off, a delay, a deadline.
 
 use super::report::applied;
-use super::{Decider, Done};
+use super::{Decider, Done, Halt};
 use crate::failure::{Failure, kind};
-use crate::ids::ActId;
+use crate::ids::{ActId, Millis};
 use crate::record::{Entry, Reason};
-use crate::run::{Activations, Driver, End, Inside, Phase, Place, State, What};
-use crate::transition::{Answer, Claim, Expiry, TaskRef, TimerKey, TimerKind};
+use crate::run::{Activations, Driver, End, GateState, Inside, Phase, Place, State, What};
+use crate::transition::{Answer, Claim, Due, Expiry, TaskRef, TimerKey, TimerKind};
+
+/// After so many tries in a row to hand a task over, each of which failed, its attempt fails.
+pub const MAX_UNDELIVERED: u32 = 10;
+/// The delay after the second release in a row; it doubles with each. A worker that went away costs nothing the first time.
+pub const RELEASE_DELAY_MS: Millis = 200;
+/// The longest of these delays.
+pub const MAX_RELEASE_DELAY_MS: Millis = 60_000;
 
 impl Decider<'_> {
     /// A task's time is up by the store's clock.
@@ -35,13 +42,47 @@ impl Decider<'_> {
                 let failure = Failure::new(kind::START_TIMEOUT, "no worker took it within its `start_timeout`");
                 self.fail(id, failure)?;
             }
-            Expiry::Released if matches!(self.at(id).state, State::Draining(_)) => self.end(id, End::Cancelled)?,
-            Expiry::Released => {
-                self.remove_task(fence);
-                self.back_off(id, 0, Reason::Released)?;
-            }
+            Expiry::Released => self.release(id, None)?,
         }
         applied()
+    }
+
+    /// A claimed task could not be handed over to its worker.
+    pub(super) fn undelivered(&mut self, task: TaskRef, claim: &Claim, why: &str) -> Done<Answer> {
+        let TaskRef { activation: id, fence } = task;
+        if !self.exists(id) {
+            return Ok(Answer::Nothing);
+        }
+        if let Some(refusal) = self.refuse(id, fence) {
+            return Ok(refusal);
+        }
+        self.note_claim(id, claim);
+        self.release(id, Some(why))?;
+        applied()
+    }
+
+    /// The task did not get to its worker and is offered again, which costs no attempt: at once the first time, then after
+    /// a delay that grows. If there is a reason that does not go away (`why`), the attempt fails in the end.
+    fn release(&mut self, id: ActId, why: Option<&str>) -> Done {
+        if matches!(self.at(id).state, State::Draining(_)) {
+            return self.end(id, End::Cancelled);
+        }
+        let Some(fence) = self.at(id).fence() else {
+            return Err(Halt::Bug(format!("{} has no task", self.name_of(id))));
+        };
+        let last = self.at(id).tasks.last();
+        // Whoever reported on a task has got it.
+        let before = last.filter(|log| log.seq == 0).map_or(0, |log| log.undelivered);
+        let times = before.saturating_add(1);
+        if let Some(why) = why.filter(|_| times >= MAX_UNDELIVERED) {
+            let message = format!("the task could not be handed over to a worker, {times} times in a row: {why}");
+            return self.attempt_failed(id, Failure::new(kind::UNDELIVERABLE, message), false, None);
+        }
+        self.remove_task(fence);
+        if let Some(log) = self.edit(id).tasks.last_mut() {
+            log.undelivered = times;
+        }
+        self.back_off(id, release_delay(times), Reason::Released)
     }
 
     /// A timer is due. One that nobody waits for any more is without effect.
@@ -81,6 +122,29 @@ impl Decider<'_> {
         }
     }
 
+    /// Sets a timer again that was lost, if the run still waits for it.
+    pub(super) fn rearm(&mut self, timer: TimerKey, due: Due) -> Done<Answer> {
+        let id = timer.activation;
+        if !self.exists(id) {
+            return Ok(Answer::Nothing);
+        }
+        let waits = match (timer.kind, &self.at(id).state) {
+            (TimerKind::Gate, State::Gated) => matches!(self.at(id).gate, GateState::Waiting { timed: true, .. }),
+            (
+                TimerKind::BackOff(fence),
+                State::BackOff { after, .. }
+                | State::Open(Inside { closing: None, what: What::Code(Driver::BackOff { after, .. }), .. }),
+            ) => *after == fence,
+            (TimerKind::BackOff(fence), State::Retrying { due: false, .. }) => self.last_fence(id) == fence,
+            _ => false,
+        };
+        if !waits {
+            return Ok(Answer::Nothing);
+        }
+        self.set_timer(id, timer.kind, due);
+        applied()
+    }
+
     fn deadline(&mut self, root: ActId) -> Done<Answer> {
         let failure = Failure::new(kind::DEADLINE, "the run did not end before its deadline");
         match (&self.at(root).state, self.header.phase) {
@@ -97,6 +161,14 @@ impl Decider<'_> {
     fn has_progressed(&self, id: ActId, claim: &Claim) -> bool {
         let code = self.header.code.as_ref().filter(|_| self.at(id).place == Place::Root);
         code.is_some_and(|code| code.n > code.offered_at.max(claim.memo))
+    }
+}
+
+/// How long a task is not offered after it did not get to its worker for so many times in a row.
+fn release_delay(times: u32) -> Millis {
+    match times {
+        0 | 1 => 0,
+        _ => RELEASE_DELAY_MS.saturating_mul(1 << (times - 2).min(20)).min(MAX_RELEASE_DELAY_MS),
     }
 }
 

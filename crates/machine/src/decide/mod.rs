@@ -38,7 +38,9 @@ use crate::transition::{
     Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
 };
 
+pub use expiry::{MAX_RELEASE_DELAY_MS, MAX_UNDELIVERED, RELEASE_DELAY_MS};
 pub use names::canonical_json;
+pub use report::MAX_SLOW_MS;
 pub use reuse::{rerun, retry};
 
 /// How many activations one transition touches at most; the rest follows by a message of the run to itself.
@@ -203,7 +205,9 @@ impl<'a> Decider<'a> {
             _ if self.header.phase == Phase::New => Ok(Answer::Invalid("the run has not started".to_owned())),
             Input::Report(report) => self.report(report),
             Input::Expired { task, why, claim } => self.expired(*task, *why, claim),
+            Input::Undelivered { task, claim, why } => self.undelivered(*task, claim, why),
             Input::Due(timer) => self.due(*timer),
+            Input::Rearm { timer, due } => self.rearm(*timer, *due),
             Input::OpenGate { activation, by, payload } => self.open_gate(*activation, by, payload),
             Input::CancelGate { activation, by } => self.cancel_gate(*activation, by),
             Input::ChildEnded { activation, child, end } => self.child_ended(*activation, *child, end),
@@ -319,8 +323,8 @@ impl<'a> Decider<'a> {
 fn target(input: &Input) -> Option<ActId> {
     match input {
         Input::Report(report) => Some(report.task.activation),
-        Input::Expired { task, .. } => Some(task.activation),
-        Input::Due(timer) => Some(timer.activation),
+        Input::Expired { task, .. } | Input::Undelivered { task, .. } => Some(task.activation),
+        Input::Due(timer) | Input::Rearm { timer, .. } => Some(timer.activation),
         Input::OpenGate { activation, .. }
         | Input::CancelGate { activation, .. }
         | Input::ChildEnded { activation, .. } => Some(*activation),

@@ -7,6 +7,10 @@ use crate::record::{Entry, Reason};
 use crate::run::{Activations, Emitted, End, Phase, Place, REMEMBERED_GAPS, State};
 use crate::transition::{Answer, Claim, Log, Op, Publish, Report, Said, TaskRef};
 
+/// How long a `defer` closes its limit at most: it keeps back the tasks of others too. The task itself waits as long as it
+/// asks for.
+pub const MAX_SLOW_MS: Millis = 3_600_000;
+
 impl Decider<'_> {
     pub(super) fn report(&mut self, report: &Report) -> Done<Answer> {
         let TaskRef { activation: id, fence } = report.task;
@@ -104,7 +108,7 @@ impl Decider<'_> {
 
     fn defer(&mut self, id: ActId, after: Millis, limit: Option<&str>) -> Done<Answer> {
         if let Some(limit) = limit {
-            self.slow_limits.push((limit.to_owned(), after));
+            self.slow_limits.push((limit.to_owned(), after.min(MAX_SLOW_MS)));
         }
         let Some(fence) = self.at(id).fence() else { return Ok(Answer::Stale) };
         if matches!(self.at(id).state, State::Draining(_)) {

@@ -34,10 +34,13 @@ impl Decider<'_> {
             State::Open(inside) => State::Open(Inside { what: What::Code(Driver::Queued(fence)), ..inside }),
             _ => State::Queued(fence),
         };
+        // Of releases in a row it is counted how many there were.
+        let last = activation.tasks.last().filter(|_| reason == Some(Reason::Released));
+        let undelivered = last.map_or(0, |log| log.undelivered);
         if activation.tasks.len() == REMEMBERED_TASKS {
             activation.tasks.remove(0);
         }
-        activation.tasks.push(TaskLog::new(fence, attempt));
+        activation.tasks.push(TaskLog { undelivered, ..TaskLog::new(fence, attempt) });
         self.record_attempt(id, queue, Entry::StepScheduled { step_key, work, reason });
         Ok(())
     }
