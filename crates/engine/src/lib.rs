@@ -48,7 +48,7 @@ pub use events::{MAX_EVENTS, PublishRequest};
 pub use flow_list::FlowName;
 pub use flows::{FLOW, Registered, Registration, VERSION, parse_definition};
 pub use keys::KeyRecord;
-pub use queues::QueueInfo;
+pub use queues::{LimitInfo, QueueInfo};
 pub use read::*;
 pub use report::{ClaimTasks, Reported, TaskReport, Waiting, request_named};
 pub use start::{StartRequest, Started};

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use eddyline_store::{Document, Expect, LimitRules, Namespace, QueueRules, QueueState, kind};
+use eddyline_machine::Millis;
+use eddyline_store::{Expect, LimitRules, Namespace, QueueRules, QueueState, kind};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -14,6 +15,19 @@ use crate::error::{EngineError, Result};
 pub struct QueueInfo {
     pub state: QueueState,
     pub rules: QueueRules,
+    /// Why its rules can't be read; it is paused then.
+    pub fault: Option<String>,
+}
+
+/// A limit with its rules.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LimitInfo {
+    pub name: String,
+    pub rules: LimitRules,
+    /// A worker asked to slow it down: until then nothing passes it, unless its rules are set anew or deleted.
+    pub closed_until: Option<Millis>,
+    /// Why its rules can't be read; nothing passes it then.
+    pub fault: Option<String>,
 }
 
 impl Engine {
@@ -21,13 +35,13 @@ impl Engine {
     pub async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueInfo>> {
         let mut queues: BTreeMap<String, QueueInfo> = BTreeMap::new();
         for state in self.instance.store.queues(ns).await? {
-            let (name, rules) = (state.name.clone(), QueueRules::default());
-            queues.insert(name, QueueInfo { state, rules });
+            queues.insert(state.name.clone(), QueueInfo { state, ..QueueInfo::default() });
         }
         for document in self.instance.all_documents(ns, kind::QUEUE).await? {
             let queue = queues.entry(document.key.id.clone()).or_default();
             queue.state.name.clone_from(&document.key.id);
-            queue.rules = rules(&document)?;
+            queue.rules = QueueRules::read(&document.body);
+            queue.fault = QueueRules::fault(&document.body);
         }
         Ok(queues.into_values().collect())
     }
@@ -38,45 +52,58 @@ impl Engine {
         let document = self.instance.document(Some(ns), kind::QUEUE, name).await?;
         Ok(QueueInfo {
             state: state.unwrap_or_else(|| QueueState { name: name.to_owned(), ..QueueState::default() }),
-            rules: document.as_ref().map(rules).transpose()?.unwrap_or_default(),
+            rules: document.as_ref().map(|document| QueueRules::read(&document.body)).unwrap_or_default(),
+            fault: document.as_ref().and_then(|document| QueueRules::fault(&document.body)),
         })
     }
 
     /// Changes the rules of a queue, whatever others change at the same time.
     pub async fn set_queue(&self, ns: &Namespace, name: &str, change: impl Fn(&mut QueueRules)) -> Result<()> {
-        self.set_rules(ns, kind::QUEUE, name, change).await
+        self.set_rules(ns, kind::QUEUE, name, QueueRules::read, change).await
     }
 
-    /// Limits that have rules, by name.
-    pub async fn limits(&self, ns: &Namespace) -> Result<Vec<(String, LimitRules)>> {
-        let documents = self.instance.all_documents(ns, kind::LIMIT).await?;
-        documents.iter().map(|document| Ok((document.key.id.clone(), rules(document)?))).collect()
+    /// Limits that have rules, or that workers asked to slow down, by name.
+    pub async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitInfo>> {
+        let mut limits: BTreeMap<String, LimitInfo> = BTreeMap::new();
+        for document in self.instance.all_documents(ns, kind::LIMIT).await? {
+            let (rules, fault) = (LimitRules::read(&document.body), LimitRules::fault(&document.body));
+            let name = document.key.id.clone();
+            limits.insert(name.clone(), LimitInfo { name, rules, closed_until: None, fault });
+        }
+        for state in self.instance.store.limits(ns).await? {
+            let limit = limits.entry(state.name.clone()).or_default();
+            (limit.name, limit.closed_until) = (state.name, Some(state.closed_until));
+        }
+        Ok(limits.into_values().collect())
     }
 
+    /// Sets the rules of a limit, and lifts what workers asked for.
     pub async fn set_limit(&self, ns: &Namespace, name: &str, new: LimitRules) -> Result<()> {
-        self.set_rules(ns, kind::LIMIT, name, |rules| *rules = new.clone()).await
+        self.set_rules(ns, kind::LIMIT, name, LimitRules::read, |rules| *rules = new.clone()).await
     }
 
-    /// Takes the rules of a limit away: what names it passes.
+    /// Takes the rules of a limit away, and what workers asked for: what names it passes.
     pub async fn delete_limit(&self, ns: &Namespace, name: &str) -> Result<()> {
-        if self.instance.document(Some(ns), kind::LIMIT, name).await?.is_none() {
+        let ruled = self.instance.document(Some(ns), kind::LIMIT, name).await?.is_some();
+        if !ruled && !self.instance.store.limits(ns).await?.iter().any(|limit| limit.name == name) {
             return Err(EngineError::NotFound { what: "limit", id: name.to_owned() });
         }
         self.instance.put(ns, kind::LIMIT, name, Expect::Any, None).await?;
         Ok(())
     }
 
-    async fn set_rules<R: Default + Serialize + DeserializeOwned>(
+    async fn set_rules<R: Default + Serialize>(
         &self,
         ns: &Namespace,
         kind: &str,
         name: &str,
+        read: impl Fn(&Value) -> R,
         change: impl Fn(&mut R),
     ) -> Result<()> {
         loop {
             let document = self.instance.document(Some(ns), kind, name).await?;
             let (expect, mut rules) = match &document {
-                Some(document) => (Expect::Revision(document.revision), rules(document)?),
+                Some(document) => (Expect::Revision(document.revision), read(&document.body)),
                 None => (Expect::Absent, R::default()),
             };
             change(&mut rules);
@@ -86,9 +113,4 @@ impl Engine {
             }
         }
     }
-}
-
-fn rules<R: DeserializeOwned>(document: &Document) -> Result<R> {
-    serde_json::from_value(document.body.clone())
-        .map_err(|error| EngineError::Bug(format!("the rules of {} are damaged: {error}", document.key.id)))
 }

@@ -101,6 +101,9 @@ pub struct QueueInfo {
     pub claimed: u64,
     /// Since when the task has waited that has waited longest.
     pub oldest: Option<Timestamp>,
+    /// Why its rules can't be read; it is paused then, until they are set anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
 }
 
 /// `PUT /v1/limits/{name}`.
@@ -126,6 +129,12 @@ pub struct LimitInfo {
     pub name: String,
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
+    /// A worker asked to slow it down (`defer`): nothing passes it until then. Setting or deleting the limit lifts it.
+    #[serde(default)]
+    pub closed_until: Option<Timestamp>,
+    /// Why its rules can't be read; nothing passes it then, until they are set anew or deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
 }
 
 /// What a key may be used for. `admin` is all of them, and keys, namespaces, queues and limits besides.

@@ -1,5 +1,6 @@
 //! Limits: named bounds that tasks pass, across queues.
 
+use eddyline_machine::time::iso;
 use eddyline_protocol::{LimitInfo, LimitRules};
 use eddyline_store as store;
 use serde_json::json;
@@ -11,7 +12,7 @@ use super::queues::{RATE, check_name, inner_rate, rate};
 /// `GET /v1/limits`
 pub(crate) async fn list(call: Call) -> Answer {
     let limits = call.engine().limits(call.ns()).await?;
-    let limits = limits.into_iter().map(|(name, rules)| show(name, &rules)).collect();
+    let limits = limits.into_iter().map(show).collect();
     ok(&call.page(limits, |limit: &LimitInfo| &limit.name)?)
 }
 
@@ -23,7 +24,7 @@ pub(crate) async fn set(mut call: Call) -> Answer {
     let rate = asked.whole_rate().map_err(Failure::invalid)?;
     let rules = store::LimitRules { concurrency: asked.concurrency, rate: rate.map(inner_rate).transpose()? };
     call.engine().set_limit(call.ns(), name, rules.clone()).await?;
-    ok(&show(name.to_owned(), &rules))
+    ok(&show(eddyline_engine::LimitInfo { name: name.to_owned(), rules, ..Default::default() }))
 }
 
 /// `DELETE /v1/limits/{name}`
@@ -32,6 +33,8 @@ pub(crate) async fn delete(call: Call) -> Answer {
     ok(&json!({"deleted": true}))
 }
 
-fn show(name: String, rules: &store::LimitRules) -> LimitInfo {
-    LimitInfo { name, concurrency: rules.concurrency, rate: rules.rate.map(rate) }
+fn show(limit: eddyline_engine::LimitInfo) -> LimitInfo {
+    let eddyline_engine::LimitInfo { name, rules, closed_until, fault } = limit;
+    let (concurrency, rate) = (rules.concurrency, rules.rate.map(rate));
+    LimitInfo { name, concurrency, rate, closed_until: closed_until.map(iso), fault }
 }

@@ -52,7 +52,7 @@ async fn change(call: Call, change: impl Fn(&mut store::QueueRules)) -> Answer {
 }
 
 fn show(queue: eddyline_engine::QueueInfo) -> wire::QueueInfo {
-    let eddyline_engine::QueueInfo { state, rules } = queue;
+    let eddyline_engine::QueueInfo { state, rules, fault } = queue;
     wire::QueueInfo {
         name: state.name,
         paused: rules.paused,
@@ -62,6 +62,7 @@ fn show(queue: eddyline_engine::QueueInfo) -> wire::QueueInfo {
         ready: state.ready as u64,
         claimed: state.claimed as u64,
         oldest: state.oldest.map(iso),
+        fault,
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Context;
 use super::connect::{segment, understood};
 use super::queue::rules_text;
-use super::screen::{Line, table};
+use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 
 #[derive(Debug, clap::Subcommand)]
@@ -54,10 +54,16 @@ async fn list(ctx: &Context) -> Result<(), Trouble> {
     let mut rows = Vec::new();
     for limit in limits {
         let limit: LimitInfo = understood(limit)?;
-        rows.push(vec![Line::plain(&limit.name), Line::plain(rules_text(limit.concurrency, limit.rate, None))]);
+        let state = match (&limit.fault, &limit.closed_until) {
+            (Some(fault), _) => Line::default().with(Ink::Note, format!("closed: {fault}")),
+            (None, Some(until)) => Line::default().with(Ink::Note, format!("closed by a worker until {until}")),
+            (None, None) => Line::default(),
+        };
+        let rules = Line::plain(rules_text(limit.concurrency, limit.rate, None));
+        rows.push(vec![Line::plain(&limit.name), rules, state]);
     }
     match rows.is_empty() {
         true => ctx.screen.say("no limits"),
-        false => ctx.screen.lines(&table(&["LIMIT", "RULES"], &rows)),
+        false => ctx.screen.lines(&table(&["LIMIT", "RULES", "STATE"], &rows)),
     }
 }

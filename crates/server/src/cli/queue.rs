@@ -95,7 +95,11 @@ async fn list(ctx: &Context) -> Result<(), Trouble> {
     for queue in queues {
         let queue: QueueInfo = understood(queue)?;
         let oldest = queue.oldest.as_deref().map(|oldest| moment::ago(oldest, now)).unwrap_or_default();
-        let state = if queue.paused { Line::default().with(Ink::Note, "paused") } else { Line::default() };
+        let state = match &queue.fault {
+            Some(fault) => Line::default().with(Ink::Note, format!("paused: {fault}")),
+            None if queue.paused => Line::default().with(Ink::Note, "paused"),
+            None => Line::default(),
+        };
         rows.push(vec![
             Line::plain(&queue.name),
             Line::plain(queue.ready.to_string()),

@@ -1,5 +1,7 @@
 //! Queues, limits, health and what a server says of itself.
 
+use eddyline_machine::time::iso;
+use eddyline_store as store;
 use serde_json::json;
 
 use crate::client::Rig;
@@ -62,6 +64,84 @@ async fn limits_are_set_and_taken_away() {
     assert_eq!(rig.delete("/v1/limits/one").await.status, 200);
     assert_eq!(rig.delete("/v1/limits/one").await.status, 404);
     assert_eq!(claim().await.body["tasks"].as_array().unwrap().len(), 1);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_limit_that_a_worker_closed_is_shown_and_opened_by_setting_or_deleting_it() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a, limits: [api]}}").await;
+    let claim = async || rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 1})).await.body["tasks"].clone();
+    for way in ["put", "delete"] {
+        for _ in 0..2 {
+            rig.run("f", json!(1)).await;
+        }
+        let task = claim().await[0].clone();
+        let (task_id, token) = (&task["task_id"], &task["token"]);
+        // Ten years, and nobody else could ever pass it.
+        let defer = json!({"task_id": task_id, "token": token, "op": "defer", "after": "3650d", "limit": "api"});
+        let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": [defer]})).await;
+        assert_eq!(reply.body["outcomes"][0]["outcome"], "applied", "{}", reply.body);
+        assert_eq!(claim().await, json!([]));
+        let limits = rig.get("/v1/limits").await;
+        let until = limits.items()[0]["closed_until"].as_str().expect("a moment").to_owned();
+        let now = jiff::Timestamp::now().as_millisecond();
+        let hour = iso(now)..=iso(now + 3_600_000 + 60_000);
+        assert!(hour.contains(&until), "an hour at most: {}", limits.body);
+        let opened = match way {
+            "put" => rig.put("/v1/limits/api", json!({})).await,
+            _ => rig.delete("/v1/limits/api").await,
+        };
+        assert_eq!(opened.status, 200, "{}", opened.body);
+        let task = claim().await[0].clone();
+        let (task_id, token) = (&task["task_id"], &task["token"]);
+        let done = json!({"task_id": task_id, "token": token, "op": "complete", "output": null});
+        rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": [done]})).await;
+        let limits = rig.get("/v1/limits").await;
+        assert!(limits.items().iter().all(|limit| limit["closed_until"].is_null()), "{}", limits.body);
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn rules_that_cannot_be_read_close_their_queue_or_limit_and_say_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = |kind: &str, id: &str| store::DocumentChange {
+        key: store::DocumentKey::new(kind, id),
+        expect: store::Expect::Any,
+        body: Some(json!({"concurrency": "lots"})),
+        due: None,
+    };
+    let commit = store::DocumentCommit {
+        ns: store::Namespace::default(),
+        command: serde_json::from_value(json!("00000000-0000-0000-0000-000000000001")).unwrap(),
+        documents: vec![damaged("queue", "default"), damaged("limit", "api")],
+        messages: Vec::new(),
+        events: Vec::new(),
+        drops: Vec::new(),
+    };
+    {
+        let before = store::Embedded::open(dir.path(), store::Options::default()).unwrap();
+        store::Store::commit(&before, vec![store::Command::Documents(commit)], Vec::new()).await.unwrap();
+    }
+    let at = dir.path().to_str().unwrap().to_owned();
+    let rig = Rig::with(eddyline_server::ServeArgs { store: Some(at), ..crate::client::args() }).await;
+    rig.flow("f", "steps: {a: {run: a}, b: {run: b, limits: [api]}}").await;
+    rig.run("f", json!(1)).await;
+    let claim = async || rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 9})).await.body["tasks"].clone();
+    assert_eq!(claim().await, json!([]), "without rules there would be no bounds");
+    let queue = rig.get("/v1/queues").await.items()[0].clone();
+    assert_eq!((&queue["paused"], &queue["ready"]), (&json!(true), &json!(2)));
+    assert!(queue["fault"].as_str().unwrap().contains("its rules can't be read: invalid type"), "{queue}");
+    let limit = rig.get("/v1/limits").await.items()[0].clone();
+    assert!(limit["fault"].as_str().unwrap().contains("its rules can't be read: invalid type"), "{limit}");
+
+    let set = rig.put("/v1/queues/default", json!({})).await;
+    assert_eq!((&set.body["fault"], &set.body["paused"]), (&json!(null), &json!(true)), "{}", set.body);
+    rig.post("/v1/queues/default/resume", json!({})).await;
+    assert_eq!(claim().await.as_array().unwrap().iter().map(|task| &task["step"]).collect::<Vec<_>>(), ["a"]);
+    rig.put("/v1/limits/api", json!({})).await;
+    assert_eq!(claim().await.as_array().unwrap().iter().map(|task| &task["step"]).collect::<Vec<_>>(), ["b"]);
     rig.server.stop().await;
 }
 
