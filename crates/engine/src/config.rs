@@ -63,9 +63,9 @@ pub struct Config {
     pub hang_s: u32,
     /// What happens then; without anything the engine fails. It is called on a thread of its own, since all others may
     /// hang as well.
-    pub on_hang: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    pub on_hang: Option<OnHang>,
     /// Called before each decision, on the thread that makes it. For tests that let something happen there.
-    pub on_decision: Option<Arc<dyn Fn(Decision) + Send + Sync>>,
+    pub on_decision: Option<OnDecision>,
 }
 
 /// A decision that is about to be made.
@@ -76,6 +76,8 @@ pub struct Decision {
     pub apart: bool,
 }
 
+pub type OnHang = Arc<dyn Fn(&str) + Send + Sync>;
+pub type OnDecision = Arc<dyn Fn(Decision) + Send + Sync>;
 pub type Chance = Arc<dyn Fn() -> [u8; 32] + Send + Sync>;
 
 /// How long things are kept after a run's end.

@@ -49,8 +49,9 @@ impl Committer {
         if !self.heavy_suspects.is_empty() {
             return self.thinking.is_empty();
         }
+        let suspected = self.thinking_of_suspect && !self.thinking.is_empty();
         let free = self.thinking.len() < self.heavy_threads && self.ready_suspects.is_empty();
-        free && !self.heavy.is_empty() && !(self.thinking_of_suspect && !self.thinking.is_empty())
+        free && !self.heavy.is_empty() && !suspected
     }
 
     fn begin_one(&mut self, run: RunId) {

@@ -22,6 +22,7 @@ pub enum Fault {
     Away,
 }
 
+pub type Tampering = Box<dyn Fn(&mut Found) + Send + Sync>;
 type Fate = Box<dyn Fn(usize) -> Option<Fault> + Send + Sync>;
 
 pub struct Hooked {
@@ -51,7 +52,7 @@ pub struct Hooked {
     /// What happens after the next load has read, before it answers.
     pub after_load: Mutex<Option<BoxFuture<'static, ()>>>,
     /// Changes what a load has found.
-    pub tampering: Option<Box<dyn Fn(&mut Found) + Send + Sync>>,
+    pub tampering: Option<Tampering>,
     /// Loads of this run wait until it is another one.
     pub stuck: watch::Sender<Option<RunId>>,
     /// What happens when due items are asked for.

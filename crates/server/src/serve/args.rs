@@ -75,6 +75,10 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_TASK_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "task_memory")]
     pub task_memory: Option<Size>,
+    /// The memory that cached runs may take [default: 256MiB]
+    #[arg(long, env = "EDDY_CACHE_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "cache_memory")]
+    pub cache_memory: Option<Size>,
     /// Connections at a time [default: 4096]
     #[arg(long, env = "EDDY_MAX_CONNECTIONS", value_name = "N")]
     #[serde(alias = "max_connections")]
@@ -120,6 +124,7 @@ impl ServeArgs {
             body_memory: self.body_memory.or(file.body_memory),
             response_memory: self.response_memory.or(file.response_memory),
             task_memory: self.task_memory.or(file.task_memory),
+            cache_memory: self.cache_memory.or(file.cache_memory),
             max_connections: self.max_connections.or(file.max_connections),
             max_long_polls: self.max_long_polls.or(file.max_long_polls),
             header_timeout: self.header_timeout.or(file.header_timeout),

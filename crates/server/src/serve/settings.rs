@@ -67,6 +67,8 @@ pub(crate) struct Settings {
     pub body_memory: usize,
     pub response_memory: usize,
     pub task_memory: usize,
+    /// Without one, what the engine takes by default.
+    pub cache_memory: Option<usize>,
     pub max_connections: usize,
     pub max_long_polls: usize,
     pub header_timeout: Duration,
@@ -112,6 +114,7 @@ impl Settings {
             body_memory: args.body_memory.map_or(DEFAULT_BODY_MEMORY, |size| size.bytes),
             response_memory: args.response_memory.map_or(DEFAULT_RESPONSE_MEMORY, |size| size.bytes),
             task_memory: args.task_memory.map_or(DEFAULT_TASK_MEMORY, |size| size.bytes),
+            cache_memory: args.cache_memory.map(|size| size.bytes),
             max_connections: args.max_connections.unwrap_or(DEFAULT_CONNECTIONS).max(1),
             max_long_polls: args.max_long_polls.unwrap_or(DEFAULT_LONG_POLLS),
             header_timeout: args.header_timeout.map_or(DEFAULT_HEADER_TIMEOUT, Duration::from),
