@@ -63,6 +63,10 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_MAX_BODY", value_name = "BYTES")]
     #[serde(alias = "max_body")]
     pub max_body: Option<usize>,
+    /// The memory of runs that are kept at hand to decide on them without reading [default: 256MiB]
+    #[arg(long, env = "EDDY_CACHE_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "cache_memory")]
+    pub cache_memory: Option<Size>,
     /// The memory that all bodies of requests may take together; a namespace may use a quarter [default: 256MiB]
     #[arg(long, env = "EDDY_BODY_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "body_memory")]
@@ -117,6 +121,7 @@ impl ServeArgs {
             instance: self.instance.or(file.instance),
             log_json: self.log_json.or(file.log_json),
             max_body: self.max_body.or(file.max_body),
+            cache_memory: self.cache_memory.or(file.cache_memory),
             body_memory: self.body_memory.or(file.body_memory),
             response_memory: self.response_memory.or(file.response_memory),
             task_memory: self.task_memory.or(file.task_memory),

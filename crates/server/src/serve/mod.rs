@@ -76,6 +76,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         hooks: format!("{}/hooks/", public_url.trim_end_matches('/')),
         lease_ms: i64::try_from(settings.lease.as_millis()).unwrap_or(i64::MAX),
         backlog: settings.backlog.unwrap_or(usual.backlog),
+        cache_bytes: settings.cache_memory.unwrap_or(usual.cache_bytes),
         on_hang: Some(Arc::new(|hang| {
             eprintln!("eddyline: the process ends with exit code {HUNG}: {hang}");
             std::process::exit(HUNG);

@@ -64,6 +64,7 @@ pub(crate) struct Settings {
     pub public_url: Option<String>,
     pub instance: String,
     pub max_body: usize,
+    pub cache_memory: Option<usize>,
     pub body_memory: usize,
     pub response_memory: usize,
     pub task_memory: usize,
@@ -109,6 +110,7 @@ impl Settings {
             public_url: args.public_url,
             instance: args.instance.unwrap_or_else(|| format!("eddy-{}", std::process::id())),
             max_body: args.max_body.unwrap_or(DEFAULT_BODY_BYTES),
+            cache_memory: args.cache_memory.map(|size| size.bytes),
             body_memory: args.body_memory.map_or(DEFAULT_BODY_MEMORY, |size| size.bytes),
             response_memory: args.response_memory.map_or(DEFAULT_RESPONSE_MEMORY, |size| size.bytes),
             task_memory: args.task_memory.map_or(DEFAULT_TASK_MEMORY, |size| size.bytes),
@@ -190,7 +192,7 @@ mod tests {
         let path = dir.path().join("eddyline.toml");
         std::fs::write(
             &path,
-            "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\nbody-memory = \"64MiB\"\n",
+            "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\nbody-memory = \"64MiB\"\ncache-memory = 1024\n",
         )
         .unwrap();
         let args =
@@ -198,7 +200,7 @@ mod tests {
         let settings = Settings::resolve(&args).await.unwrap();
         assert_eq!(settings.listen, "127.0.0.1:2");
         assert_eq!((settings.lease, settings.max_body, settings.behind_proxy), (Duration::from_secs(7), 5, true));
-        assert_eq!(settings.body_memory, 64 << 20);
+        assert_eq!((settings.body_memory, settings.cache_memory), (64 << 20, Some(1_024)));
 
         std::fs::write(&path, "lease = 5000\nbacklog = 3\n").unwrap();
         let settings = Settings::resolve(&args).await.unwrap();
