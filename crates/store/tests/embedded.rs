@@ -97,7 +97,7 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     open(dir.path()).close().unwrap();
     raw(dir.path()).pragma_update(None, "user_version", 99).unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
-    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 3"), "{error}");
+    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 4"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     raw(dir.path()).execute_batch("CREATE TABLE t (a)").unwrap();
@@ -112,8 +112,8 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     start(&store, 1).await;
     store.close().unwrap();
     let file = raw(dir.path());
-    let undo = "DROP TABLE logs; DROP INDEX events_by_time; DROP INDEX runs_by_root; ALTER TABLE runs DROP COLUMN root; DROP INDEX runs_going; \
-                DROP INDEX runs_trimmed; PRAGMA user_version = 1";
+    let undo = "DROP TABLE logs; DROP INDEX events_by_time; DROP INDEX runs_by_root; ALTER TABLE runs DROP COLUMN root; \
+                DROP INDEX runs_going; DROP INDEX runs_trimmed; PRAGMA user_version = 1";
     file.execute_batch(undo).unwrap();
     drop(file);
 
@@ -127,7 +127,7 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     let file = raw(dir.path());
     let version = file.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap();
     let indexes = "SELECT count(*) FROM sqlite_schema WHERE name IN ('runs_going', 'runs_trimmed')";
-    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (3, Ok(2)));
+    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (4, Ok(2)));
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn logs_written_before_they_were_indexed_are_indexed_when_the_store_is_ope
     for (first, body) in [(100, body.as_str()), (104, "not JSON, \"runner.log\""), (108, "[]")] {
         file.execute(insert, rusqlite::params![first, body]).unwrap();
     }
-    file.execute_batch("DROP TABLE logs; PRAGMA user_version = 2").unwrap();
+    file.execute_batch("DROP TABLE logs; PRAGMA user_version = 3").unwrap();
     drop(file);
 
     open(dir.path()).close().unwrap();

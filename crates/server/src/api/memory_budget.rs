@@ -11,9 +11,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// What is smaller is not counted, so that heartbeats and small reports get through beside large ones. The limit on
 /// connections bounds it: 4,096 times as much is 64 MiB.
 const SMALL_BYTES: usize = 16 << 10;
-/// A namespace may use one of so many parts of the budget.
-const SHARES: usize = 4;
-
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     all: Arc<Semaphore>,
@@ -23,10 +20,11 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    pub fn new(bytes: usize) -> MemoryBudget {
-        let kib = kib(bytes).clamp(SHARES as u32, u32::MAX >> 3);
+    /// So many bytes, of which a namespace may use one of so many parts.
+    pub fn new(bytes: usize, parts: u32) -> MemoryBudget {
+        let kib = kib(bytes).clamp(parts, u32::MAX >> 3);
         let all = Arc::new(Semaphore::new(kib as usize));
-        MemoryBudget { all, share_kib: kib / SHARES as u32, shares: Mutex::default() }
+        MemoryBudget { all, share_kib: kib / parts, shares: Mutex::default() }
     }
 
     /// Nothing yet, for something of this namespace.
@@ -119,7 +117,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_namespace_that_uses_up_its_share_leaves_the_rest_to_others() {
-        let budget = MemoryBudget::new(400 << 10);
+        let budget = MemoryBudget::new(400 << 10, 4);
         let (one, other) = (Namespace::new("one"), Namespace::new("other"));
         let (now, soon) = (Duration::ZERO, Duration::from_millis(1));
         let mut first = budget.reservation(&one);
@@ -137,7 +135,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_waits_gets_in_when_another_is_done() {
-        let budget = MemoryBudget::new(400 << 10);
+        let budget = MemoryBudget::new(400 << 10, 4);
         let ns = Namespace::default();
         let mut first = budget.reservation(&ns);
         first.grow_to(100 << 10).await;

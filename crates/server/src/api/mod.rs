@@ -62,6 +62,9 @@ use memory_budget::MemoryBudget;
 pub(crate) use read_meter::{MayRead, ReadMeter};
 use routes::{Route, routes};
 
+/// Of what bodies and tasks may take, a namespace may use one of so many parts.
+const MEMORY_PARTS: u32 = 4;
+
 /// What every request has at hand. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Api(Arc<Inner>);
@@ -102,8 +105,8 @@ impl Api {
             keyring: Keyring::new(engine.clone()),
             long_polls: Arc::new(Semaphore::new(settings.max_long_polls)),
             sockets: Arc::new(Semaphore::new(settings.max_connections)),
-            bodies: MemoryBudget::new(settings.body_memory),
-            task_memory: MemoryBudget::new(settings.task_memory),
+            bodies: MemoryBudget::new(settings.body_memory, MEMORY_PARTS),
+            task_memory: MemoryBudget::new(settings.task_memory, MEMORY_PARTS),
             unsent: unsent::Unsent::new(settings.response_memory),
             projections: projections::ProjectionCache::default(),
             left: connect::Left::default(),

@@ -3,7 +3,7 @@
 //! so a state is right for as long as it is kept.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::RunId;
 use eddyline_machine::project::Projector;
@@ -33,7 +33,7 @@ struct State {
     at: u64,
     /// Which projection was read, and the last record up to `at` that changed it: whoever has read so far has read all.
     quiet: (u8, u64),
-    projector: Projector,
+    projector: Arc<Projector>,
     bytes: usize,
     used: u64,
 }
@@ -51,18 +51,22 @@ impl ProjectionCache {
 
     /// The best state from which to go on reading a projection after a record, and the number of the last record in it.
     pub fn resume(&self, run: RunId, which: u8, after: u64) -> (Projector, u64) {
+        match self.find(run, which, after) {
+            // Copied once nobody else has to wait for it.
+            Some((projector, at)) => (Projector::clone(&projector), at),
+            None => (Projector::new(run), 0),
+        }
+    }
+
+    fn find(&self, run: RunId, which: u8, after: u64) -> Option<(Arc<Projector>, u64)> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.uses += 1;
         let used = kept.uses;
-        let states = kept.by_run.get_mut(&run).into_iter().flatten();
+        let states = kept.by_run.get_mut(&run)?.iter_mut();
         let fits = |state: &&mut State| state.at <= after || (state.quiet.0 == which && state.quiet.1 <= after);
-        match states.filter(fits).max_by_key(|state| state.at) {
-            Some(state) => {
-                state.used = used;
-                (state.projector.clone(), state.at)
-            }
-            None => (Projector::new(run), 0),
-        }
+        let state = states.filter(fits).max_by_key(|state| state.at)?;
+        state.used = used;
+        Some((state.projector.clone(), state.at))
     }
 
     /// Keeps the state in which a reader of a projection stopped. `last` is the last record that changed the projection.
@@ -73,7 +77,7 @@ impl ProjectionCache {
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.uses += 1;
-        let state = State { at, quiet: (which, last), projector, bytes, used: kept.uses };
+        let state = State { at, quiet: (which, last), projector: Arc::new(projector), bytes, used: kept.uses };
         let states = kept.by_run.entry(run).or_default();
         let mut freed = 0;
         states.retain(|other| {

@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_message_is_counted_until_it_is_complete() {
-        let (budget, ns) = (MemoryBudget::new(4 << 20), Namespace::default());
+        let (budget, ns) = (MemoryBudget::new(4 << 20, 4), Namespace::default());
         let meters = [ReadMeter::default(), ReadMeter::default()];
         assert_eq!(meters[0].may_read(), MayRead::Now, "no socket yet");
         meters.iter().for_each(|meter| meter.begin(budget.reservation(&ns)));

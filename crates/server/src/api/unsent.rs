@@ -12,12 +12,16 @@ use http_body_util::BodyExt;
 use super::failure::Failure;
 use super::memory_budget::{MemoryBudget, Reservation};
 
+/// A namespace may use one of so many parts of the budget: half of it, since what does not fit is refused at once, also where
+/// its readers are only slow.
+const PARTS: u32 = 2;
+
 #[derive(Debug)]
 pub(crate) struct Unsent(MemoryBudget);
 
 impl Unsent {
     pub fn new(bytes: usize) -> Unsent {
-        Unsent(MemoryBudget::new(bytes))
+        Unsent(MemoryBudget::new(bytes, PARTS))
     }
 
     /// The same answer, which takes up room until it is sent or given up; where there is none, that is the answer.
@@ -65,7 +69,7 @@ mod tests {
 
     #[tokio::test]
     async fn room_is_taken_until_the_answer_is_gone_and_small_answers_take_none() {
-        let (unsent, ns) = (Unsent::new(400 << 10), Namespace::default());
+        let (unsent, ns) = (Unsent::new(200 << 10), Namespace::default());
         let answer = |kib: usize| Response::new(Body::from(vec![b'x'; kib << 10]));
         let held = unsent.hold(&ns, answer(80)).await;
         assert_eq!(held.status(), 200);

@@ -67,7 +67,7 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_BODY_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "body_memory")]
     pub body_memory: Option<Size>,
-    /// The memory of all answers that wait for their readers; a namespace may use a quarter [default: 128MiB]
+    /// The memory of all answers that wait for their readers; a namespace may use half [default: 128MiB]
     #[arg(long, env = "EDDY_RESPONSE_MEMORY", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "response_memory")]
     pub response_memory: Option<Size>,

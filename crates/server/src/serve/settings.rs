@@ -193,7 +193,7 @@ mod tests {
         let path = dir.path().join("eddyline.toml");
         std::fs::write(
             &path,
-            "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\nbody-memory = \"64MiB\"\n",
+            "lease = \"7s\"\nlisten = \"127.0.0.1:1\"\nmax-body = 5\nbehind-proxy = true\nbody-memory = \"64MiB\"\ncache-memory = 1024\n",
         )
         .unwrap();
         let args =
@@ -201,7 +201,7 @@ mod tests {
         let settings = Settings::resolve(&args).await.unwrap();
         assert_eq!(settings.listen, "127.0.0.1:2");
         assert_eq!((settings.lease, settings.max_body, settings.behind_proxy), (Duration::from_secs(7), 5, true));
-        assert_eq!(settings.body_memory, 64 << 20);
+        assert_eq!((settings.body_memory, settings.cache_memory), (64 << 20, Some(1_024)));
 
         std::fs::write(&path, "lease = 5000\nbacklog = 3\n").unwrap();
         let settings = Settings::resolve(&args).await.unwrap();

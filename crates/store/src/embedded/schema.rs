@@ -239,8 +239,9 @@ CREATE TABLE logs (
     PRIMARY KEY (run, activation, first)
 ) WITHOUT ROWID;
 INSERT OR IGNORE INTO logs (run, activation, first)
-    SELECT records.run, record.value ->> '$.data.stepKey', records.first FROM records, json_each(records.body) AS record
-    WHERE instr(records.body, '\"runner.log\"') > 0 AND json_valid(records.body)
+    SELECT records.run, record.value ->> '$.data.stepKey', records.first
+    FROM records, json_each(CASE WHEN json_valid(records.body) THEN records.body ELSE '[]' END) AS record
+    WHERE instr(records.body, '\"runner.log\"') > 0
         AND record.value ->> '$.kind' = 'runner.log' AND record.value ->> '$.data.stepKey' IS NOT NULL;
 ",
 ];
