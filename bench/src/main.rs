@@ -3,6 +3,7 @@
 //! Absolute figures mean little on a machine that does other things as well; ratios to a ceiling that was measured in the
 //! same run do.
 
+mod beats;
 mod big;
 mod ceiling;
 mod claims;
@@ -26,7 +27,7 @@ use wire::Transport;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [read] [wire]
+const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [read] [wire] [beats]
 
   hot    the hot transition, on memory and embedded, beside raw SQLite with the same rows
   w1     ten steps in a row, at 1, 50 and 200 runs in flight
@@ -37,6 +38,7 @@ const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [clai
   idle   100,000 runs wait for something; what that costs
   read   pages of a projection over 20,000 records, and the log of one step, through a server
   wire   W1 through a server and a worker, each a process of its own; what they cost when there is nothing to do
+  beats  heartbeats of 1,000 tasks, and a session that holds as many: what they cost a server
 
 Without a name everything is measured. --quick does a tenth of the work. --json prints the rows as JSON.";
 
@@ -64,7 +66,7 @@ async fn main() -> ExitCode {
         };
     }
     let (flags, names): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "read", "wire"];
+    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "read", "wire", "beats"];
     let unknown = flags.iter().any(|flag| flag != "--json" && flag != "--quick")
         || names.iter().any(|name| !known.contains(&name.as_str()));
     if unknown {
@@ -150,6 +152,11 @@ impl Bench {
             let in_process = rows.iter().filter(|row| row.store == "embedded" && row.what.starts_with("W1"));
             let in_process: Vec<Row> = in_process.cloned().collect();
             rows.extend(self.wire(&in_process).await?);
+        }
+        if wants("beats") {
+            self.say("heartbeats");
+            rows.push(beats::heartbeats(2_000 / self.part).await?);
+            rows.push(beats::session(5_000 / self.part).await?);
         }
         Ok(rows)
     }

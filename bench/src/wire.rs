@@ -232,6 +232,11 @@ pub async fn play(role: &str) -> Result<(), Failed> {
             worker.run_until(until_alone()).await?;
             println!("{}", pace.mean_ms(warm.parse()?));
         }
+        ["hold", url, slots] => {
+            let worker = Worker::connect(url).max_concurrent(slots.parse()?).drain_timeout(Duration::ZERO);
+            let never = |_: StepCtx, _: Value| std::future::pending::<Result<Value, StepError>>();
+            worker.handler("hold", never).run_until(until_alone()).await?;
+        }
         _ => return Err(format!("there is no role {role}").into()),
     }
     Ok(())
@@ -263,13 +268,13 @@ async fn until_alone() {
 }
 
 /// A process with something to do, until its input is closed.
-struct Role {
+pub struct Role {
     child: Child,
     stdin: Option<ChildStdin>,
 }
 
 impl Role {
-    fn start(role: &str) -> Result<Role, Failed> {
+    pub fn start(role: &str) -> Result<Role, Failed> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take();
@@ -277,7 +282,7 @@ impl Role {
     }
 
     /// What it says at its end.
-    fn stop(mut self) -> Result<String, Failed> {
+    pub fn stop(mut self) -> Result<String, Failed> {
         self.stdin = None;
         let said = self.child.stdout.take().map(std::io::read_to_string).transpose()?;
         self.child.wait()?;
@@ -292,13 +297,13 @@ impl Drop for Role {
     }
 }
 
-struct Server {
-    role: Role,
-    url: String,
+pub struct Server {
+    pub role: Role,
+    pub url: String,
 }
 
 impl Server {
-    fn start(dir: &Path) -> Result<Server, Failed> {
+    pub fn start(dir: &Path) -> Result<Server, Failed> {
         Server::run(&format!("serve {}", dir.display()))
     }
 
@@ -314,7 +319,7 @@ impl Server {
         }
     }
 
-    fn process(&self) -> Process {
+    pub fn process(&self) -> Process {
         Process(self.role.child.id())
     }
 }

@@ -7,7 +7,7 @@ use eddyline_machine::data::MAX_BUILT_BYTES;
 use eddyline_machine::memo::{MemoEntry, MemoState};
 use eddyline_machine::run::{End, Header, MemoKind};
 use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, Unbuilt, ValueId};
-use eddyline_store::{Claimed, Found, Store};
+use eddyline_store::{Claimed, Found, Namespace, Store};
 use serde_json::{Map, Value, json};
 
 use crate::config::MAX_INPUT_BYTES;
@@ -129,7 +129,7 @@ impl Handed {
         let undo = flow.is_some_and(|flow| flow.flow.graph().is_some_and(|graph| graph.has_undo));
         let memo = match task.kind {
             TaskKind::Step => None,
-            TaskKind::Run => Some(memo(store, flows, run, |_| true).await?),
+            TaskKind::Run => Some(memo(store, flows, &claimed.ns, run, |_| true).await?),
         };
         Ok(Assignment {
             token,
@@ -174,12 +174,16 @@ impl Handed {
 pub(crate) async fn memo(
     store: &dyn Store,
     flows: &Flows,
+    ns: &Namespace,
     run: RunId,
     wanted: impl Fn(&MemoEntry<'_>) -> bool,
 ) -> Result<Map<String, Value>> {
-    let Found::Run(loaded) = store.load(run, None).await? else { return Err(EngineError::no_run(run)) };
+    let loaded = match store.load(run, None).await? {
+        Found::Run(loaded) if loaded.summary.ns == *ns => loaded,
+        _ => return Err(EngineError::no_run(run)),
+    };
     let header = &loaded.rows.header;
-    let flow = flows.find(store, &loaded.summary.ns, &header.flow, Some(&header.flow_version)).await?;
+    let flow = flows.find(store, ns, &header.flow, Some(&header.flow_version)).await?;
     let flow = flow.ok_or_else(|| EngineError::no_flow(&header.flow))?;
     let rows = Run::load(loaded.rows, &flow.flow);
     let (mut entries, mut values) = (Map::new(), Values::new());

@@ -4,14 +4,18 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline_machine::memo::MemoEntry;
-use eddyline_machine::{Expiry, Fence, Input, RunId, TaskKind, TaskRef};
-use eddyline_store::{Extended, Found, Lease, Namespace, Taken, TaskRow};
+use eddyline_machine::{Expiry, Fence, Input, RunId};
+use eddyline_store::{Extended, Found, Lease, LeaseState, Namespace, Taken};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::assignment::memo;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+
+/// Runs that one call looks into to tell a task that was called off from one that was lost, in neither of which a report is
+/// taken. Whoever lists more is told that they are lost: a run is read whole for it, and a worker lists what it likes.
+const MAX_RUNS_LOOKED_INTO: usize = 100;
 
 /// A task by its id, `<run>.<fence>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,12 +37,18 @@ impl std::fmt::Display for TaskId {
     }
 }
 
+impl From<TaskId> for Lease {
+    fn from(TaskId { run, fence }: TaskId) -> Lease {
+        Lease { run, fence }
+    }
+}
+
 /// How it stands with a task that a worker says it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holding {
     Held {
-        /// Of a code run: the newest change in the memo that was handed over.
-        memo: Option<u64>,
+        /// Of the function of a code run: how far its memo has come.
+        memo: Option<MemoAt>,
     },
     /// It is somebody else's now, or nobody's: its lease or its time ended, or its worker has said the last of it.
     Lost,
@@ -46,19 +56,38 @@ pub enum Holding {
     Cancelled,
 }
 
+/// Changes of the memo of a code run, by their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoAt {
+    /// The newest that came with the task.
+    pub handed_over: u64,
+    /// The newest there is. Without one beyond what the worker has there is no news.
+    pub newest: u64,
+}
+
 impl Engine {
     /// A worker is alive and has these tasks: their leases run from now on, each for as long as it was claimed for. Tasks
     /// of another namespace are lost to it.
     pub async fn beat(&self, ns: &Namespace, worker: &str, tasks: &[TaskId]) -> Result<Vec<Holding>> {
-        let leases: Vec<Lease> = tasks.iter().map(|task| Lease { run: task.run, fence: task.fence }).collect();
+        let leases: Vec<Lease> = tasks.iter().map(|task| Lease::from(*task)).collect();
         let extended = self.instance.store.extend(ns, Some(worker), &leases).await?;
-        let mut called_off = CalledOff { engine: self, ns, runs: BTreeMap::new() };
+        // How far the memos of code runs have come is asked for those alone.
+        let is_code = |extended: &Extended| matches!(extended, Extended::Until { memo: Some(_), .. });
+        let code = leases.iter().zip(&extended).filter(|(_, extended)| is_code(extended)).map(|(lease, _)| *lease);
+        let code: Vec<Lease> = code.collect();
+        let mut newest = Vec::new();
+        if !code.is_empty() {
+            newest = self.instance.store.leases(ns, Some(worker), &code).await?;
+        }
+        let (mut newest, mut called_off) = (newest.into_iter(), CalledOff::new(self, ns));
         let mut standing = Vec::with_capacity(tasks.len());
         for (task, extended) in tasks.iter().zip(extended) {
-            standing.push(match extended {
-                Extended::Until { closed: false, memo, .. } => Holding::Held { memo },
-                Extended::Until { closed: true, .. } => Holding::Cancelled,
-                Extended::Lost => called_off.gone(task).await?,
+            let lease = if is_code(&extended) { newest.next() } else { None };
+            standing.push(match (extended, lease) {
+                (Extended::Until { closed: true, .. }, _) => Holding::Cancelled,
+                (Extended::Until { .. }, None) => Holding::Held { memo: None },
+                (Extended::Until { .. }, Some(lease)) => self.holding(task, lease, &mut called_off).await?,
+                (Extended::Lost, _) => called_off.gone(task).await?,
             });
         }
         Ok(standing)
@@ -66,54 +95,46 @@ impl Engine {
 
     /// Gives tasks back that a worker was handed but never got, which costs no attempt.
     pub async fn release(&self, ns: &Namespace, worker: &str, tasks: &[TaskId]) -> Result<()> {
-        let mut by_run: BTreeMap<RunId, Vec<Fence>> = BTreeMap::new();
-        for task in tasks {
-            by_run.entry(task.run).or_default().push(task.fence);
-        }
-        for (run, fences) in by_run {
-            if !self.is_of(ns, run).await? {
-                continue;
-            }
-            for row in self.instance.store.beside(run).await?.tasks {
-                let Some(held) = row.held.filter(|held| held.worker == worker) else { continue };
-                if !fences.contains(&row.task.fence) {
-                    continue;
-                }
-                let task = TaskRef { activation: row.task.activation, fence: row.task.fence };
-                let input = Input::Expired { task, why: Expiry::Released, claim: held.claim };
-                let taken = Some(Taken::Expiry(task.fence, Expiry::Released));
-                self.committing().submit(run, vec![input], taken, None).await?;
-            }
+        for (task, lease) in tasks.iter().zip(self.leases(ns, Some(worker), tasks).await?) {
+            let LeaseState::Held { task: held, claim, .. } = lease else { continue };
+            let input = Input::Expired { task: held, why: Expiry::Released, claim };
+            let taken = Some(Taken::Expiry(task.fence, Expiry::Released));
+            self.committing().submit(task.run, vec![input], taken, None).await?;
         }
         Ok(())
     }
 
     /// How it stands with tasks of a worker, without a word of the worker's: no lease goes on by it.
     pub async fn standing(&self, ns: &Namespace, worker: &str, tasks: &[TaskId]) -> Result<Vec<Holding>> {
-        let mut called_off = CalledOff { engine: self, ns, runs: BTreeMap::new() };
-        let mut rows: BTreeMap<RunId, Vec<TaskRow>> = BTreeMap::new();
+        let mut called_off = CalledOff::new(self, ns);
         let mut standing = Vec::with_capacity(tasks.len());
-        for task in tasks {
-            let rows = match rows.entry(task.run) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(place) => place.insert(self.tasks_of(ns, task.run).await?),
-            };
-            let row = rows.iter().find(|row| row.task.fence == task.fence);
-            let held = row.filter(|row| row.held.as_ref().is_some_and(|held| held.worker == worker));
-            standing.push(match held {
-                Some(row) if row.closed => Holding::Cancelled,
-                Some(row) => Holding::Held {
-                    memo: row.held.as_ref().filter(|_| row.task.kind == TaskKind::Run).map(|held| held.claim.memo),
-                },
-                None => called_off.gone(task).await?,
-            });
+        for (task, lease) in tasks.iter().zip(self.leases(ns, Some(worker), tasks).await?) {
+            standing.push(self.holding(task, lease, &mut called_off).await?);
         }
         Ok(standing)
     }
 
-    /// What the code run of a task remembers beyond the change numbered `after`. None if there is no such run.
+    async fn holding(&self, task: &TaskId, lease: LeaseState, called_off: &mut CalledOff<'_>) -> Result<Holding> {
+        Ok(match lease {
+            LeaseState::Held { closed: true, .. } => Holding::Cancelled,
+            LeaseState::Held { claim, memo, .. } => {
+                Holding::Held { memo: memo.map(|newest| MemoAt { handed_over: claim.memo, newest }) }
+            }
+            LeaseState::Lost => called_off.gone(task).await?,
+        })
+    }
+
+    async fn leases(&self, ns: &Namespace, worker: Option<&str>, tasks: &[TaskId]) -> Result<Vec<LeaseState>> {
+        let leases: Vec<Lease> = tasks.iter().map(|task| Lease::from(*task)).collect();
+        Ok(self.instance.store.leases(ns, worker, &leases).await?)
+    }
+
+    /// What the code run of a task remembers beyond the change numbered `after`. None if no worker has such a task.
     pub async fn memo_of(&self, ns: &Namespace, task: TaskId, after: u64) -> Result<Option<Map<String, Value>>> {
-        self.remembered(ns, task, |entry| entry.n > after).await
+        match self.leases(ns, None, &[task]).await?.as_slice() {
+            [LeaseState::Held { .. }] => self.remembered(ns, task, |entry| entry.n > after).await,
+            _ => Ok(None),
+        }
     }
 
     /// What has come to the code run of a task beyond the change numbered `seen`, or since the task was claimed: what its
@@ -125,8 +146,15 @@ impl Engine {
         seen: Option<u64>,
         names: &[&str],
     ) -> Result<Option<Map<String, Value>>> {
-        let handed_over = self.facts.of(&*self.instance.store, task.run, task.fence).await?.memo;
+        let handed_over = self.facts.of(&*self.instance.store, ns, task).await?.memo;
         let seen = seen.unwrap_or(handed_over);
+        // The header knows the newest change that its worker did not bring about; only then is the run loaded.
+        let summary = self.instance.store.summary(task.run).await?.filter(|summary| summary.ns == *ns);
+        let Some(summary) = summary else { return Ok(None) };
+        let news = summary.header.code.as_ref().map_or(0, |code| code.news);
+        if names.is_empty() && news.max(handed_over) <= seen {
+            return Ok(Some(Map::new()));
+        }
         let is_others = |entry: &MemoEntry<'_>| entry.news || entry.n <= handed_over;
         self.remembered(ns, task, |entry| entry.n > seen && (is_others(entry) || names.contains(&entry.name))).await
     }
@@ -137,26 +165,11 @@ impl Engine {
         task: TaskId,
         wanted: impl Fn(&MemoEntry<'_>) -> bool,
     ) -> Result<Option<Map<String, Value>>> {
-        if !self.is_of(ns, task.run).await? {
-            return Ok(None);
-        }
-        match memo(&*self.instance.store, &self.instance.flows, task.run, wanted).await {
+        match memo(&*self.instance.store, &self.instance.flows, ns, task.run, wanted).await {
             Ok(entries) => Ok(Some(entries)),
             Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// The tasks of a run that are queued or claimed.
-    async fn tasks_of(&self, ns: &Namespace, run: RunId) -> Result<Vec<TaskRow>> {
-        match self.is_of(ns, run).await? {
-            true => Ok(self.instance.store.beside(run).await?.tasks),
-            false => Ok(Vec::new()),
-        }
-    }
-
-    async fn is_of(&self, ns: &Namespace, run: RunId) -> Result<bool> {
-        Ok(self.instance.store.summary(run).await?.is_some_and(|summary| summary.ns == *ns))
     }
 
     async fn called_off(&self, ns: &Namespace, run: RunId) -> Result<BTreeSet<Fence>> {
@@ -176,11 +189,17 @@ struct CalledOff<'a> {
     runs: BTreeMap<RunId, BTreeSet<Fence>>,
 }
 
-impl CalledOff<'_> {
+impl<'a> CalledOff<'a> {
+    fn new(engine: &'a Engine, ns: &'a Namespace) -> CalledOff<'a> {
+        CalledOff { engine, ns, runs: BTreeMap::new() }
+    }
+
     /// How it stands with a task that the worker no longer has.
     async fn gone(&mut self, task: &TaskId) -> Result<Holding> {
+        let full = self.runs.len() >= MAX_RUNS_LOOKED_INTO;
         let fences = match self.runs.entry(task.run) {
             Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(_) if full => return Ok(Holding::Lost),
             Entry::Vacant(place) => place.insert(self.engine.called_off(self.ns, task.run).await?),
         };
         Ok(if fences.contains(&task.fence) { Holding::Cancelled } else { Holding::Lost })

@@ -49,7 +49,7 @@ mod workers;
 pub use act::*;
 pub use assignment::Assignment;
 pub use attention::{Attention, Seen};
-pub use beat::{Holding, TaskId};
+pub use beat::{Holding, MemoAt, TaskId};
 pub use config::*;
 pub use engine::Engine;
 pub use error::{EngineError, Result};

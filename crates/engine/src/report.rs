@@ -9,12 +9,13 @@ use eddyline_machine::{
     Answer, Claim, CodeOp, CodeWait, Data, Due, Expiry, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind,
     TaskRef,
 };
-use eddyline_store::{ClaimRequest, Lease, Namespace, Offer, RequestId, Store, StoreError, Taken};
+use eddyline_store::{ClaimRequest, Lease, LeaseState, Namespace, Offer, RequestId, Store, StoreError, Taken};
 use serde_json::json;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::assignment::{Assignment, Handed};
+use crate::beat::TaskId;
 use crate::committer::{Order, Outcome};
 use crate::config::{
     LARGE_PAYLOAD_BYTES, MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS,
@@ -161,7 +162,7 @@ impl Engine {
                 }
                 continue;
             }
-            let claim = self.claim_of(token, &reports).await?;
+            let claim = self.claim_of(ns, token, &reports).await?;
             let task = TaskRef { activation: token.activation, fence: token.fence };
             let (mut places, mut inputs) = (Vec::new(), Vec::new());
             for (at, report) in reports {
@@ -244,12 +245,12 @@ impl Engine {
     }
 
     /// What is known of the claim of a code run's task.
-    async fn claim_of(&self, token: TaskToken, reports: &[(usize, TaskReport)]) -> Result<Claim> {
+    async fn claim_of(&self, ns: &Namespace, token: TaskToken, reports: &[(usize, TaskReport)]) -> Result<Claim> {
         let matters = |op: &Op| matches!(op, Op::Code { .. } | Op::Suspend { .. } | Op::ContinueAs { .. });
         if token.activation.0 != 0 || !reports.iter().any(|(_, report)| matters(&report.op)) {
             return Ok(Claim::default());
         }
-        self.facts.of(&*self.instance.store, token.run, token.fence).await
+        self.facts.of(&*self.instance.store, ns, TaskId { run: token.run, fence: token.fence }).await
     }
 }
 
@@ -445,13 +446,15 @@ impl ClaimFacts {
         facts.insert((run, fence), claim);
     }
 
-    pub async fn of(&self, store: &dyn Store, run: RunId, fence: Fence) -> Result<Claim> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(run, fence)).cloned();
+    pub async fn of(&self, store: &dyn Store, ns: &Namespace, task: TaskId) -> Result<Claim> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(task.run, task.fence)).cloned();
         if let Some(claim) = known {
             return Ok(claim);
         }
-        let rows = store.beside(run).await?.tasks;
-        let row = rows.into_iter().find(|row| row.task.fence == fence);
-        Ok(row.and_then(|row| row.held).map_or_else(Claim::default, |held| held.claim))
+        let held = store.leases(ns, None, &[Lease::from(task)]).await?.pop();
+        Ok(match held {
+            Some(LeaseState::Held { claim, .. }) => claim,
+            _ => Claim::default(),
+        })
     }
 }

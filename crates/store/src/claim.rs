@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use eddyline_machine::{Claim, Fence, Millis, RunId, Task, TaskKind};
+use eddyline_machine::{Claim, Fence, Millis, RunId, Task, TaskKind, TaskRef};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -102,6 +102,21 @@ pub enum Extended {
         /// Only its last report is wanted: the run is on its way to its end.
         closed: bool,
         /// Of a code run: the newest change in the memo that was handed over.
+        memo: Option<u64>,
+    },
+    /// The worker does not have it (any more).
+    Lost,
+}
+
+/// How it stands with a lease, as [`crate::Store::leases`] tells it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LeaseState {
+    Held {
+        task: TaskRef,
+        claim: Claim,
+        /// Only its last report is wanted: the run is on its way to its end.
+        closed: bool,
+        /// Of the function of a code run: the newest change of the run's memo by now.
         memo: Option<u64>,
     },
     /// The worker does not have it (any more).

@@ -44,7 +44,7 @@ use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::claim::{ClaimRequest, Extended, Lease};
+use crate::claim::{ClaimRequest, Extended, Lease, LeaseState};
 use crate::clock::{Clock, StoreTime, SystemClock};
 use crate::commit::Command;
 use crate::document::Document;
@@ -270,6 +270,12 @@ impl Store for Embedded {
         let now = self.shared.time.now();
         let lines = &mut self.shared.tasks().lines;
         Ok(leases.iter().map(|lease| lines.extend(ns, worker, *lease, now)).collect())
+    }
+
+    async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>> {
+        self.shared.check()?;
+        let lines = &self.shared.tasks().lines;
+        Ok(leases.iter().map(|lease| lines.lease(ns, worker, *lease)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {

@@ -64,7 +64,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Payloads of a run. Those that are not there are left out.
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>>;
 
-    /// What hangs on a run, at one moment.
+    /// What hangs on a run, at one moment: all its tasks, timers and gates, and of the messages to it the oldest
+    /// [`MAX_INBOX`]. It costs as much as there is, so nothing that happens often may ask for it.
     async fn beside(&self, run: RunId) -> Result<Beside>;
 
     /// Carries out each command as a whole or refuses it, without a bearing on the others, then gives out tasks, among
@@ -75,6 +76,10 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Leases that the worker of that namespace has run from now on, each for as long as it was claimed for; those it has
     /// not are lost. Without a worker it does not matter who has them.
     async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>>;
+
+    /// How it stands with leases, none of which is extended by it. It costs what the leases cost that are asked for: a store
+    /// keeps what is told here where it finds it by run and fence, and reads no run for it.
+    async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>>;
 
     /// What is due, each item handed out to one caller until it is used up by a commit or [`HOLD_MS`] have passed.
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch>;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
 
-use crate::claim::{ClaimRequest, Extended, Lease};
+use crate::claim::{ClaimRequest, Extended, Lease, LeaseState};
 use crate::clock::{Clock, StoreTime, SystemClock};
 use crate::commit::Command;
 use crate::document::Document;
@@ -98,6 +98,11 @@ impl Store for Memory {
         let mut rows = self.rows();
         let now = self.time.now();
         Ok(leases.iter().map(|lease| rows.tasks.extend(ns, worker, *lease, now)).collect())
+    }
+
+    async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>> {
+        let rows = self.rows();
+        Ok(leases.iter().map(|lease| rows.tasks.lease(ns, worker, *lease)).collect())
     }
 
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {

@@ -93,7 +93,7 @@ pub struct Beside {
     pub tasks: Vec<TaskRow>,
     pub timers: Vec<TimerRow>,
     pub gates: Vec<GateRow>,
-    /// To the run, oldest first.
+    /// To the run, oldest first; at most [`MAX_INBOX`].
     pub messages: Vec<Message>,
 }
 

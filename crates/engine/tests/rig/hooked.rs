@@ -161,6 +161,10 @@ impl Store for Hooked {
         self.inner.extend(ns, worker, leases).await
     }
 
+    async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>> {
+        self.inner.leases(ns, worker, leases).await
+    }
+
     async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
         if what == Due::Messages {
             self.asked_for_messages.fetch_add(1, Ordering::SeqCst);

@@ -117,9 +117,12 @@ pub(super) async fn beat(
     for (task, holding) in tasks.iter().zip(engine.beat(ns, worker, &tasks).await?) {
         match holding {
             Holding::Held { memo: None } => {}
-            Holding::Held { memo: Some(handed_over) } => {
+            Holding::Held { memo: Some(memo) } => {
                 let id = task.to_string();
-                let seen = asked.seen.get(&id).copied().unwrap_or(handed_over);
+                let seen = asked.seen.get(&id).copied().unwrap_or(memo.handed_over);
+                if memo.newest <= seen {
+                    continue;
+                }
                 let news = engine.news_of(ns, *task, Some(seen), &[]).await?.filter(|news| !news.is_empty());
                 beat.news.extend(news.map(|news| (id, news)));
             }

@@ -1,6 +1,6 @@
 //! Leases: a worker keeps a task for as long as it says so, and time in which nobody served does not count.
 
-use eddyline_machine::{Expiry, Fence, Millis};
+use eddyline_machine::{CodeOp, Data, Expiry, Fence, Millis, Op, TaskRef};
 use serde_json::json;
 
 use super::drive::lease;
@@ -42,6 +42,42 @@ pub async fn a_lease_is_extended_by_who_has_it_only(t: &mut Trial<'_>) {
         assert!(matches!(told[..], [Extended::Until { .. }]), "after the store was opened again");
         assert_eq!(t.store.extend(&t.ns, Some("bob"), &leases[..1]).await.unwrap(), [Extended::Lost]);
     }
+}
+
+pub async fn a_look_at_leases_tells_who_has_them_and_extends_none(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.flow("{name: job, code: true}");
+    t.start("one", json!(null)).await;
+    let job = t.start("job", json!(null)).await;
+    let mut held = t.claim(ClaimRequest { worker: "ann".to_owned(), max: 2, lease_ms: 10_000, ..t.ask() }).await.tasks;
+    held.sort_by_key(|claimed| claimed.run == job);
+    let other = t.start("one", json!(null)).await;
+    let unclaimed = Lease { run: other, fence: t.beside(other).await.tasks[0].task.fence };
+    let leases = [lease(&held[0]), lease(&held[1]), unclaimed, Lease { run: t.new_run(), fence: Fence(1) }];
+    t.advance(9_000);
+    let before = t.everything().await;
+    let state = |claimed: &Claimed, memo| LeaseState::Held {
+        task: TaskRef { activation: claimed.task.activation, fence: claimed.task.fence },
+        claim: claimed.held.claim.clone(),
+        closed: false,
+        memo,
+    };
+    let lost = || LeaseState::Lost;
+    let expected = [state(&held[0], None), state(&held[1], Some(0)), lost(), lost()];
+    assert_eq!(t.store.leases(&t.ns, Some("ann"), &leases).await.unwrap(), expected);
+    assert_eq!(t.store.leases(&t.ns, None, &leases).await.unwrap(), expected, "whoever has them");
+    assert_eq!(t.store.leases(&t.ns, Some("bob"), &leases).await.unwrap(), [lost(), lost(), lost(), lost()]);
+    let elsewhere = Namespace::new("elsewhere");
+    assert_eq!(t.store.leases(&elsewhere, Some("ann"), &leases).await.unwrap(), [lost(), lost(), lost(), lost()]);
+    t.assert_unchanged(&before, "what was looked at").await;
+
+    let step = Op::Code { name: "pay".to_owned(), op: CodeOp::Done { output: Data::from(json!(1)) } };
+    t.report(&held[1], step).await;
+    let told = t.store.leases(&t.ns, Some("ann"), &leases[1..2]).await.unwrap();
+    assert_eq!(told, [state(&held[1], Some(1))], "the memo has grown since the claim");
+    t.advance(1_000);
+    let due = t.due(Due::Leases, 10).await;
+    assert_eq!(due.items.len(), 2, "neither lease was extended: {:?}", due.items);
 }
 
 pub async fn of_an_extension_and_an_expiry_at_once_one_wins(t: &mut Trial<'_>) {

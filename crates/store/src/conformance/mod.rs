@@ -253,6 +253,7 @@ suite! { ($)
         bounds_hold_at_every_moment_under_concurrent_claims;
     leases:
         a_lease_is_extended_by_who_has_it_only
+        a_look_at_leases_tells_who_has_them_and_extends_none
         of_an_extension_and_an_expiry_at_once_one_wins
         an_extended_lease_ends_later_and_its_deadline_stays
         a_lease_that_nobody_extends_is_due_at_its_end

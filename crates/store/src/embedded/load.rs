@@ -206,7 +206,7 @@ fn packed(row: &Row<'_>, run: RunId, position: i64) -> Outcome<(i64, i64, i64, V
 
 /// What hangs on a run. Who has a task is as it is on disk.
 pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
-    let messages = inbox(conn, run, i64::MAX)?;
+    let messages = inbox(conn, run, MAX_INBOX as i64)?;
     let mut statement = conn.prepare_cached("SELECT position, trimmed FROM runs WHERE id = ?1")?;
     let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let Some((position, trimmed)) = found else { return Ok(Beside { messages, ..Beside::default() }) };

@@ -4,7 +4,7 @@ use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskRef};
 
 use super::suit::Kind;
 use super::{Entry, Lines};
-use crate::claim::{Extended, Held, Lease};
+use crate::claim::{Extended, Held, Lease, LeaseState};
 use crate::ids::Namespace;
 
 /// If nobody asked for ended leases for longer than this, nobody was serving, and the time is not held against workers.
@@ -29,19 +29,38 @@ impl Lines {
     /// Runs the lease from now on, whether or not it has run out: it ends only by a commit.
     pub fn extend(&mut self, ns: &Namespace, worker: Option<&str>, lease: Lease, now: Millis) -> Extended {
         let Lease { run, fence } = lease;
-        let Some((of, mut entry)) = self.lift(run, fence) else { return Extended::Lost };
-        let closed = entry.closed;
-        let extended = match &mut entry.held {
-            Some(held) if of == *ns && worker.is_none_or(|worker| held.worker == worker) => {
-                held.lease_until = held.lease_until.max(now + held.lease_ms);
-                let memo = (entry.place.class.suit.kind == Kind::Run).then_some(held.claim.memo);
-                Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed, memo }
-            }
-            _ => Extended::Lost,
+        // In place: a worker extends all its leases with each heartbeat.
+        let of_run = self.runs.get_mut(&run).filter(|of_run| of_run.ns == *ns);
+        let Some(entry) = of_run.and_then(|of_run| of_run.tasks.get_mut(&fence)) else { return Extended::Lost };
+        let (closed, kind) = (entry.closed, entry.place.class.suit.kind);
+        let Some(held) = entry.held.as_mut().filter(|held| worker.is_none_or(|worker| held.worker == worker)) else {
+            return Extended::Lost;
         };
-        self.schedule(run, fence, &mut entry);
-        self.put_back(run, fence, entry);
+        held.lease_until = held.lease_until.max(now + held.lease_ms);
+        let memo = (kind == Kind::Run).then_some(held.claim.memo);
+        let extended = Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed, memo };
+        let (before, expiry) = (entry.expiry, entry.expires_at());
+        if before != expiry {
+            entry.expiry = expiry;
+            before.map(|at| self.expiries.remove(&(at, run, fence)));
+            self.expiries.extend(expiry.map(|at| (at, run, fence)));
+        }
         extended
+    }
+
+    /// How it stands with a lease.
+    pub fn lease(&self, ns: &Namespace, worker: Option<&str>, Lease { run, fence }: Lease) -> LeaseState {
+        let Some(of_run) = self.runs.get(&run).filter(|of_run| of_run.ns == *ns) else { return LeaseState::Lost };
+        let Some(entry) = of_run.tasks.get(&fence) else { return LeaseState::Lost };
+        match &entry.held {
+            Some(held) if worker.is_none_or(|worker| held.worker == worker) => LeaseState::Held {
+                task: TaskRef { activation: entry.activation, fence },
+                claim: held.claim.clone(),
+                closed: entry.closed,
+                memo: (entry.place.class.suit.kind == Kind::Run).then_some(of_run.memo),
+            },
+            _ => LeaseState::Lost,
+        }
     }
 
     /// Tasks whose time is up. Time in which nobody asked is added to what they have.

@@ -3,7 +3,7 @@
 use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskKind, TaskRef};
 
 use super::tasks::{Row, Tasks};
-use crate::claim::{Extended, Lease};
+use crate::claim::{Extended, Lease, LeaseState};
 use crate::ids::Namespace;
 use crate::lines::UNWATCHED_MS;
 use crate::query::DueItem;
@@ -25,6 +25,22 @@ impl Tasks {
         held.lease_until = held.lease_until.max(now + held.lease_ms);
         let memo = (kind == TaskKind::Run).then_some(held.claim.memo);
         Extended::Until { lease_until: held.lease_until, deadline: held.deadline, closed, memo }
+    }
+
+    pub fn lease(&self, ns: &Namespace, worker: Option<&str>, lease: Lease) -> LeaseState {
+        let Some(row) = self.rows.get(&(lease.run, lease.fence)).filter(|row| row.ns == *ns) else {
+            return LeaseState::Lost;
+        };
+        let Some(held) = row.held.as_ref().filter(|held| worker.is_none_or(|worker| held.worker == worker)) else {
+            return LeaseState::Lost;
+        };
+        let memo = self.runs.get(&lease.run).map_or(0, |(_, memo)| *memo);
+        LeaseState::Held {
+            task: TaskRef { activation: row.task.activation, fence: lease.fence },
+            claim: held.claim.clone(),
+            closed: row.closed,
+            memo: (row.task.kind == TaskKind::Run).then_some(memo),
+        }
     }
 
     /// Tasks whose time is up, those first whose time was up first. Time in which nobody asked is added to what they have.

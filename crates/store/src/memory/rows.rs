@@ -95,7 +95,7 @@ impl KeptRun {
 
 impl Rows {
     pub fn beside(&self, run: RunId, now: Millis) -> Beside {
-        let messages = self.inbox(run, usize::MAX);
+        let messages = self.inbox(run, MAX_INBOX);
         let Some(kept) = self.runs.get(&run) else { return Beside { messages, ..Beside::default() } };
         let row = |(fence, row): (Fence, &Row)| TaskRow {
             task: Task::clone(&row.task),

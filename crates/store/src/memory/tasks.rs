@@ -24,7 +24,7 @@ use crate::query::{LimitState, QueueState};
 pub(crate) struct Tasks {
     pub(super) rows: BTreeMap<(RunId, Fence), Row>,
     /// Of each run that has or had tasks: whether it is paused, and how new its memo is.
-    runs: BTreeMap<RunId, (bool, u64)>,
+    pub(super) runs: BTreeMap<RunId, (bool, u64)>,
     /// Every queue that has or had tasks or rules.
     queues: BTreeMap<QueueId, Queue>,
     limits: BTreeMap<(Namespace, String), LimitRules>,

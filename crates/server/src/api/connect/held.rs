@@ -15,13 +15,13 @@ pub(super) struct Held {
     ended: BTreeSet<RunId>,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Of {
-    Step,
-    /// The function of a code run, and the highest number of its memo that it was told.
-    Run {
-        seen: u64,
-    },
+/// What is known of a task.
+#[derive(Debug, Clone, Copy, Default)]
+struct Of {
+    /// Of the function of a code run: the highest number of its memo that it was told.
+    seen: Option<u64>,
+    /// The number up to which its memo was looked through for news.
+    looked: u64,
 }
 
 impl Held {
@@ -30,16 +30,16 @@ impl Held {
     }
 
     pub fn add(&mut self, task: &Assignment) {
-        let of = match task.kind {
-            TaskKind::Step => Of::Step,
-            TaskKind::Run => Of::Run { seen: highest(task.memo.as_ref()) },
+        let seen = match task.kind {
+            TaskKind::Step => None,
+            TaskKind::Run => Some(highest(task.memo.as_ref())),
         };
-        self.of_run(task.run).insert(task.token.fence, of);
+        self.of_run(task.run).insert(task.token.fence, Of { seen, looked: seen.unwrap_or(0) });
     }
 
     /// A task from an earlier connection.
     pub fn add_again(&mut self, task: TaskId) {
-        self.of_run(task.run).entry(task.fence).or_insert(Of::Step);
+        self.of_run(task.run).entry(task.fence).or_default();
     }
 
     /// It is looked after a run from now on. What became of it before, since the task was claimed, is not known.
@@ -99,17 +99,19 @@ impl Held {
 
     /// What the function of a code run was told, if the task is one.
     pub fn seen(&self, task: TaskId) -> Option<u64> {
-        match self.runs.get(&task.run)?.get(&task.fence)? {
-            Of::Run { seen } => Some(*seen),
-            Of::Step => None,
-        }
+        self.runs.get(&task.run)?.get(&task.fence)?.seen
+    }
+
+    /// Whether the memo has changes that were not looked through yet. They are now, up to `newest`.
+    pub fn look(&mut self, task: TaskId, newest: u64) -> bool {
+        let of = self.runs.get_mut(&task.run).and_then(|of_run| of_run.get_mut(&task.fence));
+        of.is_some_and(|of| newest > std::mem::replace(&mut of.looked, newest))
     }
 
     /// The function of a code run is told what is numbered up to `n`.
     pub fn told(&mut self, task: TaskId, n: u64) {
         if let Some(of) = self.runs.get_mut(&task.run).and_then(|of_run| of_run.get_mut(&task.fence)) {
-            let before = if let Of::Run { seen } = of { *seen } else { 0 };
-            *of = Of::Run { seen: n.max(before) };
+            of.seen = of.seen.max(Some(n));
         }
     }
 

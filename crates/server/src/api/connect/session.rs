@@ -386,8 +386,12 @@ impl Session<'_> {
             match holding {
                 Holding::Lost => beat.lost.push(task.to_string()),
                 Holding::Cancelled => beat.cancel.push(task.to_string()),
-                Holding::Held { memo } => {
-                    let Some(seen) = self.held.seen(*task).or(memo) else { continue };
+                Holding::Held { memo: None } => {}
+                Holding::Held { memo: Some(memo) } => {
+                    if !self.held.look(*task, memo.newest) {
+                        continue;
+                    }
+                    let seen = self.held.seen(*task).unwrap_or(memo.handed_over);
                     let news = self.engine().news_of(&self.ns, *task, Some(seen), &[]).await?.unwrap_or_default();
                     if !news.is_empty() {
                         beat.news.insert(task.to_string(), news);

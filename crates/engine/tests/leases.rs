@@ -1,0 +1,92 @@
+//! What workers are told of their tasks costs what the tasks cost, not what their runs have become.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use eddyline_engine::{ClaimTasks, Config, Holding, MemoAt, TaskId};
+use eddyline_machine::{Answer, CodeOp, Data, Op};
+use eddyline_store::Memory;
+use rig::hooked::Hooked;
+use rig::{LONG, Rig, claim, done};
+use serde_json::json;
+
+fn hooked() -> (Arc<Hooked>, Rig) {
+    let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    (store.clone(), Rig::on(store, Config::default()))
+}
+
+/// How often something of a run was read, its summary too.
+fn reads(store: &Hooked) -> usize {
+    store.reads.load(Ordering::SeqCst) + store.summaries.load(Ordering::SeqCst)
+}
+
+#[tokio::test]
+async fn a_heartbeat_and_a_look_at_leases_read_no_run() {
+    let (store, rig) = hooked();
+    rig.register("name: f\nsteps: {each: {spread: input, run: a}}").await;
+    rig.start("f", json!((0..100).collect::<Vec<_>>())).await;
+    let mut held = Vec::new();
+    while held.len() < 100 {
+        let ask = ClaimTasks { max: 100, ..claim("w") };
+        let tasks = rig.engine.claim(&rig.ns, ask, LONG).await.unwrap();
+        held.extend(tasks.iter().map(|task| TaskId { run: task.run, fence: task.token.fence }));
+    }
+    let before = reads(&store);
+    let all_held = vec![Holding::Held { memo: None }; 100];
+    assert_eq!(rig.engine.beat(&rig.ns, "w", &held).await.unwrap(), all_held);
+    assert_eq!(rig.engine.standing(&rig.ns, "w", &held).await.unwrap(), all_held);
+    assert_eq!(reads(&store), before);
+    assert_eq!(rig.engine.standing(&rig.ns, "thief", &held[..1]).await.unwrap(), [Holding::Lost]);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_memo_is_looked_through_only_if_there_is_news() {
+    let (store, rig) = hooked();
+    rig.register(r#"{"name": "job", "code": true, "step_retry": {"attempts": 3, "initial": "1h"}}"#).await;
+    rig.start("job", json!(null)).await;
+    let task = rig.claim("w").await.unwrap();
+    let id = TaskId { run: task.run, fence: task.token.fence };
+    let step = |n: u64, op| Op::Code { name: format!("s{n}"), op };
+    for n in 1..=20 {
+        let answer = rig.report(&task, step(n, CodeOp::Done { output: Data::from(json!(n)) })).await;
+        assert!(matches!(answer, Answer::Applied(_)), "{answer:?}");
+    }
+    let held = Holding::Held { memo: Some(MemoAt { handed_over: 0, newest: 20 }) };
+    assert_eq!(rig.engine.standing(&rig.ns, "w", &[id]).await.unwrap(), [held]);
+    let before = store.reads.load(Ordering::SeqCst);
+    let news = rig.engine.news_of(&rig.ns, id, None, &[]).await.unwrap().unwrap();
+    assert_eq!((news.len(), store.reads.load(Ordering::SeqCst)), (0, before), "the worker said all of it itself");
+    let asked = rig.engine.news_of(&rig.ns, id, None, &["s7"]).await.unwrap().unwrap();
+    assert_eq!(asked["s7"]["output"], 7, "but for what it asks for again");
+
+    let call = CodeOp::Call { handler: "h".to_owned(), input: Data::null(), queue: None };
+    rig.report(&task, step(21, call)).await;
+    let called = rig.claim("v").await.unwrap();
+    assert!(matches!(rig.report(&called, done(json!("news"))).await, Answer::Applied(_)));
+    let news = rig.engine.news_of(&rig.ns, id, None, &[]).await.unwrap().unwrap();
+    assert_eq!((news.len(), &news["s21"]["output"]), (1, &json!("news")), "{news:?}");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn of_many_tasks_that_are_gone_only_so_many_runs_are_looked_into() {
+    let (store, rig) = hooked();
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let mut gone = Vec::new();
+    for n in 0..150 {
+        rig.start("f", json!(n)).await;
+        let task = rig.claim("w").await.unwrap();
+        gone.push(TaskId { run: task.run, fence: task.token.fence });
+        rig.report(&task, done(json!(n))).await;
+    }
+    let before = reads(&store);
+    let standing = rig.engine.beat(&rig.ns, "w", &gone).await.unwrap();
+    assert_eq!(standing, vec![Holding::Lost; 150]);
+    assert_eq!(reads(&store) - before, 100);
+    rig.stop().await;
+}
