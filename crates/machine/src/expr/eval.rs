@@ -2,14 +2,12 @@
 
 use std::rc::Rc;
 
-use serde_json::Value;
-
 use super::ast::{Each, Kind, Macro, Node};
-use super::functions::Pattern;
 use super::halt::{Halt, Needs, Res, by_name_only, gather, gather_some, overflow, shorten};
+use super::pattern::Pattern;
 use super::text::Text;
 use super::value::{Items, Shape, Table, Val};
-use super::{Cost, Fuel, MAX_PAYLOAD_BYTES, Names, Stop};
+use super::{Fuel, MAX_PAYLOAD_BYTES, Names, Stop};
 use crate::data::Data;
 use crate::nearest::did_you_mean;
 
@@ -17,16 +15,13 @@ use crate::nearest::did_you_mean;
 const MAX_WALK_DEPTH: usize = 256;
 /// How many keys of a map are looked at for the one that was meant.
 const MAX_HINTS: usize = 200;
-/// What an element of a list takes in memory, and a field of a map, with the slack of what grows.
-const ELEMENT_BYTES: usize = 48;
-const FIELD_BYTES: usize = 112;
 /// What it costs to look up a name in the run, in steps, and to say that something is not there.
 const LOOKUP: usize = 8;
 const MISS: usize = 8;
 
 pub(super) struct Eval<'a, 'n> {
     pub names: &'n dyn Names<'a>,
-    fuel: &'n mut Fuel,
+    pub fuel: &'n mut Fuel,
     /// Variables of the macros around, outermost first.
     locals: Vec<Val<'a>>,
     /// The last pattern of `matches`: in a macro it is the same each time.
@@ -47,53 +42,6 @@ struct Missed<'a> {
 impl<'a, 'n> Eval<'a, 'n> {
     pub fn new(names: &'n dyn Names<'a>, fuel: &'n mut Fuel) -> Eval<'a, 'n> {
         Eval { names, fuel, locals: Vec::new(), pattern: None, missed: None, misses: 0, room: MAX_PAYLOAD_BYTES }
-    }
-
-    pub fn spend(&mut self, steps: usize) -> Res<()> {
-        self.fuel.take(Cost { steps: steps as u64, bytes: 0 })
-    }
-
-    /// The price of looking at text.
-    pub fn spend_bytes(&mut self, bytes: usize) -> Res<()> {
-        self.spend(bytes / 64)
-    }
-
-    /// Pays for memory before it is allocated.
-    pub fn hold(&mut self, bytes: usize) -> Res<()> {
-        self.fuel.take(Cost { steps: 0, bytes: bytes as u64 })
-    }
-
-    pub fn hold_elements(&mut self, count: usize) -> Res<()> {
-        self.hold(ELEMENT_BYTES.saturating_mul(count + 1))
-    }
-
-    pub fn hold_element(&mut self) -> Res<()> {
-        self.hold(ELEMENT_BYTES)
-    }
-
-    pub fn hold_fields(&mut self, count: usize) -> Res<()> {
-        self.hold(FIELD_BYTES.saturating_mul(count + 1))
-    }
-
-    /// New text of at most that length. It is paid for twice, because it is copied once to be shared.
-    pub fn made(&mut self, bytes: usize, make: impl FnOnce() -> String) -> Res<Val<'a>> {
-        self.spend_bytes(bytes)?;
-        self.hold(64 + bytes.saturating_mul(2))?;
-        Ok(Val::Str(Text::from(make())))
-    }
-
-    /// Part of a text. What is borrowed from a payload still is.
-    pub fn piece(&mut self, text: &Text<'a>, from: usize, to: usize) -> Res<Val<'a>> {
-        match text {
-            Text::Borrowed(text) => Ok(Val::Str(Text::Borrowed(text.get(from..to).unwrap_or_default()))),
-            Text::Made(whole) if from == 0 && to == whole.len() => Ok(Val::Str(text.clone())),
-            Text::Made(whole) => self.made(to - from, || whole.get(from..to).unwrap_or_default().to_owned()),
-        }
-    }
-
-    /// How many steps were taken so far.
-    pub fn steps(&self) -> u64 {
-        self.fuel.spent().steps
     }
 
     /// How the evaluation ended. Only now that the error is shown it is said what was probably meant.
@@ -452,46 +400,6 @@ impl<'a, 'n> Eval<'a, 'n> {
                 Err(Halt::fault(message).at(node.at))
             }
         }
-    }
-
-    /// Pays for comparing a value without references with another, once.
-    pub fn weigh(&mut self, value: &Val<'a>) -> Res<()> {
-        match value {
-            Val::Str(text) => self.spend_bytes(text.len()),
-            Val::Json(json) => self.weigh_json(json),
-            Val::Data(Data::Json(json)) => self.weigh_json(json),
-            Val::List(items) => items.iter().try_for_each(|item| self.spend(1).and_then(|()| self.weigh(item))),
-            Val::Map(fields) => {
-                self.sorting(fields.len())?;
-                fields.iter().try_for_each(|(key, field)| {
-                    self.spend_bytes(key.len())?;
-                    self.weigh(field)
-                })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn weigh_json(&mut self, json: &Value) -> Res<()> {
-        self.spend(1)?;
-        match json {
-            Value::String(text) => self.spend_bytes(text.len()),
-            Value::Array(items) => items.iter().try_for_each(|item| self.weigh_json(item)),
-            Value::Object(fields) => {
-                self.sorting(fields.len())?;
-                fields.iter().try_for_each(|(key, field)| {
-                    self.spend_bytes(key.len())?;
-                    self.weigh_json(field)
-                })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Fields are compared in the order of their keys.
-    fn sorting(&mut self, fields: usize) -> Res<()> {
-        self.hold_fields(fields)?;
-        self.spend(fields.saturating_mul(2 + fields.checked_ilog2().unwrap_or(0) as usize / 4))
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use regex_lite::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use super::eval::Eval;
 use super::halt::{Halt, Res, by_name_only, overflow, shorten};
+use super::pattern::matches;
 use super::text::Text;
 use super::value::{Items, Shape, Val, moment, parse_span, parse_time, span_text, time_text};
 
@@ -17,11 +17,6 @@ const JSON_VALUE_BYTES: usize = 192;
 const FORMATTED: usize = 64;
 /// What it costs to write or read a time, in steps.
 const FORMAT: usize = 8;
-const MAX_PATTERN_BYTES: usize = 256;
-/// Of a pattern as compiled, in bytes: repetitions in it multiply.
-const MAX_PATTERN_SIZE: usize = 16 * 1024;
-/// The size of a compiled pattern for which each byte of a text takes a step.
-const PATTERN_SIZE_A_STEP: usize = 128;
 
 macro_rules! functions {
     ($($func:ident $name:literal $least:literal..=$most:literal $usage:literal;)*) => {
@@ -349,49 +344,6 @@ impl Func {
     fn unordered(self, left: &Val<'_>, right: &Val<'_>) -> Halt {
         Halt::fault(format!("`{}` cannot compare {} with {}", self.entry().name, left.kind(), right.kind()))
     }
-}
-
-/// Whether a pattern that is written as a constant can be used.
-pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
-    Pattern::new(pattern).map(drop)
-}
-
-/// A compiled pattern.
-pub(super) struct Pattern {
-    source: String,
-    compiled: Regex,
-    /// How large it is as compiled, up to the next power of two.
-    size: usize,
-}
-
-impl Pattern {
-    fn new(pattern: &str) -> Result<Pattern, String> {
-        if pattern.len() > MAX_PATTERN_BYTES {
-            return Err(format!("the pattern is longer than {MAX_PATTERN_BYTES} bytes"));
-        }
-        let mut size = PATTERN_SIZE_A_STEP;
-        loop {
-            match RegexBuilder::new(pattern).size_limit(size).build() {
-                Ok(compiled) => return Ok(Pattern { source: pattern.to_owned(), compiled, size }),
-                Err(_) if size < MAX_PATTERN_SIZE => size *= 2,
-                Err(error) => return Err(format!("`{}` is not a pattern: {error}", shorten(pattern))),
-            }
-        }
-    }
-}
-
-fn matches(eval: &mut Eval<'_, '_>, text: &str, pattern: &str) -> Res<bool> {
-    if eval.pattern.as_ref().is_none_or(|last| last.source != pattern) {
-        eval.spend(500 + pattern.len().saturating_mul(8))?;
-        let pattern = Pattern::new(pattern).map_err(Halt::fault)?;
-        eval.spend(pattern.size / 16)?;
-        eval.hold(pattern.size * 4)?;
-        eval.pattern = Some(pattern);
-    }
-    let size = eval.pattern.as_ref().map_or(0, |pattern| pattern.size);
-    // A match tries each state of the pattern at each byte of the text.
-    eval.spend((1 + text.len()).saturating_mul(size / PATTERN_SIZE_A_STEP))?;
-    Ok(eval.pattern.as_ref().is_some_and(|pattern| pattern.compiled.is_match(text)))
 }
 
 /// Pays for as many comparisons of each element as finding its place takes, after it was paid for one since `before`.

@@ -4,12 +4,14 @@
 //! and it ends within its [`Fuel`]. What it needs but is not loaded it names all at once ([`Stop::Need`]).
 
 mod ast;
+mod charge;
 mod eval;
 mod fuel;
 mod functions;
 mod halt;
 mod operators;
 mod parse;
+mod pattern;
 mod result;
 mod scan;
 mod template;

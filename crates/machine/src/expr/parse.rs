@@ -7,6 +7,7 @@ use cel::parser::ParseErrors;
 
 use super::ast::{Each, Kind, Macro, Node, Op};
 use super::functions::{self, Func};
+use super::pattern;
 use super::scan::{self, error};
 use super::value::Table;
 use super::{ExprError, Read};
@@ -153,8 +154,8 @@ impl Resolve<'_> {
             return Err(error(at, format!("`{name}` got {} arguments; write {usage}", args.len())));
         }
         let args = args.into_iter().map(|arg| self.plain(arg)).collect::<Result<Vec<_>, _>>()?;
-        if let (Func::Matches, [_, Node { at, kind: Kind::Str(pattern) }]) = (func, &args[..]) {
-            functions::check_pattern(pattern).map_err(|message| error(*at as usize, message))?;
+        if let (Func::Matches, [_, Node { at, kind: Kind::Str(text) }]) = (func, &args[..]) {
+            pattern::check(text).map_err(|message| error(*at as usize, message))?;
         }
         Ok(Kind::Call(func, args))
     }
