@@ -14,6 +14,8 @@ use tempfile::TempDir;
 pub const LONG: Duration = Duration::from_secs(60);
 /// How often a server is started anew on a port that somebody else has for a moment.
 const MAX_STARTS: usize = 50;
+/// The address space of a server: one that asks for all memory there is dies alone, and the machine lives on.
+const MAX_SPACE_KB: u64 = 8 << 20;
 
 pub struct Eddy {
     child: Child,
@@ -96,7 +98,8 @@ impl Drop for Eddy {
 /// The process, once it says where it listens; nothing if it ended before.
 fn spawn(dir: &Path, addr: SocketAddr, flags: &[String]) -> Option<(Child, SocketAddr)> {
     let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -v {MAX_SPACE_KB} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_eddy")]);
     command.arg("serve").arg("--store").arg(store(dir)).args(["--listen", &addr.to_string()]).args(flags);
     command.env("EDDY_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().unwrap();

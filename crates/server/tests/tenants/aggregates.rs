@@ -1,0 +1,84 @@
+//! Aggregates that hold references to themselves twice, again and again: a few bytes that stand for gigabytes.
+
+use serde_json::{Map, Value, json};
+
+use crate::rig::{Rig, withstands};
+
+/// Twice as much with each.
+const LEVELS: usize = 29;
+const WORKER: &str = "aggregate-worker";
+
+/// Steps `s0` to `s29`, of which each is the one before it, twice.
+fn doubling() -> Map<String, Value> {
+    let mut steps = Map::from_iter([(String::from("s0"), json!({"set": "x".repeat(300)}))]);
+    for level in 1..=LEVELS {
+        let (before, output) = (format!("s{}", level - 1), format!("${{steps.s{}.output}}", level - 1));
+        steps.insert(format!("s{level}"), json!({"after": [before], "set": [output, output]}));
+    }
+    steps
+}
+
+/// What is done with the last of them, and where that makes its size matter.
+fn uses() -> Vec<(&'static str, Value)> {
+    let last = format!("steps.s{LEVELS}.output");
+    let (after, whole) = (json!([format!("s{LEVELS}")]), format!("${{{last}}}"));
+    let in_text = format!("it is {whole}");
+    vec![
+        ("task", json!({"after": after, "run": "use", "input": whole})),
+        ("arms", json!({"after": after, "run": "use"})),
+        ("child", json!({"after": after, "flow": "used", "input": whole})),
+        ("group", json!({"after": after, "input": whole, "steps": {"t": {"run": "use"}}})),
+        ("text", json!({"after": after, "set": in_text})),
+        ("json", json!({"after": after, "set": format!("${{size(json({last}))}}")})),
+        ("flatten", json!({"after": after, "set": format!("${{size(flatten(flatten({last})))}}")})),
+        ("equal", json!({"after": after, "if": format!("{last} == {last}"), "set": 1})),
+        ("distinct", json!({"after": after, "set": format!("${{distinct({last})}}")})),
+        ("fail", json!({"after": after, "fail": whole})),
+        ("key", json!({"after": after, "run": "use", "input": 1, "key": last})),
+        ("gate", json!({"after": after, "await": {"event": "e", "key": last, "timeout": "100ms"}})),
+        ("limit", json!({"after": after, "run": "use", "input": 1, "limits": [{"l": whole}]})),
+        ("spread", json!({"after": after, "spread": last, "run": "use"})),
+    ]
+}
+
+/// Works off whatever tasks the attacker's runs have.
+async fn work(rig: &Rig) {
+    while let Some(task) = rig.attacker.claim(WORKER, 300).await.unwrap().pop() {
+        rig.attacker.report(WORKER, &task, json!({"op": "complete", "output": 1})).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn references_that_double_are_not_followed_beyond_a_bound() {
+    withstands(&[], async |rig| {
+        let used = json!({"steps": {"t": {"run": "use"}}});
+        assert!(rig.attacker.register("used", &used).await);
+        let mut runs = Vec::new();
+        for (name, step) in uses() {
+            let mut steps = doubling();
+            steps.insert("use".to_owned(), step);
+            let flow = format!("double-{name}");
+            let output = format!("${{steps.s{LEVELS}.output}}");
+            assert!(rig.attacker.register(&flow, &json!({"steps": steps, "output": output})).await);
+            runs.push((name, rig.attacker.start(&flow, &json!(null)).await));
+        }
+        // A loop does it without any steps.
+        let state = json!({"max": 60, "while": "true", "state": ["x"], "next": ["${state}", "${state}"]});
+        let steps = json!({"l": {"repeat": state, "steps": {"a": {"set": "${state}"}}}});
+        assert!(rig.attacker.register("double-state", &json!({ "steps": steps })).await);
+        runs.push(("state", rig.attacker.start("double-state", &json!(null)).await));
+        work(rig).await;
+        for (name, run) in runs {
+            let ended = rig.attacker.result(&run, 10).await;
+            assert!(ended.is_some(), "the run that tries it with `{name}` does not end");
+            // Whatever can be read of it is read, too.
+            for path in ["", "/steps"] {
+                let read = rig.attacker.get(&format!("/v1/runs/{run}{path}")).await.unwrap();
+                assert_eq!(read.status, 200, "{name}{path}: {}", read.body);
+            }
+            let timeline = rig.attacker.get(&format!("/v1/streams/nq:flow:{run}")).await.unwrap();
+            assert_eq!(timeline.status, 200, "{name}: {}", timeline.body);
+        }
+    })
+    .await;
+}

@@ -1,0 +1,98 @@
+//! Much of what is small: large inputs that wait in a queue, sockets that nobody reads, many versions of a large flow.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use futures_util::future::join_all;
+use futures_util::{SinkExt, StreamExt};
+use hyper::Method;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use crate::rig::{Rig, withstands_within};
+
+/// Nearly as large as a payload may be.
+const LARGE: usize = 2_000_000;
+/// How many there are unless `EDDYLINE_QUEUED` says otherwise, and what the server may need for them: less than they have.
+const DEFAULT_QUEUED: usize = 320;
+const QUEUED: &str = "EDDYLINE_QUEUED";
+const MAX_MEMORY_MB: u64 = 500;
+/// Starts at a time.
+const AT_ONCE: usize = 4;
+
+async fn start_large(rig: &Rig, flow: &str, runs: usize) {
+    assert!(rig.attacker.register(flow, &json!({"steps": {"a": {"run": "a", "queue": flow}}})).await);
+    let (path, body) =
+        (format!("/v1/flows/{flow}/runs"), Bytes::from(format!("{{\"input\":\"{}\"}}", "x".repeat(LARGE))));
+    join_all((0..AT_ONCE).map(|_| async {
+        for _ in 0..runs / AT_ONCE {
+            let reply = rig.attacker.send(Method::POST, &path, "application/json", body.clone()).await.unwrap();
+            assert!(matches!(reply.status, 201 | 429), "{reply:?}");
+        }
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn large_inputs_that_wait_are_not_kept_in_memory() {
+    let queued = std::env::var(QUEUED).ok().and_then(|count| count.parse().ok()).unwrap_or(DEFAULT_QUEUED);
+    withstands_within(MAX_MEMORY_MB, &[], async |rig| {
+        start_large(rig, "waiting", queued).await;
+        // Somebody looks at them all.
+        for _ in 0..4 {
+            rig.attacker.get("/v1/runs?flow=waiting&limit=1000").await.unwrap();
+        }
+    })
+    .await;
+}
+
+const SOCKETS: usize = 60;
+const TASKS_A_SOCKET: usize = 6;
+
+/// A worker's socket that takes tasks and reads none of them.
+async fn deaf_worker(rig: &Rig, at: usize) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
+    let mut request = format!("ws://{}/v1/workers/connect", rig.eddy.addr).into_client_request().unwrap();
+    let key = format!("Bearer {}", rig.attacker.key).parse().unwrap();
+    request.headers_mut().insert("authorization", key);
+    let (mut socket, _) = connect_async(request).await.unwrap();
+    let hello = json!({"type": "hello", "queues": ["pushed"], "host": format!("h{at}"), "pid": at,
+        "instance": format!("deaf-{at}"), "max_concurrent": 100});
+    socket.send(Message::text(hello.to_string())).await.unwrap();
+    let credit = json!({"type": "credit", "n": 100});
+    socket.send(Message::text(credit.to_string())).await.unwrap();
+    socket
+}
+
+#[tokio::test]
+async fn sockets_that_are_not_read_fill_no_memory() {
+    withstands_within(MAX_MEMORY_MB, &[], async |rig| {
+        let sockets = join_all((0..SOCKETS).map(|at| deaf_worker(rig, at))).await;
+        start_large(rig, "pushed", SOCKETS * TASKS_A_SOCKET).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // One of them begins to read: it is served, or has been cut off.
+        let mut socket = sockets.into_iter().next().unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(20), socket.next()).await;
+        assert!(read.is_ok(), "the server neither serves the socket nor closes it");
+    })
+    .await;
+}
+
+const VERSIONS: usize = 200;
+const DEFINITION: usize = 500_000;
+
+#[tokio::test]
+async fn versions_of_a_large_flow_are_not_all_kept_in_memory() {
+    withstands_within(MAX_MEMORY_MB, &[], async |rig| {
+        let text: Value = json!("y".repeat(DEFINITION / 100));
+        for version in 0..VERSIONS {
+            let steps: Value = (0..100).map(|at| (format!("s{at}"), json!({"set": [version, text]}))).collect();
+            let steps = json!({ "steps": steps });
+            assert!(rig.attacker.register("versions", &steps).await);
+            rig.attacker.try_start("versions", &json!(version)).await;
+        }
+    })
+    .await;
+}
