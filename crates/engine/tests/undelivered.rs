@@ -18,9 +18,12 @@ fn on_damaged_store() -> (Rig, Arc<Hooked>, Arc<ManualClock>) {
     let clock = ManualClock::at(1_767_323_045_678);
     let store = Arc::new(Hooked::new(Arc::new(Memory::with_clock(clock.clone()))));
     store.damaged.store(true, Ordering::SeqCst);
-    let config = Config { poll_ms: 5, cache_bytes: 0, ..Config::default() };
+    let config = Config { poll_ms: 5, ..Config::default() };
     (Rig::on(store.clone(), config), store, clock)
 }
+
+/// Larger than what is cached of a run's payloads, so that it is read when the task is handed over.
+const LARGE: usize = 100_000;
 
 const FLOW: &str = "name: f\nsteps: {a: {input: {big: '${input.big}'}, retry: {attempts: 5}}}";
 
@@ -28,7 +31,7 @@ const FLOW: &str = "name: f\nsteps: {a: {input: {big: '${input.big}'}, retry: {a
 async fn a_task_whose_payload_is_damaged_fails_after_a_bounded_number_of_tries_and_says_so() {
     let (rig, _store, clock) = on_damaged_store();
     rig.register(FLOW).await;
-    let run = rig.start("f", json!({"big": "x".repeat(1_000)})).await;
+    let run = rig.start("f", json!({"big": "x".repeat(LARGE)})).await;
     for at in 0..MAX_UNDELIVERED {
         let got = rig.engine.claim(&rig.ns, claim("w"), LONG).await.unwrap();
         assert!(got.is_empty(), "{at}: {got:?}");
@@ -47,7 +50,7 @@ async fn a_task_whose_payload_is_damaged_fails_after_a_bounded_number_of_tries_a
 async fn a_task_that_cannot_be_handed_over_is_not_claimed_at_full_speed() {
     let (rig, store, clock) = on_damaged_store();
     rig.register(FLOW).await;
-    let run = rig.start("f", json!({"big": "x".repeat(1_000)})).await;
+    let run = rig.start("f", json!({"big": "x".repeat(LARGE)})).await;
     for _ in 0..2 {
         assert!(rig.engine.claim(&rig.ns, claim("w"), LONG).await.unwrap().is_empty());
     }
