@@ -33,6 +33,7 @@ const DATABASE: &str = "eddyline.db";
 /// A backup that is being written.
 const UNFINISHED: &str = "eddyline.db.part";
 const LOCK: &str = "lock";
+const HANDLING: &str = "handling";
 
 pub(super) fn database(dir: &Path) -> PathBuf {
     dir.join(DATABASE)
@@ -52,6 +53,11 @@ pub(super) fn log_index(dir: &Path) -> PathBuf {
 
 pub(super) fn lock(dir: &Path) -> PathBuf {
     dir.join(LOCK)
+}
+
+/// The note of what is being handled.
+pub(super) fn handling(dir: &Path) -> PathBuf {
+    dir.join(HANDLING)
 }
 
 pub(super) fn bytes(path: &Path) -> u64 {
@@ -86,7 +92,7 @@ pub(super) fn open_private(path: &Path) -> std::io::Result<File> {
 /// SQLite gives its other files the mode of the database, so the database is made before SQLite would.
 fn make_private(dir: &Path) -> std::io::Result<()> {
     open_private(&database(dir))?;
-    for path in [database(dir), log(dir), log_index(dir), lock(dir)] {
+    for path in [database(dir), log(dir), log_index(dir), lock(dir), handling(dir)] {
         close_to_others(&path, FILE_MODE);
     }
     Ok(())
@@ -103,7 +109,7 @@ fn close_to_others(path: &Path, mode: u32) {
 }
 
 fn is_ours_alone(dir: &Path) -> bool {
-    let ours = |name: &str| name == LOCK || name.starts_with(DATABASE);
+    let ours = |name: &str| name == LOCK || name == HANDLING || name.starts_with(DATABASE);
     fs::read_dir(dir)
         .is_ok_and(|mut files| files.all(|file| file.is_ok_and(|file| file.file_name().to_str().is_some_and(ours))))
 }

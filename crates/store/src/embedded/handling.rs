@@ -2,13 +2,14 @@
 //! case that the process dies, and the kernel keeps what was written then. After a power cut it may say anything old;
 //! then a run is handled with care for nothing.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use eddyline_machine::RunId;
 use uuid::Uuid;
 
+use super::files;
 use crate::error::{Result, StoreError};
 use crate::handling::Handling;
 
@@ -27,10 +28,9 @@ pub(super) struct Note {
 
 impl Note {
     pub fn open(dir: &Path) -> Result<Note> {
-        let path = dir.join("handling");
+        let path = files::handling(dir);
         let failed = |error| StoreError::Unavailable(format!("{} can't be opened: {error}", path.display()));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(failed)?;
+        let file = files::open_private(&path).map_err(failed)?;
         let mut bytes = vec![0; HEAD + MOST * ID];
         let mut read = 0;
         loop {
