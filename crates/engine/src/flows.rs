@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::config::FLOW_CACHE_BYTES;
 use crate::error::{EngineError, Result};
 use crate::flow_cache::FlowCache;
-use crate::offload::Offload;
-use crate::schema::{self, Details, Schema};
+use crate::offload::{Offload, on_large_stack};
+use crate::schema::{self, Details, Schema, TooCostly};
 
 /// The current version of a flow, by name.
 pub const FLOW: &str = "flow";
@@ -240,13 +240,8 @@ impl Registered {
         !self.emits.is_empty()
     }
 
-    /// Whether it may take longer than a moment to check events of so many bytes in all.
-    pub fn emit_check_is_heavy(&self, bytes: usize) -> bool {
-        self.emits.values().any(|schema| schema.is_heavy(bytes))
-    }
-
-    /// What is wrong with an event that an activation emits. The cost is bounded, but not small, see
-    /// [`Registered::emit_check_is_heavy`].
+    /// What is wrong with an event that an activation emits. The cost is bounded, but not small: not for the committer's
+    /// own thread.
     pub(crate) fn check_emit(
         &self,
         run: &Run,
@@ -256,7 +251,12 @@ impl Registered {
     ) -> std::result::Result<(), String> {
         let schema = run.step(by).and_then(|step| self.emits.get(&(step, event.to_owned())));
         let Some(schema) = schema else { return Ok(()) };
-        schema.check(payload, json_bytes(payload)).map_err(|details| {
+        let verdict = match schema.check_at_once(payload) {
+            Ok(verdict) => verdict,
+            Err(TooCostly) => on_large_stack(|| schema.check(payload, json_bytes(payload)))
+                .unwrap_or_else(|| Err(vec!["it could not be checked now, try again".to_owned()])),
+        };
+        verdict.map_err(|details| {
             format!("the payload of {event} is not what its schema asks for: {}", details.join("; "))
         })
     }

@@ -65,3 +65,12 @@ impl Offload {
         turns
     }
 }
+
+/// Runs the work on a thread with a large stack and waits for it, on a thread that may wait. Nothing, if there is no thread
+/// to be had or it panicked.
+pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("eddyline-offload".to_owned()).stack_size(STACK_BYTES);
+        thread.spawn_scoped(scope, work).ok()?.join().ok()
+    })
+}

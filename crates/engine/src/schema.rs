@@ -93,12 +93,6 @@ impl Schema {
         })
     }
 
-    /// Whether a value of so many bytes may take longer than a moment.
-    pub fn is_heavy(&self, bytes: usize) -> bool {
-        self.validator.is_ok()
-            && (bytes as u64 + 1).saturating_mul(self.shape.ways + self.pattern_units) > AT_ONCE_UNITS
-    }
-
     /// About how much memory it takes, beyond its text.
     pub fn bytes(&self) -> usize {
         // With what the matching of each pattern builds up.

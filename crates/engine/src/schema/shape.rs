@@ -19,9 +19,8 @@ const MAX_PATTERNS: usize = 64;
 /// The outline of a schema that is within the limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// The longest row of subschemas that apply to one value, and how many of them there are in all.
+    /// The longest row of subschemas that apply to one value.
     pub chain: usize,
-    pub ways: u64,
     pub patterns: usize,
     /// The most patterns in one `patternProperties`.
     pub name_patterns: usize,
@@ -39,9 +38,8 @@ pub(super) fn shape_of(schema: &Value) -> Result<Shape, SchemaFault> {
     }
     let mut known = vec![Reached::Not; graph.nodes.len()];
     for at in 0..graph.nodes.len() {
-        let (chain, ways) = graph.reach(at, 1, &mut known)?;
+        let (chain, _) = graph.reach(at, 1, &mut known)?;
         graph.shape.chain = graph.shape.chain.max(chain);
-        graph.shape.ways = graph.shape.ways.max(ways);
     }
     Ok(graph.shape)
 }

@@ -29,10 +29,7 @@ fn check(schema: &Value, value: &Value, expected: &[&str]) {
 }
 
 fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, work).unwrap();
-        thread.join().unwrap()
-    })
+    crate::offload::on_large_stack(work).unwrap()
 }
 
 /// Each of so many definitions is twice the next.
@@ -141,7 +138,6 @@ fn a_stored_schema_that_would_be_refused_today_refuses_every_value_and_says_why(
     let schema = Schema::stored(&doubling(40, "anyOf", json!({"type": "string"})));
     let found = schema.check_at_once(&json!("x")).unwrap().unwrap_err();
     assert!(found[0].starts_with("the schema of the flow is not taken any more, register the flow"), "{found:?}");
-    assert!(!schema.is_heavy(1 << 20));
 }
 
 #[test]
