@@ -261,6 +261,7 @@ async fn projected(
         }
         let ctx = context(run, &page);
         for record in &page.records {
+            reading.pass(call, asked.after, record.n);
             let Some(record) = reading.next(&ctx, record).filter(|_| record.n > asked.after) else { continue };
             if asked.wants(&record) && items.is_full_with(record) {
                 let at = reading.at;
@@ -283,6 +284,8 @@ struct Reading<'a> {
     /// The last record that was folded, and the last that changed the projection.
     at: u64,
     last: u64,
+    /// Records before the first one that is asked for have to be folded.
+    folded: bool,
 }
 
 impl<'a> Reading<'a> {
@@ -292,7 +295,17 @@ impl<'a> Reading<'a> {
             Projected::StepIndex => (Projector::new(run), after),
             _ => call.api.projections().resume(run, which.number(), after),
         };
-        Reading { which, run, projector, at, last: after.min(at) }
+        Reading { which, run, projector, at, last: after.min(at), folded: at < after }
+    }
+
+    /// Keeps the state before the first record that is asked for, where it took folding to get there: whoever asks for the
+    /// same page again begins there.
+    fn pass(&mut self, call: &Call, after: u64, next: u64) {
+        if self.folded && next > after {
+            self.folded = false;
+            let projector = self.projector.clone();
+            call.api.projections().keep(self.run, self.which.number(), self.last, self.at, projector);
+        }
     }
 
     /// What the projection says of the next record.
