@@ -16,12 +16,15 @@ use crate::rig::{Rig, withstands_within};
 
 /// Nearly as large as a payload may be.
 const LARGE: usize = 2_000_000;
-/// How many there are unless `EDDYLINE_QUEUED` says otherwise, and what the server may need for them: less than they have.
-const DEFAULT_QUEUED: usize = 320;
+/// How many of them there are unless `EDDYLINE_QUEUED` says otherwise.
+const DEFAULT_QUEUED: usize = 200;
 const QUEUED: &str = "EDDYLINE_QUEUED";
-const MAX_MEMORY_MB: u64 = 500;
+/// Small budgets, so that little is enough to use them up, and what the server may need with them in all.
+const BUDGETS: [&str; 8] =
+    ["--cache-memory", "32MiB", "--body-memory", "128MiB", "--response-memory", "32MiB", "--task-memory", "32MiB"];
+const MAX_MEMORY_MB: u64 = 350;
 /// Starts at a time.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 2;
 
 async fn start_large(rig: &Rig, flow: &str, runs: usize) {
     assert!(rig.attacker.register(flow, &json!({"steps": {"a": {"run": "a", "queue": flow}}})).await);
@@ -30,7 +33,7 @@ async fn start_large(rig: &Rig, flow: &str, runs: usize) {
     join_all((0..AT_ONCE).map(|_| async {
         for _ in 0..runs / AT_ONCE {
             let reply = rig.attacker.send(Method::POST, &path, "application/json", body.clone()).await.unwrap();
-            assert!(matches!(reply.status, 201 | 429), "{reply:?}");
+            assert!(matches!(reply.status, 201 | 429 | 503), "{reply:?}");
         }
     }))
     .await;
@@ -39,7 +42,7 @@ async fn start_large(rig: &Rig, flow: &str, runs: usize) {
 #[tokio::test]
 async fn large_inputs_that_wait_are_not_kept_in_memory() {
     let queued = std::env::var(QUEUED).ok().and_then(|count| count.parse().ok()).unwrap_or(DEFAULT_QUEUED);
-    withstands_within(MAX_MEMORY_MB, &[], async |rig| {
+    withstands_within(MAX_MEMORY_MB, &BUDGETS, async |rig| {
         start_large(rig, "waiting", queued).await;
         // Somebody looks at them all.
         for _ in 0..4 {
@@ -50,7 +53,7 @@ async fn large_inputs_that_wait_are_not_kept_in_memory() {
 }
 
 const SOCKETS: usize = 60;
-const TASKS_A_SOCKET: usize = 6;
+const TASKS_A_SOCKET: usize = 3;
 
 /// A worker's socket that takes tasks and reads none of them.
 async fn deaf_worker(rig: &Rig, at: usize) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
@@ -68,7 +71,7 @@ async fn deaf_worker(rig: &Rig, at: usize) -> WebSocketStream<MaybeTlsStream<Tcp
 
 #[tokio::test]
 async fn sockets_that_are_not_read_fill_no_memory() {
-    withstands_within(MAX_MEMORY_MB, &[], async |rig| {
+    withstands_within(MAX_MEMORY_MB, &BUDGETS, async |rig| {
         let sockets = join_all((0..SOCKETS).map(|at| deaf_worker(rig, at))).await;
         start_large(rig, "pushed", SOCKETS * TASKS_A_SOCKET).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -85,7 +88,7 @@ const DEFINITION: usize = 500_000;
 
 #[tokio::test]
 async fn versions_of_a_large_flow_are_not_all_kept_in_memory() {
-    withstands_within(MAX_MEMORY_MB, &[], async |rig| {
+    withstands_within(MAX_MEMORY_MB, &BUDGETS, async |rig| {
         let text: Value = json!("y".repeat(DEFINITION / 100));
         for version in 0..VERSIONS {
             let steps: Value = (0..100).map(|at| (format!("s{at}"), json!({"set": [version, text]}))).collect();
