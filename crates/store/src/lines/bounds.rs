@@ -21,6 +21,9 @@ pub(super) struct Bounds {
     closed_until: Map<Namespace, Map<String, Millis>>,
     /// Buckets that changed since they were last asked for.
     spent: BTreeSet<BucketKey>,
+    /// How often it was asked what keeps a class back: what a claim costs.
+    #[cfg(test)]
+    pub looked: std::cell::Cell<usize>,
 }
 
 /// A limit that lets no task of a class pass.
@@ -48,6 +51,8 @@ impl Bounds {
 
     /// What keeps tasks of a class back: the first of their limits that lets nothing pass.
     pub fn blocked(&self, class: &Class, now: Millis) -> Option<Blocked> {
+        #[cfg(test)]
+        self.looked.set(self.looked.get() + 1);
         class.limits.iter().find_map(|limit| {
             if let Some(until) = self.closed_until(&limit.ns, &limit.name).filter(|until| *until > now) {
                 let slow = BucketKey::slow(&limit.ns, &limit.name);

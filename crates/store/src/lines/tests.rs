@@ -210,6 +210,66 @@ proptest! {
     }
 }
 
+/// A step of a tenant, who may have one at a time.
+fn of_tenant(fence: u64, tenant: usize) -> Task {
+    Task {
+        fence: Fence(fence),
+        activation: ActId(0),
+        name: "work".to_owned(),
+        step: "work".to_owned(),
+        handler: "work".to_owned(),
+        queue: "red".to_owned(),
+        kind: TaskKind::Step,
+        attempt: 1,
+        input: Data::null(),
+        gate: None,
+        priority: 0,
+        limits: vec![("tenant".to_owned(), Some(tenant.to_string()))],
+        requires: Vec::new(),
+        key: None,
+        timeout_ms: None,
+        start_timeout_ms: None,
+        build: None,
+    }
+}
+
+#[test]
+fn a_claim_looks_at_few_classes_however_many_tenants_are_at_their_limits() {
+    let (ns, run) = (Namespace::default(), RunId(Uuid::from_u128(1)));
+    for tenants in [10, 1_000, 10_000] {
+        let mut lines = Lines::default();
+        lines.set_rules(&ns, &DocumentKey::new(kind::LIMIT, "tenant"), Some(&json!({"concurrency": 1})));
+        lines.set_run(&ns, run, "f", false, 0);
+        for at in 0..2 * tenants {
+            let (task, place) = (of_tenant(at as u64 + 1, at % tenants), at as u64);
+            lines.add(run, Queued { task: &task, queued_at: 0, place, start_by: None, closed: false, held: None });
+        }
+        let mut requests = 0;
+        let mut claim = |lines: &mut Lines, max: usize| {
+            requests += 1;
+            let request = ClaimRequest {
+                ns: ns.clone(),
+                request: RequestId(Uuid::from_u128(requests)),
+                worker: "w".to_owned(),
+                queues: vec!["red".to_owned()],
+                offer: Arc::new(Offer::default()),
+                max,
+                lease_ms: 1_000,
+            };
+            lines.claim(&request, 0).0
+        };
+        let held = claim(&mut lines, 2 * tenants);
+        assert_eq!(held.len(), tenants, "one of each tenant");
+        for (at, picked) in held.iter().take(10).enumerate() {
+            lines.remove(run, picked.fence);
+            let before = lines.bounds.looked.get();
+            assert_eq!(claim(&mut lines, 5).len(), 1, "the one task of the tenant that has room");
+            let looked = lines.bounds.looked.get() - before;
+            assert!(looked <= 3, "{looked} looks in round {at} with {tenants} tenants");
+        }
+    }
+}
+
 #[test]
 fn what_nobody_waits_for_any_more_is_forgotten() {
     let mut both = Both::new();
