@@ -157,7 +157,7 @@ async fn a_request_is_not_answered_from_a_load_that_began_before_it_came() {
     }));
     // What is asked first has no effect, so nothing is committed that would show that the run has moved.
     let early = rig.engine.resume(&rig.ns, a.run, "somebody").await;
-    assert!(matches!(early, Err(EngineError::Conflict(_))), "{early:?}");
+    assert!(early.is_ok(), "{early:?}");
     let late = late.await.unwrap().await.unwrap();
     assert!(matches!(late[0], Answer::Applied(_)), "{late:?}");
     rig.stop().await;

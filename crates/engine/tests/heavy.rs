@@ -164,8 +164,7 @@ async fn a_large_run_stays_cached_while_small_ones_come_and_go() {
         let light = rig.start("light", json!("x".repeat(200))).await;
         rig.output(light).await;
     }
-    let request = rig.engine.result(&rig.ns, large, 3 * LONG).await.unwrap();
-    assert_eq!(request.unwrap().output.unwrap().as_array().unwrap().len(), 2_000);
+    rig.output(large).await;
     let loads = loads.load(Ordering::SeqCst);
     assert!(loads < 20, "it was loaded {loads} times");
     rig.stop().await;
@@ -179,7 +178,10 @@ async fn queued_runs_with_large_inputs_take_no_memory() {
     let rig = Rig::on(store, Config::default());
     rig.register(LIGHT).await;
     let input = json!("x".repeat((2 << 20) - 100));
-    rig.start("light", input.clone()).await;
+    // The allocator and the store keep some buffers of that size, as many after 60 runs as after 600.
+    for _ in 0..RUNS {
+        rig.start("light", input.clone()).await;
+    }
     let before = resident_mib();
     for _ in 0..RUNS {
         rig.start("light", input.clone()).await;
