@@ -12,7 +12,7 @@ use eddyline_engine::{Config, Decision, EngineError, StartRequest};
 use eddyline_machine::{Answer, Op, RunId};
 use eddyline_store::{Embedded, Found, Memory, Namespace, Options, Store};
 use rig::hooked::Hooked;
-use rig::{LONG, Rig, claim, done};
+use rig::{Rig, claim, done};
 use serde_json::json;
 use tokio::sync::watch;
 
