@@ -19,7 +19,7 @@ const TOO_MANY: &str = "TooManyDescendants";
 const NOT_WANTED: &str = "ParentCancelled";
 
 /// What is known of a run above is used for so long. A parent is always looked at.
-const KNOWN_FOR: Duration = Duration::from_millis(250);
+const KNOWN_FOR: Duration = Duration::from_millis(100);
 /// Descendants are counted this often; in between, those that are started here are added.
 const COUNTED_EVERY: Duration = Duration::from_secs(1);
 /// The first starts in a tree are not counted in the store: most trees never have more.

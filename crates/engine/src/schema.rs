@@ -116,7 +116,8 @@ impl Schema {
 
     /// All that is wrong, or what is found first, or only that something is: whatever can be said at a bounded cost.
     fn tell(&self, validator: &Validator<Metered>, value: &Value, text_units: u64) -> Details {
-        let budget = self.budget(TELLING_UNITS, text_units);
+        // A text that does not match is matched once more to say so.
+        let budget = self.budget(TELLING_UNITS, text_units.saturating_mul(2));
         let all =
             within(budget, || validator.iter_errors(Seen(value)).take(MAX_DETAILS).map(|error| told(&error)).collect());
         let first = || within(budget, || validator.validate(Seen(value)).err().map(|error| vec![told(&error)]));
