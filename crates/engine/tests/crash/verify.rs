@@ -6,7 +6,7 @@ use std::path::Path;
 
 use eddyline_engine::Engine;
 use eddyline_machine::view::RunView;
-use eddyline_machine::{Entry, Fence, Numbered, RunId};
+use eddyline_machine::{Entry, Numbered, RunId};
 use eddyline_store::{Embedded, Options, Page, RunFilter, Store, Summary};
 
 use crate::ledger::{self, Line};
@@ -101,9 +101,12 @@ async fn timeline(engine: &Engine, summary: &Summary, records: &[Numbered]) {
     assert_eq!(numbers, (1..=records.len() as u64).collect::<Vec<_>>(), "{run} is not dense");
     let terminal: Vec<usize> = (0..records.len()).filter(|at| records[*at].record.entry.is_terminal()).collect();
     assert_eq!(terminal, [records.len() - 1], "{run} does not end once");
-    let mut said = BTreeSet::new();
+    let (mut said, mut offered) = (BTreeSet::new(), BTreeSet::new());
     for record in records {
         let fence = record.record.attempt.as_ref().map(|attempt| attempt.fence);
+        if matches!(&record.record.entry, Entry::StepScheduled { .. }) {
+            offered.insert(fence);
+        }
         let once = match &record.record.entry {
             Entry::StepCompleted { step_key, .. }
             | Entry::StepFailed { step_key, .. }
@@ -118,9 +121,9 @@ async fn timeline(engine: &Engine, summary: &Summary, records: &[Numbered]) {
             Entry::AwaitTriggered { step_key, .. } => format!("the opening of {step_key}"),
             _ => continue,
         };
-        // A step that the function of a code run carried out itself is no task, and nobody claims it.
+        // A step that the function of a code run carried out itself was never offered, and nobody claims it.
         if let Entry::AttemptCompleted { step_key, .. } | Entry::AttemptFailed { step_key, .. } = &record.record.entry
-            && fence != Some(Fence(0))
+            && offered.contains(&fence)
         {
             let start = format!("the start of {step_key} {fence:?}");
             assert!(said.contains(&start), "{run} records {once}, and not {start}");
