@@ -292,7 +292,9 @@ impl<'a> Decider<'a> {
             || !self.changed.is_empty()
             || !self.records.is_empty()
             || !self.messages.is_empty()
-            || !self.publishes.is_empty();
+            || !self.publishes.is_empty()
+            // A lost timer that is set again changes nothing else.
+            || self.timers.iter().any(|change| matches!(change, TimerChange::Set { .. }));
         if changed {
             self.header.version = Version(base.0 + 1);
         }
