@@ -112,11 +112,16 @@ async fn lost_and_set_again(rig: &Rig, run: RunId, said: &Said) {
     lose(&rig.engine, run, |transition| transition.timers.push(TimerChange::Clear(timer.key))).await;
     let mut rounds = rig.engine.rounds("reconciler").unwrap();
     tokio::time::timeout(LONG, rounds.wait_for(|_| said.of(run))).await.expect("nobody was told").unwrap();
-    let mut timers = rig.engine.store().beside(run).await.unwrap().timers;
-    while timers.is_empty() {
-        tokio::time::timeout(LONG, rounds.changed()).await.expect("it is not set again").unwrap();
-        timers = rig.engine.store().beside(run).await.unwrap().timers;
-    }
+    let set_again = async {
+        loop {
+            let timers = rig.engine.store().beside(run).await.unwrap().timers;
+            if !timers.is_empty() {
+                return timers;
+            }
+            rounds.changed().await.unwrap();
+        }
+    };
+    let timers = tokio::time::timeout(LONG, set_again).await.expect("it is not set again");
     assert_eq!(timers, before);
 }
 
