@@ -61,7 +61,7 @@ use lock::Lock;
 use readers::Readers;
 use shared::Shared;
 use trouble::{Gravity, Outcome, Trouble};
-use watch::Watcher;
+use watch::{For, Watcher};
 use writer::{Desk, Request, Writer};
 
 pub use options::{DiskFailure, Hook, Options};
@@ -80,7 +80,7 @@ pub struct Embedded {
     writer: Option<JoinHandle<()>>,
     answerer: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<()>>,
-    _watcher: Watcher,
+    watcher: Watcher,
     /// Let go of last, when nothing of the store is open any more.
     _lock: Lock,
 }
@@ -126,7 +126,7 @@ impl Embedded {
             writer: Some(writer),
             answerer: Some(answerer),
             keeper: Some(keeper),
-            _watcher: watcher,
+            watcher,
             _lock: lock,
         })
     }
@@ -352,6 +352,9 @@ impl Store for Embedded {
     }
 
     fn note_handling(&self, handling: &Handling) {
+        // Usually the kernel takes it at once; a disk that hangs may keep even that waiting.
+        let watch = self.watcher.watch();
+        let _waiting = watch.wait(For::Note);
         self.note.write(handling);
     }
 

@@ -9,12 +9,16 @@ use super::{Decider, Done, Halt};
 use crate::data::{Data, Unbuilt};
 use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Text, Val};
 use crate::failure::{Failure, kind};
-use crate::flow::Graph;
+use crate::flow::{Action, Graph};
 use crate::ids::{ActId, Millis, ScopeId, ValueId};
+use crate::record::Skipped;
 use crate::run::{Activation, Activations, End, GateState, Inside, Outcome, Phase, Place, What};
 
 /// How large the key of an event, a limit or a queue may be.
 pub const MAX_KEY_BYTES: usize = 1024;
+
+/// How a step ended that was never created.
+static UNOPENED: End = End::Skipped(Skipped::Act);
 
 /// A result, or the failure of the activation that asked for it.
 type Evaluated<T> = Done<Result<T, Failure>>;
@@ -170,6 +174,7 @@ impl<'a> Names<'a> for View<'a> {
 
     fn entry(&self, table: Table, key: &str) -> Option<Val<'a>> {
         match table {
+            Table::Steps if self.is_in_unopened_scope(key) => Some(entry_of(&UNOPENED)),
             Table::Steps => self.step_named(key).and_then(step_entry),
             Table::Events => {
                 // The innermost scope that declares it: one that was not emitted hides one that was, further out.
@@ -247,6 +252,17 @@ impl<'a> View<'a> {
         })
     }
 
+    /// Whether it is a step of a round that ended before its steps were created: one that is skipped by hand while the
+    /// rest of a transition is put off. All its steps count as skipped.
+    fn is_in_unopened_scope(&self, name: &str) -> bool {
+        let activation = self.run.at(self.at);
+        if !self.inside || activation.body.is_some() || activation.end().is_none() {
+            return false;
+        }
+        let (Some(graph), Ok(step)) = (self.run.graph, self.run.step(self.at)) else { return false };
+        matches!(step.action, Action::Group(scope) if graph.find(scope, name).is_some())
+    }
+
     fn of_run(&self, key: &str) -> Option<Val<'a>> {
         let header = &self.run.header;
         let text = |text: &'a str| Val::Str(Text::Borrowed(text));
@@ -269,13 +285,16 @@ impl<'a> View<'a> {
 
 /// A step that has ended; one that has not can't be read.
 fn step_entry(activation: &Activation) -> Option<Val<'_>> {
-    let end = activation.end()?;
+    activation.end().map(entry_of)
+}
+
+fn entry_of(end: &End) -> Val<'_> {
     let (output, error) = match end {
         End::Completed(output) => (Val::Data(output), Val::Null),
         End::Failed(failure) => (Val::Null, failure_entry(failure)),
         End::Skipped(_) | End::Cancelled => (Val::Null, Val::Null),
     };
-    Some(map([("output", output), ("status", Val::Str(Text::Borrowed(end.status()))), ("error", error)]))
+    map([("output", output), ("status", Val::Str(Text::Borrowed(end.status()))), ("error", error)])
 }
 
 fn failure_entry(failure: &Failure) -> Val<'_> {

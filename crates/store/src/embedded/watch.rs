@@ -20,6 +20,8 @@ const LOOKS: u32 = 50;
 pub(super) enum For {
     Write,
     Read,
+    /// Noting which runs are being handled.
+    Note,
 }
 
 #[derive(Debug, Default)]
@@ -30,7 +32,7 @@ pub(super) struct Watch {
 
 #[derive(Debug, Default)]
 struct State {
-    waits: [Option<Wait>; 2],
+    waits: [Option<Wait>; 3],
     awake: bool,
     ended: bool,
 }
