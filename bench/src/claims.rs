@@ -19,7 +19,7 @@ use crate::stores::Opened;
 /// Tasks that are completed, and as many claimed, by one commit.
 const AT_ONCE: usize = 8;
 
-/// How tasks of a key are told from those of others.
+/// What separates the tasks of one key from those of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// They take turns.
@@ -28,7 +28,7 @@ pub enum Shape {
     Limited,
 }
 
-/// So many commits, each of which completes a few tasks and claims as many, while `tasks` wait that have so many keys.
+/// Makes `commits` commits, each completing a few tasks and claiming as many, while `tasks` tasks of `keys` keys wait.
 pub async fn claims(opened: &Opened, shape: Shape, keys: usize, tasks: usize, commits: usize) -> Result<Row> {
     let text = match shape {
         Shape::Turns => "name: one\nsteps: {work: {key: input.k}}",

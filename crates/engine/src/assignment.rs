@@ -16,7 +16,7 @@ use crate::flows::Flows;
 use crate::hot::Hot;
 use crate::token::TaskToken;
 
-/// Stored payloads that are at hand, by key.
+/// Loaded payloads, by key.
 pub(crate) type Values = BTreeMap<ValueId, Data>;
 
 /// A task on its way from the committer to a worker, with what was at hand there.

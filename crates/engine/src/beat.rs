@@ -13,8 +13,8 @@ use crate::assignment::memo;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
-/// Runs that one call looks into to tell a task that was called off from one that was lost, in neither of which a report is
-/// taken. Whoever lists more is told that they are lost: a run is read whole for it, and a worker lists what it likes.
+/// How many runs one heartbeat loads to tell cancelled tasks from lost ones. A run is loaded as a whole, and a worker may
+/// list any tasks it likes, so tasks of further runs are reported as lost. Neither kind accepts reports.
 const MAX_RUNS_LOOKED_INTO: usize = 100;
 
 /// A task by its id, `<run>.<fence>`.
