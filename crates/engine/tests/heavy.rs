@@ -92,6 +92,49 @@ async fn inputs_that_come_while_a_heavy_decision_is_made_are_decided_after_it() 
 }
 
 #[tokio::test]
+async fn an_act_of_another_namespace_on_a_run_that_waits_for_its_decision_changes_nothing() {
+    let decided = Arc::default();
+    let (rig, go) = held_up(&decided);
+    rig.register(HEAVY).await;
+    rig.register("name: f\nsteps: {a: {}, b: {after: [a], set: '${size(range(20000).filter(i, i % 2 == 0))}'}, c: {}}")
+        .await;
+    let run = rig.start("f", json!(null)).await;
+    let (a, c) = (rig.claim("w").await.unwrap(), rig.claim("w").await.unwrap());
+    let rig = Arc::new(rig);
+    // They keep every thread for such decisions busy.
+    let busy: Vec<_> = (0..std::thread::available_parallelism().unwrap().get())
+        .map(|_| {
+            let rig = rig.clone();
+            tokio::spawn(async move { start_in(&rig, &rig.ns, "heavy").await.unwrap() })
+        })
+        .collect();
+    settle().await;
+    let (first, foreign, last) = (rig.clone(), rig.clone(), rig.clone());
+    let first = tokio::spawn(async move { first.report(&a, done(json!(1))).await });
+    settle().await;
+    let foreign = tokio::spawn(async move { foreign.engine.pause(&Namespace::new("other"), run, "them").await });
+    settle().await;
+    let last = tokio::spawn(async move { last.report(&c, done(json!(2))).await });
+    settle().await;
+    go.send_replace(true);
+    assert!(matches!(first.await.unwrap(), Answer::Applied(_)));
+    assert!(matches!(foreign.await.unwrap(), Err(EngineError::NotFound { .. })));
+    assert!(matches!(last.await.unwrap(), Answer::Applied(_)));
+    for run in busy {
+        rig.output(run.await.unwrap()).await;
+    }
+    rig.output(run).await;
+    rig.engine.shutdown().await;
+}
+
+/// Lets whatever can go on do so.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn a_namespace_with_many_heavy_runs_keeps_no_other_waiting() {
     let decided: Arc<Mutex<Vec<RunId>>> = Arc::default();
     let (rig, go) = held_up(&decided);

@@ -1,18 +1,21 @@
 //! Decisions that take long are made on other threads, a few at a time, while the committer goes on with other runs.
 
+use std::collections::VecDeque;
 use std::task::Context;
 
 use eddyline_machine::{RunId, Version};
 use futures_util::FutureExt;
 
-use super::Committer;
+use super::{Committer, Lane, Pending, Ticket};
 use super::question::{Attempt, Obstacle, Question};
+use crate::error::EngineError;
 
-/// What was decided elsewhere, of the run at that version.
+/// What was decided elsewhere, of the run at that version, on what these submissions ask for.
 #[derive(Debug)]
 pub(super) struct Thought {
     pub run: RunId,
     pub version: Version,
+    pub tickets: Vec<Ticket>,
     pub decided: Result<Attempt, Obstacle>,
 }
 
@@ -31,6 +34,7 @@ impl Committer {
             true => self.heavy_suspects.push_back(run),
             false => self.heavy.push(self.hot.get(run).map(|hot| hot.ns.clone()), run),
         }
+        metrics::gauge!("eddyline_heavy_decisions_waiting").set(self.heavy.len() as f64);
     }
 
     /// Begins as many of these decisions as there are threads for them.
@@ -40,6 +44,7 @@ impl Committer {
             let Some(run) = suspect.or_else(|| self.heavy.pop()) else { return };
             self.thinking_of_suspect = suspect.is_some();
             self.begin_one(run);
+            metrics::gauge!("eddyline_heavy_decisions_waiting").set(self.heavy.len() as f64);
         }
     }
 
@@ -55,6 +60,10 @@ impl Committer {
     }
 
     fn begin_one(&mut self, run: RunId) {
+        // Those who came while it waited may be of another namespace.
+        if self.drop_foreign(run) {
+            return self.release(run);
+        }
         let (Some(lane), Some(hot)) = (self.lanes.get_mut(&run), self.hot.share(run)) else {
             // It was evicted while it waited: it is loaded, and gets in line again.
             return self.release(run);
@@ -62,6 +71,7 @@ impl Committer {
         metrics::counter!("eddyline_heavy_decisions_total").increment(1);
         let question = Question::of(&lane.waiting, lane.at_most);
         lane.asked = question.len();
+        let tickets = lane.tickets(question.submissions());
         let (now, version, config) = (self.now, hot.run.header.version, self.config.clone());
         let handled = self.handled.clone();
         handled.begin_apart(run);
@@ -72,9 +82,19 @@ impl Committer {
         });
         let thought = deciding.map(move |decided| {
             let stopped = |_| Err(Obstacle::Bug("the decision was interrupted".to_owned()));
-            Thought { run, version, decided: decided.unwrap_or_else(stopped) }
+            Thought { run, version, tickets, decided: decided.unwrap_or_else(stopped) }
         });
         self.thinking.push(thought.boxed());
+    }
+
+    /// Tells those who ask about a run of another namespace that there is none. True if nobody else is left.
+    pub(super) fn drop_foreign(&mut self, run: RunId) -> bool {
+        let (Some(lane), Some(hot)) = (self.lanes.get_mut(&run), self.hot.get(run)) else { return false };
+        let (foreign, own): (VecDeque<Pending>, _) =
+            lane.waiting.drain(..).partition(|pending| pending.is_foreign(&hot.ns));
+        lane.waiting = own;
+        foreign.into_iter().for_each(|pending| pending.fail(EngineError::no_run(run)));
+        lane.waiting.is_empty()
     }
 
     /// A decision was made elsewhere: the run goes on with it.
@@ -84,5 +104,19 @@ impl Committer {
             lane.thought = Some(thought);
         }
         self.release(run);
+    }
+}
+
+impl Lane {
+    /// The tickets of the first submissions.
+    fn tickets(&self, submissions: usize) -> Vec<Ticket> {
+        self.waiting.iter().take(submissions).map(|pending| pending.ticket).collect()
+    }
+
+    /// What was decided elsewhere, if the run and those who wait are the same as then.
+    pub(super) fn take_thought(&mut self, version: Version) -> Option<Thought> {
+        let thought = self.thought.take()?;
+        let same = thought.version == version && self.tickets(thought.tickets.len()) == thought.tickets;
+        same.then_some(thought)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use eddyline_machine::{Data, Run, RunId, ValueId, Version};
-use eddyline_store::{Found, Store, StoreError};
+use eddyline_store::{Found, Namespace, Store, StoreError};
 use tokio::task::spawn_blocking;
 
 use super::{Committer, Ticket};
@@ -39,7 +39,7 @@ enum Load {
     /// The run refers to values that are not stored or that are damaged.
     BadValues(String),
     Missing,
-    Trimmed,
+    Trimmed(Namespace),
 }
 
 impl Committer {
@@ -64,7 +64,12 @@ impl Committer {
             Ok(Load::Values(values)) => self.hot.change(run, |hot| hot.add_values(values)),
             Ok(Load::BadValues(bug)) => return self.undecidable(run, bug),
             Ok(Load::Missing) => self.start_or_refuse(run, began),
-            Ok(Load::Trimmed) => self.refuse(run, &EngineError::Trimmed(run)),
+            Ok(Load::Trimmed(ns)) => {
+                for pending in lane.waiting.drain(..) {
+                    let foreign = pending.is_foreign(&ns);
+                    pending.fail(if foreign { EngineError::no_run(run) } else { EngineError::Trimmed(run) });
+                }
+            }
             Err(error) => self.refuse(run, &error),
         }
         self.release(run);
@@ -104,7 +109,7 @@ async fn load(store: Arc<dyn Store>, flows: &Flows, run: RunId, what: Wanted) ->
     match store.load(run, since).await? {
         Found::Nothing => Ok(Load::Missing),
         Found::Same => Ok(Load::Same),
-        Found::Trimmed(_) => Ok(Load::Trimmed),
+        Found::Trimmed(summary) => Ok(Load::Trimmed(summary.ns.clone())),
         Found::Run(loaded) => {
             let header = &loaded.rows.header;
             let ns = loaded.summary.ns.clone();

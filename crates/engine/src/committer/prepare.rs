@@ -59,13 +59,10 @@ impl Committer {
             return None;
         };
         if lane.waiting.iter().any(|pending| pending.is_foreign(&hot.ns)) {
-            let (foreign, own): (VecDeque<Pending>, _) =
-                lane.waiting.drain(..).partition(|pending| pending.is_foreign(&hot.ns));
-            lane.waiting = own;
-            foreign.into_iter().for_each(|pending| pending.fail(EngineError::no_run(run)));
+            self.drop_foreign(run);
             return self.prepare(run);
         }
-        let decided = match lane.thought.take().filter(|thought| thought.version == hot.run.header.version) {
+        let decided = match lane.take_thought(hot.run.header.version) {
             Some(thought) => thought.decided,
             None if lane.heavy => Err(Obstacle::Heavy),
             None => {
@@ -184,7 +181,7 @@ impl Committer {
 }
 
 impl Pending {
-    fn is_foreign(&self, ns: &Namespace) -> bool {
+    pub(super) fn is_foreign(&self, ns: &Namespace) -> bool {
         self.ns.as_ref().is_some_and(|of| of != ns)
     }
 }

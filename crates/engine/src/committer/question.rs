@@ -67,6 +67,11 @@ impl Question {
         self.inputs.len()
     }
 
+    /// How many submissions the inputs are of.
+    pub fn submissions(&self) -> usize {
+        self.lengths.len()
+    }
+
     /// Decides; on the committer's thread, or apart from it. What takes long, and every JSON Schema, is left to another
     /// thread. A panic on the way is a bug like any other: it concerns this run alone.
     pub fn attempt(self, hot: &Hot, now: Millis, apart: bool, config: &Config) -> Result<Attempt, Obstacle> {

@@ -47,6 +47,10 @@ impl Turns {
         Some(run)
     }
 
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
