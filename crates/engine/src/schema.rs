@@ -43,6 +43,8 @@ const SMALL_PATTERN_BYTES: usize = 4 << 10;
 /// What a byte of text costs if it is matched with a small pattern, or a large one.
 const SMALL_PATTERN_UNITS: u64 = 8;
 const LARGE_PATTERN_UNITS: u64 = 64;
+/// What a byte of text costs if it is read because of a `format`.
+const FORMAT_UNITS: u64 = 1;
 
 /// A schema, ready to check values with.
 #[derive(Debug)]
@@ -132,7 +134,9 @@ impl Schema {
 
     fn budget(&self, units: u64, text_units: u64) -> Budget {
         let names = self.shape.name_patterns as u64;
-        Budget { units, text_units, text_byte: self.pattern_units, name_byte: names * self.pattern_units }
+        // Formats read a text too.
+        let text_byte = self.pattern_units.max(FORMAT_UNITS);
+        Budget { units, text_units, text_byte, name_byte: names * self.pattern_units }
     }
 }
 

@@ -104,6 +104,20 @@ fn patterns_are_matched_in_linear_time_and_their_number_and_size_is_bounded() {
 }
 
 #[test]
+fn formats_are_not_checked_at_once_in_a_long_text() {
+    let many: Vec<Value> = (0..3_000).map(|_| json!({"format": "json-pointer"})).collect();
+    let schema = Schema::stored(&json!({"$schema": "http://json-schema.org/draft-07/schema#", "allOf": many}));
+    let short = json!("/a");
+    assert_eq!(schema.check(&short, 4), Ok(()));
+    assert!(schema.check(&json!("a"), 3).is_err());
+    let long = json!(format!("/{}", "a".repeat(1 << 20)));
+    assert_eq!(schema.check_at_once(&long), Err(TooCostly));
+    let began = Instant::now();
+    assert!(schema.check(&long, 1 << 20).is_err(), "each of them reads the whole text");
+    assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
+}
+
+#[test]
 fn a_check_that_takes_too_much_is_given_up() {
     // Each level looks at all properties again, for each of them.
     let mut nested = json!({"unevaluatedProperties": false, "properties": {"x": true}});
