@@ -142,7 +142,12 @@ impl Lineage {
             Some(at) => at.elapsed() < COUNTED_EVERY,
             None => tree.runs <= UNCOUNTED,
         };
-        known.then_some(tree.runs)
+        if known {
+            return Some(tree.runs);
+        }
+        // Others go on with the old number until this count is there: one count at a time is enough.
+        tree.counted = Some(Instant::now());
+        None
     }
 
     fn runs(&self) -> MutexGuard<'_, HashMap<RunId, Seen>> {
