@@ -177,9 +177,12 @@ impl Engine {
                 failed: says.failed.unwrap_or(failed),
             };
         }
-        let written_at = self.workers.get(ns, id).map_or(0, |known| known.written_at);
+        let Some((known, written_at)) = self.workers.note_seen(ns, record) else {
+            // It was forgotten in the meantime, perhaps because it was removed.
+            return self.worker(ns, id).await;
+        };
+        record = known;
         if record.seen_at - written_at < self.instance.config.lease_ms / SILENT_LEASES {
-            self.workers.keep(ns, Known { record: record.clone(), written_at });
             return Ok(Some(record));
         }
         // What others did to it in the meantime stands.
@@ -188,7 +191,14 @@ impl Engine {
             return Ok(None);
         };
         record.draining |= document.body["draining"].as_bool().unwrap_or(false);
-        self.write(ns, &record).await?;
+        let expect = Expect::Revision(document.revision);
+        if self.instance.put(ns, WORKER, id, expect, Some(json!(record))).await? {
+            self.workers.note_written(ns, &record);
+        } else {
+            // Somebody else wrote it just now. What they wrote is read, and the next sign of life is written down.
+            self.workers.forget(ns, id);
+            return self.worker(ns, id).await;
+        }
         Ok(Some(record))
     }
 
@@ -286,6 +296,25 @@ impl Workers {
             all.clear();
         }
         all.insert((ns.clone(), known.record.id.clone()), known);
+    }
+
+    /// Takes over when a worker was seen and what it counts, and nothing else of the record: others may have changed
+    /// the rest. What is known then, and when it was written; nothing, if the worker is not known any more.
+    fn note_seen(&self, ns: &Namespace, seen: WorkerRecord) -> Option<(WorkerRecord, Millis)> {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.get_mut(&(ns.clone(), seen.id))?;
+        known.record.seen_at = known.record.seen_at.max(seen.seen_at);
+        known.record.counts = seen.counts;
+        Some((known.record.clone(), known.written_at))
+    }
+
+    /// A sign of life was written down.
+    fn note_written(&self, ns: &Namespace, record: &WorkerRecord) {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get_mut(&(ns.clone(), record.id.clone())) {
+            known.record.draining |= record.draining;
+            known.written_at = known.written_at.max(record.seen_at);
+        }
     }
 
     fn forget(&self, ns: &Namespace, id: &str) {

@@ -7,7 +7,7 @@
 mod held;
 mod session;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -206,7 +206,7 @@ struct Workers {
 struct Connections {
     newest: u64,
     /// Of the newest, while it is open: what the worker said that it has.
-    has: Option<Vec<TaskId>>,
+    has: Option<HashSet<TaskId>>,
     /// What was pushed over those that have ended, until its leases end too.
     pushed: Vec<TaskId>,
     until: Option<Instant>,
@@ -214,7 +214,7 @@ struct Connections {
 
 impl Left {
     /// A worker connects: the number of the connection, and what never arrived over those before.
-    fn arrive(&self, ns: &Namespace, worker: &str, has: Vec<TaskId>) -> (u64, Vec<TaskId>) {
+    fn arrive(&self, ns: &Namespace, worker: &str, has: HashSet<TaskId>) -> (u64, Vec<TaskId>) {
         let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         workers.last += 1;
         let number = workers.last;
@@ -264,33 +264,33 @@ mod tests {
     #[test]
     fn what_a_worker_does_not_have_when_it_comes_back_never_arrived() {
         let (left, ns) = (Left::default(), Namespace::default());
-        let (first, lost) = left.arrive(&ns, "w", vec![]);
+        let (first, lost) = left.arrive(&ns, "w", HashSet::new());
         assert_eq!(lost, []);
         assert_eq!(left.part(&ns, "w", first, vec![task(1), task(2)], LEASE), []);
-        assert_eq!(left.arrive(&ns, "other", vec![]).1, []);
-        assert_eq!(left.arrive(&ns, "w", vec![task(2)]).1, [task(1)]);
+        assert_eq!(left.arrive(&ns, "other", HashSet::new()).1, []);
+        assert_eq!(left.arrive(&ns, "w", HashSet::from([task(2)])).1, [task(1)]);
     }
 
     #[test]
     fn a_worker_may_be_back_before_it_is_noticed_that_it_went() {
         let (left, ns) = (Left::default(), Namespace::default());
-        let (first, _) = left.arrive(&ns, "w", vec![]);
-        let (second, lost) = left.arrive(&ns, "w", vec![task(2)]);
+        let (first, _) = left.arrive(&ns, "w", HashSet::new());
+        let (second, lost) = left.arrive(&ns, "w", HashSet::from([task(2)]));
         assert_eq!(lost, []);
         assert_eq!(left.part(&ns, "w", first, vec![task(1), task(2)], LEASE), [task(1)]);
         // Or even be gone again: then it is told when it comes back once more.
-        let (third, _) = left.arrive(&ns, "w", vec![]);
+        let (third, _) = left.arrive(&ns, "w", HashSet::new());
         assert_eq!(left.part(&ns, "w", third, vec![], LEASE), []);
         assert_eq!(left.part(&ns, "w", second, vec![task(3)], LEASE), []);
-        assert_eq!(left.arrive(&ns, "w", vec![]).1, [task(3)]);
+        assert_eq!(left.arrive(&ns, "w", HashSet::new()).1, [task(3)]);
     }
 
     #[test]
     fn nothing_is_kept_of_workers_that_left_nothing() {
         let (left, ns) = (Left::default(), Namespace::default());
-        let (number, _) = left.arrive(&ns, "w", vec![task(1)]);
+        let (number, _) = left.arrive(&ns, "w", HashSet::from([task(1)]));
         assert_eq!(left.part(&ns, "w", number, vec![], LEASE), []);
-        let (number, _) = left.arrive(&ns, "x", vec![]);
+        let (number, _) = left.arrive(&ns, "x", HashSet::new());
         assert_eq!(left.part(&ns, "x", number, vec![task(1)], Duration::ZERO), []);
         assert!(left.0.lock().unwrap_or_else(PoisonError::into_inner).by_name.is_empty());
     }

@@ -22,7 +22,7 @@ const MAX_NAMES: usize = 10_000;
 /// The random name that a worker's process has for itself.
 const MAX_INSTANCE_BYTES: usize = 200;
 /// Tasks in one heartbeat.
-const MAX_TASKS: usize = 100_000;
+pub(super) const MAX_TASKS: usize = 100_000;
 
 /// `POST /v1/workers`
 pub(crate) async fn register(mut call: Call) -> Answer {

@@ -1,5 +1,6 @@
 //! One connection, from hello to its end.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::api::guard::Caller;
 use crate::api::memory_budget::Reservation;
 use crate::api::reports::Reading;
 use crate::api::tasks::{MAX_REPORTS, Told, news_of};
-use crate::api::workers::{beat, enrol, says, welcome};
+use crate::api::workers::{MAX_TASKS, beat, enrol, says, welcome};
 use crate::api::{Api, stopped, words};
 
 /// Room that a worker can have at a time.
@@ -112,7 +113,7 @@ impl Session<'_> {
             claim: None,
             reporting: None,
         };
-        let has: Vec<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
+        let has: HashSet<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
         has.iter().for_each(|task| session.held.add_again(*task));
         let (number, lost) = api.left().arrive(&session.ns, &session.worker, has);
         // Whatever it is doing, also while it waits for a worker that does not read.
@@ -438,6 +439,9 @@ impl Session<'_> {
 async fn hello(wire: &mut Wire) -> Result<(RegisterWorker, Vec<String>), Cut> {
     loop {
         match wire.hear().await? {
+            Some(Said { message: FromWorker::Hello { tasks, .. }, .. }) if tasks.len() > MAX_TASKS => {
+                return Err(Failure::bad(format!("more than {MAX_TASKS} tasks")).into());
+            }
             Some(Said { message: FromWorker::Hello { worker, tasks }, .. }) => return Ok((worker, tasks)),
             Some(_) => return Err(Failure::bad("a worker says hello first").into()),
             None => {}
