@@ -99,12 +99,14 @@ impl Run {
         self.client.get(&format!("/v1/runs/{}/values/{}", segment(run), segment(key)), &[]).await
     }
 
-    /// An output that may be a reference.
+    /// An output that may be a reference, or have references for its elements. Those are to values of the run itself;
+    /// whatever else looks like one is what the run was to give out.
     async fn in_one_piece(&self, run_id: &str, output: Value) -> Result<Value, Error> {
-        match (Reference::read(&output), Reference::find(&output)) {
-            (Some(reference), _) if reference.bytes <= PAYLOAD_BYTES => self.value(&reference).await,
-            (_, Some(_)) => Err(Error::LargeOutput { run_id: run_id.to_owned(), output: Box::new(output) }),
-            (_, None) => Ok(output),
+        let is_own = |reference: &Reference| reference.parts().is_some_and(|(run, _)| run == run_id);
+        match Reference::read(&output).filter(is_own) {
+            Some(reference) if reference.bytes <= PAYLOAD_BYTES => self.value(&reference).await,
+            None if !has_reference(&output, &is_own) => Ok(output),
+            _ => Err(Error::LargeOutput { run_id: run_id.to_owned(), output: Box::new(output) }),
         }
     }
 
@@ -209,5 +211,16 @@ impl Run {
 
     fn stream(&self) -> String {
         format!("nq:flow:{}", self.id)
+    }
+}
+
+fn has_reference(value: &Value, is_own: &impl Fn(&Reference) -> bool) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(|item| has_reference(item, is_own)),
+        Value::Object(fields) => {
+            Reference::read(value).is_some_and(|reference| is_own(&reference))
+                || fields.values().any(|field| has_reference(field, is_own))
+        }
+        _ => false,
     }
 }
