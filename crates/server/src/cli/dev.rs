@@ -58,8 +58,10 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
         stop.send_replace(true);
         asked
     };
+    let engine = server.engine().clone();
     let ended = tokio::select! {
         kept = flows => kept,
+        why = engine.failed() => Err(Trouble::failed(format!("the engine has failed: {why}"))),
         // The worker ends when it is told to; one that cannot be started at all ends everything.
         ended = async { tokio::try_join!(worker, asked) } => ended.map(|_| ()),
     };
