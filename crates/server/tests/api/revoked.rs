@@ -9,7 +9,7 @@ use crate::process::{serve, until_waiting};
 use crate::socket::Socket;
 
 /// A second, and what a busy machine may add to it; far less than anything here would wait.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(6);
 
 async fn key(admin: &Client, asked: Value) -> (Client, String) {
     let made = admin.post("/v1/keys", asked).await;

@@ -79,5 +79,5 @@ async fn whatever_can_be_registered_is_nobody_elses_loss() {
             rig.eddy.restart();
         }
     }
-    thrower::all_end_or_wait(&rig.attacker, &started, ENDING).await;
+    thrower::all_end_or_wait(&rig, &started, ENDING).await;
 }

@@ -13,6 +13,8 @@ use crate::tenant::{Reply, Tenant};
 pub const BOUND: Duration = Duration::from_millis(100);
 /// On a machine where even a quiet server is slow, so many times as slow as that is allowed.
 pub const MAX_SLOWDOWN: u32 = 4;
+/// What no request may take longer than: one may meet a hiccup of the machine, but no decision of another tenant.
+const SLOWEST: Duration = Duration::from_secs(3);
 /// Between two rounds of requests: it is no load of its own.
 const PACE: Duration = Duration::from_millis(10);
 /// Fewer rounds say nothing about a percentile.
@@ -109,6 +111,7 @@ impl Seen {
         match &self.failed {
             Some(failed) => Err(format!("a request of the other tenant failed: {failed}; {self}")),
             None if self.p99() >= bound => Err(format!("requests of the other tenant took over {bound:?}: {self}")),
+            None if self.slowest() >= SLOWEST => Err(format!("a request of the other tenant took over {SLOWEST:?}: {self}")),
             None => Ok(()),
         }
     }
