@@ -45,13 +45,12 @@ impl Engine {
 
     /// A run that is paused goes on. So does one that is quarantined, paused or not.
     pub async fn resume(&self, ns: &Namespace, run: RunId, by: &str) -> Result<()> {
-        match self.act(ns, run, Input::Resume { by: by.to_owned() }).await {
-            Err(EngineError::Quarantined(_)) => {
-                tracing::info!(%run, by, "released from quarantine");
-                self.release_from_quarantine(ns, run).await.map(drop)
-            }
-            done => done,
+        // The store is asked, since the committer may not know yet what another process has found.
+        if self.release_from_quarantine(ns, run).await? {
+            tracing::info!(%run, by, "released from quarantine");
+            return Ok(());
         }
+        self.act(ns, run, Input::Resume { by: by.to_owned() }).await
     }
 
     /// An act on one activation, by its public name.

@@ -10,7 +10,7 @@ use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, Unbuilt, ValueId};
 use eddyline_store::{Claimed, Found, Namespace, Store};
 use serde_json::{Map, Value, json};
 
-use crate::config::MAX_INPUT_BYTES;
+use crate::config::{MAX_INPUT_BYTES, MAX_MEMO_BYTES};
 use crate::error::{EngineError, Result};
 use crate::flows::Flows;
 use crate::hot::Hot;
@@ -66,7 +66,7 @@ pub struct Assignment {
     pub key: String,
     pub lease_ms: Millis,
     pub deadline: Option<Millis>,
-    /// Of a code run: what it remembers, by name.
+    /// Of a code run: what it remembers, by name, the oldest first up to [`MAX_MEMO_BYTES`]. The rest is fetched.
     pub memo: Option<Map<String, Value>>,
     /// The trace that its run is part of, as W3C writes it.
     pub traceparent: Option<String>,
@@ -112,6 +112,10 @@ impl Handed {
     }
 
     /// Puts everything together, reading what is not at hand.
+    ///
+    /// This is not marked as an attempt ([`crate::handled`]), and needs no mark: no expression is evaluated, and what is
+    /// read and copied is bounded whatever the run contains. Each payload has at most [`MAX_INPUT_BYTES`], the memo of a
+    /// code run [`MAX_MEMO_BYTES`] and one entry more, and how deep a payload nests is checked before it is built.
     pub async fn assemble(mut self, store: &dyn Store, flows: &Flows, token: TaskToken) -> Result<Assignment> {
         let run = self.claimed.run;
         let About { input: run_input, version, key_run, traceparent } = match self.about.take() {
@@ -170,7 +174,9 @@ impl Handed {
     }
 }
 
-/// What a code run remembers, by name, as far as it is wanted: no payload is read that is not.
+/// What a code run remembers, by name, as far as it is wanted: no payload is read that is not. The entries are taken in
+/// the order of their changes until they have more than [`MAX_MEMO_BYTES`]; whoever wants the rest asks for what comes
+/// after the last of them. Their sizes are known before they are read.
 pub(crate) async fn memo(
     store: &dyn Store,
     flows: &Flows,
@@ -187,7 +193,14 @@ pub(crate) async fn memo(
     let flow = flow.ok_or_else(|| EngineError::no_flow(&header.flow))?;
     let rows = Run::load(loaded.rows, &flow.flow);
     let (mut entries, mut values) = (Map::new(), Values::new());
-    for entry in rows.memo(0).filter(|entry| wanted(entry)) {
+    let mut oldest_first: Vec<MemoEntry<'_>> = rows.memo(0).filter(|entry| wanted(entry)).collect();
+    oldest_first.sort_by_key(|entry| entry.n);
+    let mut bytes = 0;
+    for entry in oldest_first {
+        if bytes > MAX_MEMO_BYTES {
+            break;
+        }
+        bytes += entry.name.len();
         let mut body = json!({"kind": kind_name(entry.kind), "n": entry.n, "attempt": entry.attempt});
         match entry.state {
             MemoState::Pending => body["status"] = json!("pending"),
@@ -199,9 +212,13 @@ pub(crate) async fn memo(
                 body["status"] = json!(end.status());
                 match end {
                     End::Completed(output) => {
+                        bytes += output.bytes(MAX_INPUT_BYTES);
                         body["output"] = materialise(store, run, output, &mut values).await?;
                     }
-                    End::Failed(failure) => body["error"] = json!(failure),
+                    End::Failed(failure) => {
+                        body["error"] = json!(failure);
+                        bytes += body["error"].to_string().len();
+                    }
                     End::Skipped(_) | End::Cancelled => {}
                 }
             }

@@ -16,6 +16,7 @@ mod turns;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use eddyline_machine::{Answer, Input, Millis, RunId};
@@ -58,6 +59,11 @@ pub(crate) enum Order {
     Release(Vec<Claimed>),
     /// What is known of a run has changed.
     Suspect(RunId, Suspicion),
+    /// What the store knows of all runs, read when the number of changes made here was `as_of`.
+    Suspects {
+        known: Map<RunId, Suspicion>,
+        as_of: u64,
+    },
     /// All of these before anything is sent: what a worker reports, and its claim of what comes of it.
     All(Vec<Order>),
 }
@@ -131,6 +137,8 @@ pub(crate) struct Committer {
     ready: Turns,
     /// Runs that were being handled when a process died. Each is handled alone, or not at all.
     suspects: Map<RunId, Suspicion>,
+    /// How often this process has changed them.
+    suspicions_changed: Arc<AtomicU64>,
     ready_suspects: VecDeque<RunId>,
     handled: Arc<Handled>,
     /// Runs whose decisions are too much work for this thread, and those that are being decided elsewhere.
@@ -253,6 +261,7 @@ impl Committer {
             lanes: Map::default(),
             ready: Turns::default(),
             suspects: Map::default(),
+            suspicions_changed: Arc::default(),
             ready_suspects: VecDeque::new(),
             handled,
             heavy: Turns::default(),
@@ -391,7 +400,13 @@ impl Committer {
                 its.for_each(|trying| trying.called_off = true);
             }
             Order::Suspect(run, suspicion) => {
+                self.suspicions_changed.fetch_add(1, Ordering::Relaxed);
                 self.suspects.insert(run, suspicion);
+            }
+            Order::Suspects { known, as_of } => {
+                if self.suspicions_changed.load(Ordering::Relaxed) == as_of {
+                    self.suspects = known;
+                }
             }
             Order::Release(claimed) => claimed.into_iter().for_each(|claimed| self.release_task(claimed)),
             Order::All(orders) => orders.into_iter().for_each(|order| self.take(order)),

@@ -11,6 +11,8 @@ pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
 pub const LARGE_PAYLOAD_BYTES: usize = 1 << 20;
 /// What is put together from many payloads, such as the input of a step after a spread, takes at most this many.
 pub const MAX_INPUT_BYTES: usize = 12 << 20;
+/// What a code run remembers is read in parts: one that has more than this many bytes is closed.
+pub const MAX_MEMO_BYTES: usize = 4 << 20;
 /// A payload nests at most this deep, so that aggregates of payloads stay readable.
 pub const MAX_PAYLOAD_DEPTH: u16 = 64;
 /// Nothing waits longer than ten years: more is a mistake, and sums of a few of them are far from overflowing.

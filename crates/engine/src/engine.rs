@@ -24,7 +24,7 @@ use crate::health::Reports;
 use crate::inbox::Inbox;
 use crate::instance::Instance;
 use crate::lease_reaper::LeaseReaper;
-use crate::quarantine;
+use crate::quarantine::{self, Suspects};
 use crate::reconciler::Reconciler;
 use crate::report::ClaimFacts;
 use crate::retention::Retention;
@@ -88,6 +88,7 @@ impl Engine {
         loops.spawn(LeaseReaper::new);
         loops.spawn(|instance| Reconciler { instance, at: None });
         loops.spawn(Retention);
+        loops.spawn(Suspects::new);
         let bus = Arc::new(Bus::new(std::mem::take(&mut loops.interests), published));
         let Instance { store, flows, config, .. } = instance.clone();
         let handled = Arc::new(Handled::new(store.clone()));

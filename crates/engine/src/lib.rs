@@ -59,7 +59,7 @@ pub use flows::{FLOW, Registered, Registration, VERSION, parse_definition};
 pub use health::Health;
 pub use keys::KeyRecord;
 pub use labels::namespace_label;
-pub use quarantine::Suspicion;
+pub use quarantine::{Suspicion, quarantined_in};
 pub use queues::{LimitInfo, QueueInfo};
 pub use read::*;
 pub use report::{ClaimTasks, Reported, TaskReport, Waiting, request_named};

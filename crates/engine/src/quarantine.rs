@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use eddyline_machine::{Millis, RunId};
 use eddyline_store::{
-    Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Handling, MAX_PAGE, Map,
-    Namespace, Store,
+    Change, Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Handling, MAX_PAGE, Map,
+    Namespace, Store, Summary,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::chore::Chore;
 use crate::committer::Order;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -49,7 +50,7 @@ const AFTER_ERROR: Duration = Duration::from_millis(200);
 async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
     let noted = instance.store.handled_before();
     let mut known = Map::default();
-    for (ns, run, suspicion) in read(instance).await? {
+    for (ns, run, suspicion) in read(&*instance.store, None).await? {
         match instance.store.summary(run).await? {
             Some(summary) if summary.ended_at.is_none() => {
                 known.insert(run, suspicion);
@@ -96,11 +97,25 @@ pub(crate) async fn suspects_in_time(instance: Instance, mut shutdown: Shutdown)
     }
 }
 
-async fn read(instance: &Instance) -> Result<Vec<(Namespace, RunId, Suspicion)>> {
+/// The runs of a store that are quarantined, of one namespace or of all, by their ids.
+pub async fn quarantined_in(store: &dyn Store, ns: Option<&Namespace>) -> Result<Vec<(Summary, Suspicion)>> {
+    let mut found = Vec::new();
+    for (_, run, suspicion) in read(store, ns).await? {
+        if suspicion.quarantined
+            && let Some(summary) = store.summary(run).await?
+            && summary.ended_at.is_none()
+        {
+            found.push((summary, suspicion));
+        }
+    }
+    Ok(found)
+}
+
+async fn read(store: &dyn Store, ns: Option<&Namespace>) -> Result<Vec<(Namespace, RunId, Suspicion)>> {
     let (mut known, mut after) = (Vec::new(), None);
     loop {
         let filter = DocumentFilter { kind: SUSPECT.to_owned(), after, ..DocumentFilter::default() };
-        let page = instance.store.documents(None, &filter, MAX_PAGE).await?;
+        let page = store.documents(ns, &filter, MAX_PAGE).await?;
         let full = page.len() == MAX_PAGE;
         for document in &page {
             let suspicion = serde_json::from_value(document.body.clone());
@@ -112,6 +127,41 @@ async fn read(instance: &Instance) -> Result<Vec<(Namespace, RunId, Suspicion)>>
             Some(last) if full => after = Some(last.key.id),
             _ => return Ok(known),
         }
+    }
+}
+
+/// Tells the committer which runs other processes suspect or have released: a suspicion is a document of the store, and
+/// the process that wrote it need not be this one. Where no other process can change the store, there is nothing to do.
+pub(crate) struct Suspects {
+    instance: Instance,
+}
+
+impl Suspects {
+    pub fn new(instance: Instance) -> Suspects {
+        Suspects { instance }
+    }
+}
+
+impl Chore for Suspects {
+    const NAME: &'static str = "suspects";
+
+    async fn round(&mut self) -> Result<Option<Millis>> {
+        if self.instance.store.documents_changed().is_some() {
+            return Ok(None);
+        }
+        // What this process itself changes while the documents are read is newer than they are.
+        let as_of = self.instance.committing.suspicions_changed();
+        let known = read(&*self.instance.store, None).await?.into_iter().map(|(_, run, suspicion)| (run, suspicion)).collect();
+        self.instance.committing.send(Order::Suspects { known, as_of }).await?;
+        Ok(None)
+    }
+
+    fn wakes(_: &Change) -> bool {
+        false
+    }
+
+    fn at_latest_ms(&self) -> Millis {
+        self.instance.config.poll_ms
     }
 }
 
@@ -139,18 +189,9 @@ impl Engine {
         Ok(suspicion.filter(|suspicion| suspicion.quarantined))
     }
 
-    /// The runs of a namespace that are quarantined.
-    pub async fn quarantined(&self, ns: &Namespace) -> Result<Vec<(RunId, Suspicion)>> {
-        let mut found = Vec::new();
-        for document in self.instance.all_documents(ns, SUSPECT).await? {
-            let suspicion = serde_json::from_value::<Suspicion>(document.body);
-            if let (Ok(id), Ok(suspicion)) = (document.key.id.parse(), suspicion)
-                && suspicion.quarantined
-            {
-                found.push((RunId(id), suspicion));
-            }
-        }
-        Ok(found)
+    /// The runs of a namespace that are quarantined, by their ids.
+    pub async fn quarantined(&self, ns: &Namespace) -> Result<Vec<(Summary, Suspicion)>> {
+        quarantined_in(&*self.instance.store, Some(ns)).await
     }
 
     /// Lets a run out of quarantine, if it is in it. It is still handled alone, and goes back there if another process

@@ -103,7 +103,7 @@ async fn a_run_that_ends_the_process_twice_is_quarantined_and_the_others_go_on()
     // Somebody releases it, and this time nothing happens.
     let mut rig = open(dir.path(), Config::default());
     let listed = rig.engine.quarantined(&rig.ns).await.unwrap();
-    assert_eq!(listed.iter().map(|(run, suspicion)| (*run, suspicion.deaths)).collect::<Vec<_>>(), [(poisoned, 2)]);
+    assert_eq!(listed.iter().map(|(summary, suspicion)| (summary.run, suspicion.deaths)).collect::<Vec<_>>(), [(poisoned, 2)]);
     rig.work(1, |task| done(json!(task.activation)));
     rig.engine.resume(&rig.ns, poisoned, "somebody").await.unwrap();
     rig.output(poisoned).await;

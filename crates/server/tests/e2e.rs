@@ -10,12 +10,16 @@ mod bombs;
 mod eddy;
 #[path = "e2e/ends.rs"]
 mod ends;
+#[path = "e2e/failed.rs"]
+mod failed;
 #[path = "e2e/kills.rs"]
 mod kills;
 #[path = "e2e/lost_replies.rs"]
 mod lost_replies;
 #[path = "e2e/order.rs"]
 mod order;
+#[path = "e2e/poisoned.rs"]
+mod poisoned;
 #[path = "e2e/proxy.rs"]
 mod proxy;
 #[path = "e2e/reports.rs"]

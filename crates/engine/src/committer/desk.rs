@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use crate::shutdown::Shutdown;
 pub(crate) struct Committing {
     orders: mpsc::Sender<Order>,
     desk: Arc<Desk>,
+    suspicions_changed: Arc<AtomicU64>,
 }
 
 /// Empty before the loop has begun and after it has ended. The loop waits for its turn; callers never do.
@@ -73,6 +75,11 @@ impl Committing {
 
     pub async fn send(&self, order: Order) -> Result<()> {
         self.orders.send(order).await.map_err(|_| EngineError::Stopped)
+    }
+
+    /// How often this process has changed what it knows of suspected runs.
+    pub fn suspicions_changed(&self) -> u64 {
+        self.suspicions_changed.load(Ordering::Relaxed)
     }
 
     pub fn try_send(&self, order: Order) -> bool {
@@ -139,7 +146,8 @@ impl Driver {
         handled: Arc<Handled>,
         desk: Empty,
     ) -> Driver {
-        let committer = Box::new(Committer::new(store, flows, config, bus, health, handled, desk.orders));
+        let mut committer = Box::new(Committer::new(store, flows, config, bus, health, handled, desk.orders));
+        committer.suspicions_changed = desk.suspicions_changed;
         Driver { committer, desk: desk.desk }
     }
 
@@ -147,6 +155,7 @@ impl Driver {
     pub async fn run(self, suspects: Map<RunId, Suspicion>, mut shutdown: Shutdown) {
         let Driver { mut committer, desk } = self;
         committer.suspects = suspects;
+        committer.suspicions_changed.fetch_add(1, Ordering::Relaxed);
         let (bus, store, health) = (committer.bus.clone(), committer.store.clone(), committer.health.clone());
         let mut poll = tokio::time::interval(Duration::from_millis(committer.config.poll_ms.max(1) as u64));
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -197,13 +206,16 @@ impl Driver {
 pub(crate) struct Empty {
     orders: mpsc::Receiver<Order>,
     desk: Arc<Desk>,
+    suspicions_changed: Arc<AtomicU64>,
 }
 
 /// Where orders are sent to, before there is anybody to carry them out.
 pub(crate) fn open(config: &Config) -> (Committing, Empty) {
     let (sender, orders) = mpsc::channel(config.queue);
     let desk = Arc::<Desk>::default();
-    (Committing { orders: sender, desk: desk.clone() }, Empty { orders, desk })
+    let suspicions_changed = Arc::<AtomicU64>::default();
+    let committing = Committing { orders: sender, desk: desk.clone(), suspicions_changed: suspicions_changed.clone() };
+    (committing, Empty { orders, desk, suspicions_changed })
 }
 
 /// Works whenever there is something to do, until there is something else to look after.

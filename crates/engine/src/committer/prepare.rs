@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use eddyline_machine::{Answer, Input, Millis, Run, RunId};
 use eddyline_store::{CommandId, Namespace, RunCommit, StartKey, Taken};
@@ -95,6 +96,7 @@ impl Committer {
         lane.heavy = false;
         if self.suspects.remove(&run).is_some() {
             // It was decided on, and the process is still there.
+            self.suspicions_changed.fetch_add(1, Ordering::Relaxed);
             let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
             tokio::spawn(quarantine::absolve(self.store.clone(), command, hot.ns.clone(), run));
         }

@@ -72,6 +72,7 @@ static ROUTES: &[Route] = routes! {
     GET    "/v1/runs"                                        READ, runs::list;
     GET    "/v1/runs/{id}"                                   READ, runs::show;
     DELETE "/v1/runs/{id}"                                   START, runs::delete;
+    GET    "/v1/quarantine"                                  READ, runs::quarantined;
     GET    "/v1/runs/{id}/result"                            READ, runs::result;
     GET    "/v1/runs/{id}/steps"                             READ, steps::list;
     GET    "/v1/runs/{id}/values/{key}"                      READ, values::show;

@@ -58,6 +58,18 @@ pub(crate) async fn show(call: Call) -> Answer {
     call.show(StatusCode::OK, &shown)
 }
 
+/// `GET /v1/quarantine`
+pub(crate) async fn quarantined(call: Call) -> Answer {
+    let mut shown = Vec::new();
+    for (summary, suspicion) in call.engine().quarantined(call.ns()).await? {
+        let mut run = words::run_summary(summary, None);
+        run.error = Some(words::quarantined(suspicion));
+        shown.push(run);
+    }
+    let page = call.page(shown, |run: &eddyline_protocol::RunSummary| &run.run_id)?;
+    call.show(StatusCode::OK, &page)
+}
+
 /// `DELETE /v1/runs/{id}`
 pub(crate) async fn delete(call: Call) -> Answer {
     call.engine().delete(call.ns(), call.run()?).await?;

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use eddyline_protocol::{Flows, QueueInfo, ServerInfo, StepInfo, WorkerInfo};
-use eddyline_store::{Embedded, Options};
+use eddyline_engine::quarantined_in;
+use eddyline_protocol::{Flows, QueueInfo, RunSummary, ServerInfo, StepInfo, WorkerInfo};
+use eddyline_store::{Embedded, Namespace, Options, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use super::connect::{Remote, segment};
 use super::moment;
 use super::run::words::running;
 use super::screen::{Ink, Line};
-use super::trouble::Trouble;
+use super::trouble::{Exit, Trouble};
 
 /// Clocks that differ by more than this make what people compare by eye misleading.
 const SKEW_MS: i64 = 2_000;
@@ -21,6 +22,9 @@ const LITTLE_SPACE: u64 = 1 << 30;
 /// Time that has jumped by more than this is told before a store is opened, which would make it the store's.
 const JUMP_MS: i64 = 24 * 60 * 60 * 1_000;
 const RESET: &str = "if the clock is or was wrong: stop the server, set the clock, `eddy serve --reset-clock` once";
+const QUARANTINE: &str = "quarantine";
+/// Quarantined runs that are named one by one.
+const NAMED_RUNS: usize = 10;
 /// Waiting runs that are asked which handlers their tasks need.
 const ASKED_RUNS: usize = 50;
 
@@ -60,7 +64,7 @@ impl Finding {
 
 pub async fn run(ctx: &Context, doctor: Doctor) -> Result<(), Trouble> {
     let findings = match &doctor.store {
-        Some(dir) => directory(dir),
+        Some(dir) => directory(dir).await,
         None => server(&ctx.remote()?).await?,
     };
     if ctx.screen.json {
@@ -98,6 +102,7 @@ async fn server(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
         let found = format!("nothing is deleted for its age before {until}: time had jumped by more than a day");
         Finding::new(Verdict::Worth, "deletion", found).help(RESET)
     }));
+    findings.extend(quarantined(remote).await?);
     let workers: Vec<WorkerInfo> = remote.list_of("/v1/workers", &[]).await?;
     let online: Vec<&WorkerInfo> = workers.iter().filter(|worker| worker.status == "online").collect();
     let queues: Vec<QueueInfo> = remote.list_of("/v1/queues", &[]).await?;
@@ -167,6 +172,32 @@ async fn ready(remote: &Remote) -> Finding {
     }
 }
 
+/// Runs on which nothing is decided, since processes ended while they handled them.
+async fn quarantined(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
+    let runs: Vec<RunSummary> = match remote.list_of("/v1/quarantine", &[]).await {
+        Ok(runs) => runs,
+        // An older server, which does not list them.
+        Err(trouble) if trouble.exit() == Exit::NotFound => return Ok(Vec::new()),
+        Err(trouble) => return Err(trouble),
+    };
+    let named = runs.iter().take(NAMED_RUNS).map(|run| {
+        let (id, flow) = (&run.run_id, &run.flow);
+        let why = run.error.as_ref().map(|error| error.message.as_str()).unwrap_or_default();
+        let why = why.split_once(". ").map_or(why, |(why, _)| why);
+        parked(id, flow, why).help(format!("`eddy run resume {id}` tries it again, `eddy run cancel {id}` ends it"))
+    });
+    let mut findings: Vec<Finding> = named.collect();
+    if let Some(more) = runs.len().checked_sub(NAMED_RUNS).filter(|more| *more > 0) {
+        let found = format!("{more} more runs: `GET /v1/quarantine` lists them all");
+        findings.push(Finding::new(Verdict::Bad, QUARANTINE, found));
+    }
+    Ok(findings)
+}
+
+fn parked(run: &str, flow: &str, why: &str) -> Finding {
+    Finding::new(Verdict::Bad, QUARANTINE, format!("run {run} of {flow} is parked: {why}"))
+}
+
 fn tasks(count: u64) -> String {
     if count == 1 { "1 task".to_owned() } else { format!("{count} tasks") }
 }
@@ -233,7 +264,7 @@ fn has(worker: &WorkerInfo, handler: &str) -> bool {
     everything || flow || worker.handlers.iter().any(|known| known == handler)
 }
 
-fn directory(dir: &Path) -> Vec<Finding> {
+async fn directory(dir: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !dir.join("eddyline.db").is_file() {
         findings.push(Finding::new(Verdict::Bad, "store", format!("there is no store in {}", dir.display())));
@@ -250,16 +281,49 @@ fn directory(dir: &Path) -> Vec<Finding> {
         // Opening it says what is wrong.
         Err(_) => {}
     }
-    let opened = Embedded::open(dir, Options::default()).and_then(Embedded::close);
-    findings.push(match opened {
-        Ok(()) => Finding::new(Verdict::Good, "store", format!("{} opens, and nobody else has it", dir.display())),
+    match Embedded::open(dir, Options::default()) {
+        Ok(store) => {
+            let parked = parked_in(&store).await;
+            findings.push(match store.close() {
+                Ok(()) => {
+                    Finding::new(Verdict::Good, "store", format!("{} opens, and nobody else has it", dir.display()))
+                }
+                Err(error) => Finding::new(Verdict::Bad, "store", error.to_string()),
+            });
+            findings.extend(parked);
+        }
         // Who has it is in the message.
-        Err(error) => Finding::new(Verdict::Bad, "store", error.to_string()),
-    });
+        Err(error) => findings.push(Finding::new(Verdict::Bad, "store", error.to_string())),
+    }
     if let Ok(space) = rustix::fs::statvfs(dir) {
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         let verdict = if free < LITTLE_SPACE { Verdict::Worth } else { Verdict::Good };
         findings.push(Finding::new(verdict, "space", format!("{} MiB free", free >> 20)));
+    }
+    findings
+}
+
+/// Runs of a store that are quarantined, and those that the last process was handling when it died.
+async fn parked_in(store: &Embedded) -> Vec<Finding> {
+    let quarantined = match quarantined_in(store, None).await {
+        Ok(quarantined) => quarantined,
+        Err(error) => return vec![Finding::new(Verdict::Bad, QUARANTINE, error.to_string())],
+    };
+    let mut findings = Vec::new();
+    for (summary, suspicion) in quarantined.iter().take(NAMED_RUNS) {
+        let (run, ns) = (summary.run, &summary.ns);
+        let why = format!("{} processes ended while they handled this run", suspicion.deaths);
+        let of = if *ns == Namespace::default() { String::new() } else { format!(" (namespace {ns})") };
+        let help =
+            format!("start the server, then `eddy run resume {run}` tries it again, `eddy run cancel {run}` ends it{of}");
+        findings.push(parked(&run.to_string(), &summary.header.flow, &why).help(help));
+    }
+    if let Some(more) = quarantined.len().checked_sub(NAMED_RUNS).filter(|more| *more > 0) {
+        findings.push(Finding::new(Verdict::Bad, QUARANTINE, format!("{more} more runs")));
+    }
+    for run in store.handled_before().runs().take(NAMED_RUNS) {
+        let found = format!("the last process ended while it handled run {run}");
+        findings.push(Finding::new(Verdict::Worth, "suspect", found).help("the next one handles that run alone"));
     }
     findings
 }

@@ -22,16 +22,23 @@ pub struct Eddy {
     pub addr: SocketAddr,
     dir: TempDir,
     flags: Vec<String>,
+    envs: Vec<(String, PathBuf)>,
 }
 
 impl Eddy {
     /// A server on a new directory.
     pub fn start(flags: &[&str]) -> Eddy {
+        Eddy::start_with(flags, &[])
+    }
+
+    /// The same, in other surroundings.
+    pub fn start_with(flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
+        let envs: Vec<(String, PathBuf)> = envs.iter().map(|(name, to)| ((*name).to_owned(), to.into())).collect();
         let dir = tempfile::tempdir().unwrap();
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         for _ in 0..MAX_STARTS {
-            if let Some((child, addr)) = spawn(dir.path(), free_port(), &flags) {
-                return Eddy { child, addr, dir, flags };
+            if let Some((child, addr)) = spawn(dir.path(), free_port(), &flags, &envs) {
+                return Eddy { child, addr, dir, flags, envs };
             }
         }
         panic!("it does not start: {}", log(dir.path()));
@@ -62,7 +69,7 @@ impl Eddy {
     /// The same directory, address and flags again.
     pub fn restart(&mut self) {
         for _ in 0..MAX_STARTS {
-            if let Some((child, addr)) = spawn(self.dir.path(), self.addr, &self.flags) {
+            if let Some((child, addr)) = spawn(self.dir.path(), self.addr, &self.flags, &self.envs) {
                 (self.child, self.addr) = (child, addr);
                 return;
             }
@@ -74,6 +81,16 @@ impl Eddy {
     pub async fn terminate(&mut self) -> ExitStatus {
         let id = self.pid().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.ended().await
+    }
+
+    /// What the process and those before it have logged last.
+    pub fn log(&self) -> String {
+        log(self.dir.path())
+    }
+
+    /// How the process ended, which it does by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
         let deadline = std::time::Instant::now() + LONG;
         loop {
             match self.child.try_wait().unwrap() {
@@ -96,11 +113,12 @@ impl Drop for Eddy {
 }
 
 /// The process, once it says where it listens; nothing if it ended before.
-fn spawn(dir: &Path, addr: SocketAddr, flags: &[String]) -> Option<(Child, SocketAddr)> {
+fn spawn(dir: &Path, addr: SocketAddr, flags: &[String], envs: &[(String, PathBuf)]) -> Option<(Child, SocketAddr)> {
     let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -v {MAX_SPACE_KB} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_eddy")]);
     command.arg("serve").arg("--store").arg(store(dir)).args(["--listen", &addr.to_string()]).args(flags);
+    command.envs(envs.iter().map(|(name, to)| (name, to)));
     command.env("EDDY_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().unwrap();
     let mut line = String::new();

@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::cli::screen::{Ink, Line};
 
+/// The kind of error that a run in quarantine shows.
+const QUARANTINED: &str = "Quarantined";
+
 /// What stands behind a step in the tree.
 pub fn note(step: &StepInfo) -> Line {
     let tried = step.attempts.len();
@@ -77,6 +80,12 @@ fn short(worker: &str) -> &str {
 /// A sentence for every step that has not ended and is not merely the shell of others.
 pub fn explain(run: &RunInfo, steps: &[StepInfo]) -> Vec<String> {
     let mut sentences = Vec::new();
+    if run.completed_at.is_none() && run.error.as_ref().is_some_and(|error| error.kind == QUARANTINED) {
+        let run = &run.run_id;
+        sentences.push(format!(
+            "the run is quarantined: nothing of it is handled until `eddy run resume {run}` or `eddy run cancel {run}`"
+        ));
+    }
     if run.status == "paused" {
         sentences.push("the run is paused: no task of it is offered until `eddy run resume`".to_owned());
     }
