@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use eddyline_machine::{Millis, RunId};
 use eddyline_store::{
-    Change, Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Handling, MAX_PAGE, Map,
-    Namespace, Store, Summary,
+    Change, Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Handling,
+    MAX_PAGE, Map, Namespace, Store, Summary,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -151,7 +151,8 @@ impl Chore for Suspects {
         }
         // What this process itself changes while the documents are read is newer than they are.
         let as_of = self.instance.committing.suspicions_changed();
-        let known = read(&*self.instance.store, None).await?.into_iter().map(|(_, run, suspicion)| (run, suspicion)).collect();
+        let known =
+            read(&*self.instance.store, None).await?.into_iter().map(|(_, run, suspicion)| (run, suspicion)).collect();
         self.instance.committing.send(Order::Suspects { known, as_of }).await?;
         Ok(None)
     }

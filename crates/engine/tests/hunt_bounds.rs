@@ -4,8 +4,8 @@
 
 mod rig;
 
-use eddyline_engine::{ClaimTasks, EngineError, Holding, StartRequest, TaskId};
-use eddyline_machine::{Answer, CodeOp, CodeWait, Due, Failure, Millis, Op};
+use eddyline_engine::{ClaimTasks, EngineError, Holding, MAX_MEMO_BYTES, MAX_PAYLOAD_BYTES, StartRequest, TaskId};
+use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Due, Failure, Millis, Op};
 use rig::{LONG, Rig, claim, done};
 use serde_json::json;
 
@@ -61,5 +61,33 @@ async fn no_time_from_outside_overflows_a_clock() {
     }
     assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
     rig.output(task.run).await;
+    rig.stop().await;
+}
+
+/// However much a code run remembers, handing its task over reads a part that is bounded.
+#[tokio::test]
+async fn what_a_code_run_remembers_is_read_in_parts() {
+    let rig = Rig::memory();
+    rig.register(r#"{"name": "job", "code": true}"#).await;
+    rig.start("job", json!(null)).await;
+    let task = rig.claim("w").await.unwrap();
+    let names: Vec<String> = (0..6).map(|n| format!("s{n}")).collect();
+    for name in &names {
+        let op = CodeOp::Done { output: Data::from(json!("x".repeat(MAX_PAYLOAD_BYTES - 100))) };
+        let answer = rig.report(&task, Op::Code { name: name.clone(), op }).await;
+        assert!(matches!(answer, Answer::Applied(_)), "{answer:?}");
+    }
+    let held = TaskId { run: task.run, fence: task.token.fence };
+    let (mut after, mut found) = (0, Vec::new());
+    loop {
+        let part = rig.engine.memo_of(&rig.ns, held, after).await.unwrap().unwrap();
+        let bytes: usize = part.values().map(|entry| entry.to_string().len()).sum();
+        assert!(bytes <= MAX_MEMO_BYTES + MAX_PAYLOAD_BYTES, "{bytes} bytes in one part");
+        let Some(last) = part.values().filter_map(|entry| entry["n"].as_u64()).max() else { break };
+        assert!(last > after);
+        after = last;
+        found.extend(part.into_iter().map(|(name, _)| name));
+    }
+    assert_eq!(found, names);
     rig.stop().await;
 }

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use eddyline_engine::{Config, Decision, EngineError};
 use eddyline_machine::{RunId, Status};
-use eddyline_store::{DocumentFilter, Embedded, Options};
+use eddyline_store::{DocumentFilter, Embedded, Handling, Memory, Options, Store};
+use rig::hooked::Hooked;
 use rig::{LONG, Rig, done};
 use serde_json::json;
 
@@ -65,6 +66,8 @@ async fn live(dir: &Path, effect: &str) {
         Config {
             on_decision: Some(Arc::new(on_decision)),
             hang_s: 1,
+            // What was claimed when the process ended is soon offered again.
+            lease_ms: 1_000,
             on_hang: Some(Arc::new(|_| std::process::exit(HUNG))),
             ..Config::default()
         },
@@ -103,7 +106,10 @@ async fn a_run_that_ends_the_process_twice_is_quarantined_and_the_others_go_on()
     // Somebody releases it, and this time nothing happens.
     let mut rig = open(dir.path(), Config::default());
     let listed = rig.engine.quarantined(&rig.ns).await.unwrap();
-    assert_eq!(listed.iter().map(|(summary, suspicion)| (summary.run, suspicion.deaths)).collect::<Vec<_>>(), [(poisoned, 2)]);
+    assert_eq!(
+        listed.iter().map(|(summary, suspicion)| (summary.run, suspicion.deaths)).collect::<Vec<_>>(),
+        [(poisoned, 2)]
+    );
     rig.work(1, |task| done(json!(task.activation)));
     rig.engine.resume(&rig.ns, poisoned, "somebody").await.unwrap();
     rig.output(poisoned).await;
@@ -137,5 +143,60 @@ async fn a_run_that_was_handled_when_the_process_died_is_cleared_once_it_was_han
         }
     };
     tokio::time::timeout(LONG, cleared).await.unwrap();
+    rig.stop().await;
+}
+
+/// Until this engine has read what the store knows of suspected runs once more, begun from now on.
+async fn looks_again(rig: &Rig) {
+    let mut rounds = rig.engine.rounds("suspects").unwrap();
+    let seen = *rounds.borrow();
+    // The round that is under way may have read before.
+    tokio::time::timeout(LONG, rounds.wait_for(|round| *round >= seen + 2)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_run_that_another_process_has_quarantined_or_released_is_so_for_every_process_on_the_store() {
+    let store: Arc<dyn Store> = Arc::new(Memory::new());
+    let config = || Config { poll_ms: 10, ..Config::default() };
+    let rig = Rig::on(store.clone(), config());
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let (poisoned, fine) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
+    for deaths in 1..=2 {
+        // A process that is started where another one died while it handled the run.
+        let before = Some(Handling { apart: vec![poisoned], ..Handling::default() });
+        let other = Rig::on(Arc::new(Hooked { before, ..Hooked::new(store.clone()) }), config());
+        other.start("f", json!(3)).await;
+        assert_eq!(other.engine.quarantine(&other.ns, poisoned).await.unwrap().is_some(), deaths == 2);
+        other.stop().await;
+    }
+    looks_again(&rig).await;
+    let refused = rig.engine.pause(&rig.ns, poisoned, "somebody").await;
+    assert!(matches!(&refused, Err(EngineError::Quarantined(_))), "{refused:?}");
+    rig.engine.pause(&rig.ns, fine, "somebody").await.unwrap();
+
+    let other = Rig::on(store.clone(), config());
+    other.engine.resume(&other.ns, poisoned, "somebody").await.unwrap();
+    looks_again(&rig).await;
+    rig.engine.pause(&rig.ns, poisoned, "somebody").await.unwrap();
+    other.stop().await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_run_that_this_process_does_not_know_to_be_quarantined_is_released_all_the_same() {
+    let store: Arc<dyn Store> = Arc::new(Memory::new());
+    // It never looks again.
+    let rig = Rig::on(store.clone(), Config { poll_ms: 1_000_000, ..Config::default() });
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let poisoned = rig.start("f", json!(1)).await;
+    for _ in 0..2 {
+        let before = Some(Handling { apart: vec![poisoned], ..Handling::default() });
+        let other = Rig::on(Arc::new(Hooked { before, ..Hooked::new(store.clone()) }), Config::default());
+        other.start("f", json!(2)).await;
+        other.stop().await;
+    }
+    assert_eq!(rig.engine.quarantined(&rig.ns).await.unwrap().len(), 1);
+    rig.engine.resume(&rig.ns, poisoned, "somebody").await.unwrap();
+    assert!(rig.engine.quarantined(&rig.ns).await.unwrap().is_empty());
     rig.stop().await;
 }

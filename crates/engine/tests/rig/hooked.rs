@@ -55,6 +55,8 @@ pub struct Hooked {
     pub tampering: Option<Tampering>,
     /// Loads of this run wait until it is another one.
     pub stuck: watch::Sender<Option<RunId>>,
+    /// What the process before this one had noted, if not what the store says.
+    pub before: Option<Handling>,
     /// What happens when due items are asked for.
     pub on_due: Box<dyn Fn(Due) + Send + Sync>,
 }
@@ -84,6 +86,7 @@ impl Hooked {
             after_load: Mutex::new(None),
             tampering: None,
             stuck: watch::Sender::new(None),
+            before: None,
             on_due: Box::new(|_| {}),
         }
     }
@@ -230,7 +233,7 @@ impl Store for Hooked {
     }
 
     fn handled_before(&self) -> Handling {
-        self.inner.handled_before()
+        self.before.clone().unwrap_or_else(|| self.inner.handled_before())
     }
 
     fn watch(&self) -> Hints {

@@ -314,8 +314,9 @@ async fn parked_in(store: &Embedded) -> Vec<Finding> {
         let (run, ns) = (summary.run, &summary.ns);
         let why = format!("{} processes ended while they handled this run", suspicion.deaths);
         let of = if *ns == Namespace::default() { String::new() } else { format!(" (namespace {ns})") };
-        let help =
-            format!("start the server, then `eddy run resume {run}` tries it again, `eddy run cancel {run}` ends it{of}");
+        let help = format!(
+            "start the server, then `eddy run resume {run}` tries it again, `eddy run cancel {run}` ends it{of}"
+        );
         findings.push(parked(&run.to_string(), &summary.header.flow, &why).help(help));
     }
     if let Some(more) = quarantined.len().checked_sub(NAMED_RUNS).filter(|more| *more > 0) {

@@ -14,10 +14,12 @@ mod tls;
 use std::fmt;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{Config, Engine};
+use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -125,7 +127,9 @@ pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
         () = signals.next() => {}
         why = engine.failed() => {
             tracing::error!("the process ends with exit code {ENGINE_FAILED}: the engine has failed: {why}");
-            let _ = tokio::time::timeout(LAST_COMMITS, server.stop()).await;
+            // Whatever made the engine fail may make this fail as well: the exit code is the same.
+            let stopped = AssertUnwindSafe(server.stop()).catch_unwind();
+            let _ = tokio::time::timeout(LAST_COMMITS, stopped).await;
             std::process::exit(ENGINE_FAILED);
         }
     }

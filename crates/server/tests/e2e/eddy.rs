@@ -84,9 +84,9 @@ impl Eddy {
         self.ended().await
     }
 
-    /// What the process and those before it have logged last.
+    /// What the process and those before it have logged.
     pub fn log(&self) -> String {
-        log(self.dir.path())
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
     /// How the process ended, which it does by itself.
