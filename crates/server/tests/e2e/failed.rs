@@ -1,4 +1,4 @@
-//! A server a part of which panics ends with its exit code, and is never ready in between.
+//! A server a part of which panics ends with its exit code, and is not ready for as long as it is there.
 //!
 //! The part is the committer: it hands a decision that takes long to another thread, and the system refuses to start one
 //! (`no_threads.c`).
@@ -7,10 +7,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use eddyline::Client;
+use eddyline_server::{ServeArgs, start};
 use serde_json::{Value, json};
 
 use crate::eddy::{Eddy, LONG};
@@ -19,6 +19,8 @@ use crate::eddy::{Eddy, LONG};
 const ENGINE_FAILED: i32 = 70;
 /// The runtime keeps an idle thread for ten seconds, and one that is there needs not be started.
 const IDLE_THREADS_END: Duration = Duration::from_secs(11);
+
+const HEAVY: &str = "{steps: {a: {set: '${size(range(90000).filter(i, i % 2 == 0))}'}}}";
 
 fn library(to: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/no_threads.c");
@@ -30,55 +32,75 @@ fn library(to: &Path) -> PathBuf {
     library
 }
 
-/// The status of `/readyz`; none when nobody answers any more.
-fn ready(addr: SocketAddr) -> Option<u16> {
+/// What `/readyz` says; none when nobody answers any more.
+fn ready(addr: SocketAddr) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(addr).ok()?;
     stream.set_read_timeout(Some(LONG)).ok()?;
     write!(stream, "GET /readyz HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n").ok()?;
     let mut said = String::new();
     let _ = stream.read_to_string(&mut said);
-    said.split(' ').nth(1)?.parse().ok()
+    Some((said.split(' ').nth(1)?.parse().ok()?, said))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_whose_committer_panics_says_so_and_ends_and_is_not_ready_meanwhile() {
+async fn a_server_whose_committer_panics_says_so_and_ends_with_its_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let (library, none) = (library(dir.path()), dir.path().join("no_threads"));
     let mut eddy = Eddy::start_with(&[], &[("LD_PRELOAD", &library), ("NO_THREADS", &none)]);
     let client = eddy.client();
-    let heavy = "{steps: {a: {set: '${size(range(90000).filter(i, i % 2 == 0))}'}}}";
-    client.register_flow("heavy", heavy).await.unwrap();
+    client.register_flow("heavy", HEAVY).await.unwrap();
     client.start("heavy", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
-    assert_eq!(ready(eddy.addr), Some(200));
+    assert_eq!(ready(eddy.addr).unwrap().0, 200);
     tokio::time::sleep(IDLE_THREADS_END).await;
 
     std::fs::write(&none, "").unwrap();
-    let (addr, has_failed) = (eddy.addr, Arc::new(AtomicBool::new(false)));
-    let failed = has_failed.clone();
-    let looking = std::thread::spawn(move || {
-        let (mut after, since) = (Vec::new(), Instant::now());
-        while since.elapsed() < LONG {
-            // Whether it had failed is read before it is asked.
-            let after_failure = failed.load(Ordering::SeqCst);
-            match ready(addr) {
-                Some(status) if after_failure => after.push(status),
-                None if after_failure => break,
-                _ => {}
-            }
-        }
-        after
-    });
     let started = client.call::<Value>(eddyline::Method::POST, "/v1/flows/heavy/runs", &[], Some(&json!({}))).await;
-    has_failed.store(true, Ordering::SeqCst);
     assert!(started.is_err(), "nobody decided on it: {started:?}");
     let status = eddy.ended().await;
     assert_eq!(status.code(), Some(ENGINE_FAILED), "{status}");
-    let after = looking.join().unwrap();
-    assert!(!after.contains(&200), "it said that it was ready after it had failed: {after:?}");
     let log = eddy.log();
     assert!(log.contains("the process ends with exit code 70: the engine has failed: the committer panicked"), "{log}");
 
     std::fs::remove_file(&none).unwrap();
     eddy.restart();
     client.start("heavy", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
+}
+
+/// Tells [`a_server_whose_engine_has_failed`], in a process of its own, where the file is that allows no threads.
+const CHILD: &str = "NO_THREADS";
+
+#[test]
+fn a_server_whose_engine_has_failed_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "failed::a_server_whose_engine_has_failed", "--ignored", "--nocapture"]);
+    child.env("LD_PRELOAD", library(dir.path())).env(CHILD, dir.path().join("no_threads"));
+    let output = child.output().unwrap();
+    let (said, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{log}");
+}
+
+/// A server as a library: nobody ends the process when its engine has failed.
+#[test]
+#[ignore = "a process for the test above"]
+fn a_server_whose_engine_has_failed() {
+    let Some(none) = std::env::var_os(CHILD) else { return };
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).thread_keep_alive(Duration::from_millis(1)).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (listen, store) = (Some("127.0.0.1:0".to_owned()), Some("memory:".to_owned()));
+        let server = start(&ServeArgs { listen, store, ..ServeArgs::default() }).await.unwrap();
+        let client = Client::new(&server.url()).unwrap();
+        client.register_flow("heavy", HEAVY).await.unwrap();
+        assert_eq!(ready(server.addr()).unwrap().0, 200);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        std::fs::write(none, "").unwrap();
+        let path = "/v1/flows/heavy/runs";
+        let started = client.call::<Value>(eddyline::Method::POST, path, &[], Some(&json!({}))).await;
+        assert!(started.is_err(), "nobody decided on it: {started:?}");
+        let (status, said) = ready(server.addr()).unwrap();
+        assert!(status == 503 && said.contains("the engine has failed"), "{said}");
+    });
+    // What is left of the server could start no thread to stop with.
+    std::mem::forget(runtime);
 }
