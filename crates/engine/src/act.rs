@@ -9,6 +9,7 @@ use crate::assignment::{Values, materialise};
 use crate::committer::{NewRun, Outcome};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::schema::Allowance;
 use crate::start::{order_new, payload, weighed};
 
 /// Something done to one activation by hand.
@@ -174,7 +175,7 @@ impl Engine {
         let input = match input {
             Some(input) => {
                 let (input, bytes) = weighed("the input", input)?;
-                self.check_input(ns, &flow, &input, bytes).await?;
+                self.check_input(ns, &flow, &input, bytes, &mut Allowance::of_starts()).await?;
                 input
             }
             None => {

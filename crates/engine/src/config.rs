@@ -19,6 +19,10 @@ pub const MAX_PAYLOAD_DEPTH: u16 = 64;
 pub const MAX_WAIT_MS: Millis = 3_650 * DAY_MS;
 /// Parsed definitions are cached up to this many bytes; those that were not used for the longest time are evicted.
 pub const FLOW_CACHE_BYTES: usize = 64 << 20;
+/// What the JSON Schemas of all events of one report may cost together, in steps: about a second.
+pub const MAX_REPORT_CHECK_STEPS: u64 = 40_000_000;
+/// The same of the inputs of all runs that one call starts: about ten seconds. Others get their turn in between.
+pub const MAX_START_CHECK_STEPS: u64 = 400_000_000;
 /// How many runs one call starts.
 pub const MAX_STARTS: usize = 10_000;
 /// How many tasks one claim gets.

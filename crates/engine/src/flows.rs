@@ -15,7 +15,7 @@ use crate::config::FLOW_CACHE_BYTES;
 use crate::error::{EngineError, Result};
 use crate::flow_cache::FlowCache;
 use crate::offload::{Offload, on_large_stack};
-use crate::schema::{self, Details, Schema, TooCostly};
+use crate::schema::{self, Allowance, Mismatch, Schema, TooCostly};
 
 /// The current version of a flow, by name.
 pub const FLOW: &str = "flow";
@@ -156,16 +156,22 @@ impl Flows {
         flow: &Arc<Registered>,
         input: &Arc<Value>,
         bytes: usize,
-    ) -> Result<std::result::Result<(), Details>> {
+        allowance: &mut Allowance,
+    ) -> Result<std::result::Result<(), Mismatch>> {
         let Some(schema) = &flow.input else { return Ok(Ok(())) };
         // Whoever starts thousands of runs in one call lets others get their turn in between.
         tokio::task::coop::consume_budget().await;
-        if let Ok(verdict) = schema.check_at_once(input) {
+        if let Ok(verdict) = schema.check_at_once(input, allowance) {
             return Ok(verdict);
         }
-        let (flow, input) = (flow.clone(), input.clone());
-        let check = move || flow.input.as_ref().map_or(Ok(()), |schema| schema.check(&input, bytes));
-        self.offload.run(ns, check).await
+        let (flow, input, mut left) = (flow.clone(), input.clone(), *allowance);
+        let check = move || {
+            let verdict = flow.input.as_ref().map_or(Ok(()), |schema| schema.check(&input, bytes, &mut left));
+            (verdict, left)
+        };
+        let (verdict, left) = self.offload.run(ns, check).await?;
+        *allowance = left;
+        Ok(verdict)
     }
 
     /// The current version of a flow, read again only if documents have changed since, or may have.
@@ -248,16 +254,20 @@ impl Registered {
         by: ActId,
         event: &str,
         payload: &Value,
+        allowance: &mut Allowance,
     ) -> std::result::Result<(), String> {
         let schema = run.step(by).and_then(|step| self.emits.get(&(step, event.to_owned())));
         let Some(schema) = schema else { return Ok(()) };
-        let verdict = match schema.check_at_once(payload) {
+        let verdict = match schema.check_at_once(payload, allowance) {
             Ok(verdict) => verdict,
-            Err(TooCostly) => on_large_stack(|| schema.check(payload, json_bytes(payload)))
-                .unwrap_or_else(|| Err(vec!["it could not be checked now, try again".to_owned()])),
+            Err(TooCostly) => on_large_stack(|| schema.check(payload, json_bytes(payload), allowance))
+                .unwrap_or_else(|| Err(Mismatch::Invalid(vec!["it could not be checked now, try again".to_owned()]))),
         };
-        verdict.map_err(|details| {
-            format!("the payload of {event} is not what its schema asks for: {}", details.join("; "))
+        verdict.map_err(|mismatch| match mismatch {
+            Mismatch::Invalid(details) => {
+                format!("the payload of {event} is not what its schema asks for: {}", details.join("; "))
+            }
+            Mismatch::Exhausted(limit) => limit,
         })
     }
 }

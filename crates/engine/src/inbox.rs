@@ -22,6 +22,7 @@ use crate::events::LookBack;
 use crate::flows::Registered;
 use crate::instance::Instance;
 use crate::lineage::{Lineage, Obstacle};
+use crate::schema::{Allowance, Mismatch};
 
 /// The kinds of failure that the start of a child can come to.
 const NO_FLOW: &str = "FlowNotFound";
@@ -241,8 +242,14 @@ impl Delivery {
             None => Arc::default(),
         };
         let bytes = start.input.as_ref().map_or(0, |input| input.bytes(MAX_PAYLOAD_BYTES));
-        let verdict = self.instance.flows.check_input(&self.ns, flow, &input, bytes).await?;
-        Ok(verdict.err().map(|problems| {
+        // Each child has its own: they are checked one at a time, and namespaces take turns.
+        let mut allowance = Allowance::of_starts();
+        let verdict = self.instance.flows.check_input(&self.ns, flow, &input, bytes, &mut allowance).await?;
+        Ok(verdict.err().map(|mismatch| {
+            let problems = match mismatch {
+                Mismatch::Invalid(problems) => problems,
+                Mismatch::Exhausted(limit) => vec![limit],
+            };
             let message = format!("the input is not what {} asks for: {}", flow.flow.name, problems.join("; "));
             Failure::new(BAD_INPUT, message)
         }))

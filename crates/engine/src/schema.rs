@@ -19,7 +19,7 @@ use serde_json::Value;
 use metered::{Budget, Metered, Seen, Spent, within};
 use shape::Shape;
 
-use crate::config::MAX_PAYLOAD_DEPTH;
+use crate::config::{MAX_PAYLOAD_DEPTH, MAX_REPORT_CHECK_STEPS, MAX_START_CHECK_STEPS};
 
 /// Problems of a value, or of a schema, that are told at once, and how long each is in bytes: they quote what they are
 /// about.
@@ -30,6 +30,8 @@ const MAX_DETAIL_BYTES: usize = 300;
 /// matching texts with patterns. Below half a second for the largest payload.
 const CHECK_UNITS: u64 = 1_000_000;
 const CHECK_UNITS_A_BYTE: u64 = 4;
+/// A check costs one more step for each so many bytes of the value.
+const BYTES_A_STEP: u64 = 16;
 /// What may be spent at once, on whatever thread: well below a millisecond.
 const AT_ONCE_UNITS: u64 = 5_000;
 /// And so many subschemas may be inside each other on that thread, whose stack is small.
@@ -61,6 +63,54 @@ pub(crate) type Details = Vec<String>;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooCostly;
 
+/// Why a value is not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Mismatch {
+    /// It does not match its schema, or takes too much to check by itself.
+    Invalid(Details),
+    /// The checks before it have used up what all of them share. Says which limit that is.
+    Exhausted(String),
+}
+
+/// What all checks of one report, or of one call, may cost together. Each look at a value is a step, and so is each
+/// [`BYTES_A_STEP`] bytes of it. The largest payload can be checked within it, whatever its schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    limit: u64,
+    left: u64,
+    /// What shares it, for the message.
+    of: &'static str,
+}
+
+impl Allowance {
+    /// For the events of one report.
+    pub fn of_report() -> Allowance {
+        Allowance { limit: MAX_REPORT_CHECK_STEPS, left: MAX_REPORT_CHECK_STEPS, of: "report" }
+    }
+
+    /// For the inputs of all runs that one call starts.
+    pub fn of_starts() -> Allowance {
+        Allowance { limit: MAX_START_CHECK_STEPS, left: MAX_START_CHECK_STEPS, of: "call" }
+    }
+
+    /// What was spent of it.
+    pub fn spent(&self) -> u64 {
+        self.limit - self.left
+    }
+
+    fn spend(&mut self, steps: u64) {
+        self.left = self.left.saturating_sub(steps);
+    }
+
+    fn exhausted(&self) -> Mismatch {
+        let Allowance { limit, of, .. } = self;
+        Mismatch::Exhausted(format!(
+            "checking this {of} against JSON Schemas takes more than {limit} steps, the limit for one {of}: split it, or make \
+             the payloads smaller or the schemas simpler"
+        ))
+    }
+}
+
 impl Schema {
     /// Of a flow that is stored. A schema that would be refused today, because it was registered before there were
     /// limits, refuses every value and says why.
@@ -78,20 +128,25 @@ impl Schema {
     }
 
     /// What is wrong with a value, if that is found out in a moment.
-    pub fn check_at_once(&self, value: &Value) -> Result<Result<(), Details>, TooCostly> {
+    pub fn check_at_once(&self, value: &Value, allowance: &mut Allowance) -> Result<Result<(), Mismatch>, TooCostly> {
         let levels = depth(value, usize::from(MAX_PAYLOAD_DEPTH) + 1) + 1;
         if self.shape.chain.saturating_mul(levels) > AT_ONCE_DEPTH {
             return Err(TooCostly);
         }
-        self.check_within(value, AT_ONCE_UNITS, AT_ONCE_UNITS)
+        self.check_within(value, AT_ONCE_UNITS, allowance)
     }
 
     /// What is wrong with a value of so many bytes, on a thread with the stack for it.
-    pub fn check(&self, value: &Value, bytes: usize) -> Result<(), Details> {
+    pub fn check(&self, value: &Value, bytes: usize, allowance: &mut Allowance) -> Result<(), Mismatch> {
+        allowance.spend(bytes as u64 / BYTES_A_STEP);
         let units = CHECK_UNITS + CHECK_UNITS_A_BYTE * bytes as u64;
-        self.check_within(value, units, units).unwrap_or_else(|TooCostly| {
+        let left = allowance.left;
+        self.check_within(value, units, allowance).unwrap_or_else(|TooCostly| {
+            if left < units {
+                return Err(allowance.exhausted());
+            }
             let unknown = "it takes too much to check it against its schema: make it smaller, or the schema simpler";
-            Err(vec![unknown.to_owned()])
+            Err(Mismatch::Invalid(vec![unknown.to_owned()]))
         })
     }
 
@@ -101,34 +156,51 @@ impl Schema {
         self.shape.patterns * 2 * PATTERN_BYTES
     }
 
-    fn check_within(&self, value: &Value, units: u64, text_units: u64) -> Result<Result<(), Details>, TooCostly> {
+    fn check_within(
+        &self,
+        value: &Value,
+        units: u64,
+        allowance: &mut Allowance,
+    ) -> Result<Result<(), Mismatch>, TooCostly> {
+        let invalid = |details| Ok(Err(Mismatch::Invalid(details)));
         let validator = match &self.validator {
             Ok(validator) => validator,
-            Err(refused) => return Ok(Err(vec![refused.clone()])),
+            Err(refused) => return invalid(vec![refused.clone()]),
         };
         if depth(value, usize::from(MAX_PAYLOAD_DEPTH) + 1) > usize::from(MAX_PAYLOAD_DEPTH) {
-            return Ok(Err(vec![format!("it is nested more than {MAX_PAYLOAD_DEPTH} deep")]));
+            return invalid(vec![format!("it is nested more than {MAX_PAYLOAD_DEPTH} deep")]);
         }
-        match within(self.budget(units, text_units), || validator.is_valid(Seen(value))) {
+        let units = units.min(allowance.left);
+        let (verdict, cost) = within(self.budget(units, units), || validator.is_valid(Seen(value)));
+        allowance.spend(cost);
+        match verdict {
             Ok(true) => Ok(Ok(())),
-            Ok(false) => Ok(Err(self.tell(validator, value, text_units))),
+            Ok(false) => invalid(self.tell(validator, value, units, allowance)),
             Err(Spent) => Err(TooCostly),
         }
     }
 
     /// All that is wrong, or what is found first, or only that something is: whatever can be said at a bounded cost.
-    fn tell(&self, validator: &Validator<Metered>, value: &Value, text_units: u64) -> Details {
+    fn tell(
+        &self,
+        validator: &Validator<Metered>,
+        value: &Value,
+        text_units: u64,
+        allowance: &mut Allowance,
+    ) -> Details {
         // A text that does not match is matched once more to say so.
         let budget = self.budget(TELLING_UNITS, text_units.saturating_mul(2));
-        let all =
+        let (all, cost) =
             within(budget, || validator.iter_errors(Seen(value)).take(MAX_DETAILS).map(|error| told(&error)).collect());
-        let first = || within(budget, || validator.validate(Seen(value)).err().map(|error| vec![told(&error)]));
-        match all {
-            Ok(all) => all,
-            Err(Spent) => match first() {
-                Ok(Some(first)) => first,
-                _ => vec!["it does not match its schema, in a way that takes too much to say".to_owned()],
-            },
+        allowance.spend(cost);
+        if let Ok(all) = all {
+            return all;
+        }
+        let (first, cost) = within(budget, || validator.validate(Seen(value)).err().map(|error| vec![told(&error)]));
+        allowance.spend(cost);
+        match first {
+            Ok(Some(first)) => first,
+            _ => vec!["it does not match its schema, in a way that takes too much to say".to_owned()],
         }
     }
 

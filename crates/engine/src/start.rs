@@ -12,6 +12,10 @@ use crate::config::{LARGE_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, M
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
+use crate::schema::{Allowance, Mismatch};
+
+/// When to send those starts again that the checks of others left no room for.
+const RETRY_AFTER_MS: Millis = 1_000;
 
 /// What a run is started with.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -46,7 +50,7 @@ impl Engine {
     /// Starts a run. When this returns, it will be seen through to its end. Whoever has many to start does so with
     /// [`Engine::start_batch`], which commits them together.
     pub async fn start_run(&self, ns: &Namespace, request: StartRequest) -> Result<Started> {
-        let (order, starting) = self.order_start(ns, request).await?;
+        let (order, starting) = self.order_start(ns, request, &mut Allowance::of_starts()).await?;
         self.committing().ask(order).await?;
         starting.started().await
     }
@@ -58,8 +62,9 @@ impl Engine {
             return Err(EngineError::TooLarge { what, bytes, limit: MAX_STARTS });
         }
         let mut handed_in = Vec::with_capacity(requests.len());
+        let mut allowance = Allowance::of_starts();
         for request in requests {
-            let handed = match self.order_start(ns, request).await {
+            let handed = match self.order_start(ns, request, &mut allowance).await {
                 Ok((order, starting)) => self.committing().send(order).await.map(|()| starting),
                 Err(error) => Err(error),
             };
@@ -75,11 +80,16 @@ impl Engine {
         Ok(started)
     }
 
-    async fn order_start(&self, ns: &Namespace, request: StartRequest) -> Result<(Order, Starting)> {
+    async fn order_start(
+        &self,
+        ns: &Namespace,
+        request: StartRequest,
+        allowance: &mut Allowance,
+    ) -> Result<(Order, Starting)> {
         let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
         self.backlogs.admit(&*self.instance.store, ns, self.instance.config.backlog).await?;
         let (input, bytes) = weighed("the input", request.input)?;
-        self.check_input(ns, &flow, &input, bytes).await?;
+        self.check_input(ns, &flow, &input, bytes, allowance).await?;
         for (what, ms) in [("the delay", request.delay_ms), ("the deadline", request.deadline_ms)] {
             ms.and_then(|ms| bad_wait(what, ms)).map_or(Ok(()), |problem| Err(EngineError::invalid(problem)))?;
         }
@@ -115,11 +125,15 @@ impl Engine {
         flow: &Arc<Registered>,
         input: &Data,
         bytes: usize,
+        allowance: &mut Allowance,
     ) -> Result<()> {
         let Data::Json(json) = input else { return Ok(()) };
-        self.instance.flows.check_input(ns, flow, json, bytes).await?.map_err(|details| EngineError::Invalid {
-            message: format!("the input is not what {} asks for", flow.flow.name),
-            details,
+        self.instance.flows.check_input(ns, flow, json, bytes, allowance).await?.map_err(|mismatch| match mismatch {
+            Mismatch::Invalid(details) => {
+                EngineError::Invalid { message: format!("the input is not what {} asks for", flow.flow.name), details }
+            }
+            // In another call it would be checked.
+            Mismatch::Exhausted(message) => EngineError::TooMany { message, retry_after_ms: RETRY_AFTER_MS },
         })
     }
 }

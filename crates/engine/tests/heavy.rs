@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use eddyline_engine::{Config, Decision, EngineError, StartRequest};
-use eddyline_machine::{Answer, Op, RunId};
+use eddyline_engine::{Config, Decision, EngineError, Reported, StartRequest, TaskReport};
+use eddyline_machine::{Answer, Data, Op, RunId};
 use eddyline_store::{Embedded, Found, Memory, Namespace, Options, Store};
 use rig::hooked::Hooked;
 use rig::{Rig, claim, done};
@@ -180,6 +180,67 @@ async fn the_schema_of_an_event_is_not_evaluated_on_the_committers_thread() {
     assert!(decided.lock().unwrap().len() >= 2, "{decided:?}");
     assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
     rig.output(run).await;
+    rig.stop().await;
+}
+
+/// A flow with an event whose check costs about 800,000 steps, however small it is, and the payload of the event.
+fn costly() -> (String, Data) {
+    let mut ways: Vec<serde_json::Value> = (0..2_000).map(|n| json!({"const": n})).collect();
+    ways.push(json!({"type": "integer"}));
+    let schema = json!({"type": "array", "items": {"anyOf": ways}});
+    let flow = json!({"name": "costly", "steps": {"a": {"emits": [{"seen": schema}]}}});
+    (flow.to_string(), json!(vec![-1; 400]).into())
+}
+
+#[tokio::test]
+async fn a_report_with_many_costly_events_is_refused_beside_quick_starts_of_another_namespace() {
+    let rig = Rig::on(Arc::new(Memory::new()), Config::default());
+    let quiet = Namespace::new("quiet");
+    let (flow, payload) = costly();
+    rig.register(&flow).await;
+    rig.engine.register(&quiet, None, LIGHT).await.unwrap();
+    rig.start("costly", json!(null)).await;
+    let task = rig.claim("w").await.unwrap();
+    let rig = Arc::new(rig);
+    let reporting = {
+        let (rig, task) = (rig.clone(), task.clone());
+        let emits = vec![("seen".to_owned(), payload.clone()); 100];
+        let op = Op::Complete { output: json!(1).into(), emits, logs: Vec::new() };
+        tokio::spawn(async move { rig.report(&task, op).await })
+    };
+    for _ in 0..20 {
+        let began = std::time::Instant::now();
+        start_in(&rig, &quiet, "light").await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2), "a start took {:?}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let Answer::Invalid(why) = reporting.await.unwrap() else { panic!("it was not refused") };
+    assert!(why.contains("takes more than 40000000 steps, the limit for one report"), "{why}");
+    let emits = vec![("seen".to_owned(), payload); 3];
+    let op = Op::Complete { output: json!(1).into(), emits, logs: Vec::new() };
+    assert!(matches!(rig.report(&task, op).await, Answer::Applied(_)), "the refusal changed nothing");
+    rig.engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn costly_reports_of_one_call_are_decided_in_parts() {
+    let decided: Arc<Mutex<Vec<RunId>>> = Arc::default();
+    let (rig, go) = held_up(&decided);
+    go.send_replace(true);
+    let (flow, payload) = costly();
+    rig.register(&flow).await;
+    rig.start("costly", json!(null)).await;
+    let task = rig.claim("w").await.unwrap();
+    let reports = (1..=30).map(|seq| {
+        let op = Op::Emit { event: "seen".to_owned(), payload: payload.clone() };
+        TaskReport { token: task.token, seq: Some(seq), op }
+    });
+    let reported = rig.engine.report(&rig.ns, reports.collect()).await.unwrap();
+    for (at, reported) in reported.iter().enumerate() {
+        assert!(matches!(reported, Reported::Answer { answer: Answer::Applied(_), .. }), "{at}: {reported:?}");
+    }
+    let decisions = decided.lock().unwrap().len();
+    assert!(decisions >= 3, "30 events of 800,000 steps each were checked in {decisions} decisions");
     rig.stop().await;
 }
 

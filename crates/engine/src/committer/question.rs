@@ -8,12 +8,17 @@ use eddyline_store::NewEvent;
 
 use super::{Outcome, Pending};
 use crate::carry;
-use crate::config::{Config, Decision};
+use crate::config::{Config, Decision, MAX_REPORT_CHECK_STEPS};
 use crate::events::look_backs;
 use crate::hot::Hot;
+use crate::schema::Allowance;
 
 /// A decision that takes more steps than this is made on another thread. A step takes about 50 ns.
 const INLINE_STEPS: u64 = 10_000;
+
+/// When the JSON Schemas of a decision have cost this many steps, the reports after it are decided on next time: others
+/// get their turn at the thread in between.
+const CHECK_STEPS: u64 = MAX_REPORT_CHECK_STEPS / 4;
 
 /// Inputs that are decided together, copied from the submissions that they belong to.
 #[derive(Debug)]
@@ -109,9 +114,19 @@ impl Question {
     }
 
     /// Takes the inputs out that are refused before the machine sees them. The rest of the submissions go on with the
-    /// place that these had among all inputs.
+    /// place that these had among all inputs. Leaves out the last inputs, if it takes too long to check them all.
     fn take_refused(&mut self, hot: &Hot) -> Vec<Option<String>> {
-        let refused: Vec<Option<String>> = self.inputs.iter().map(|input| refusal(hot, input)).collect();
+        let (mut refused, mut steps) = (Vec::with_capacity(self.inputs.len()), 0);
+        for input in &self.inputs {
+            if steps > CHECK_STEPS && emits(input) {
+                break;
+            }
+            let mut allowance = Allowance::of_report();
+            refused.push(refusal(hot, input, &mut allowance));
+            steps += allowance.spent();
+        }
+        self.inputs.truncate(refused.len());
+        self.of.truncate(refused.len());
         let mut kept = refused.iter().map(Option::is_none);
         self.inputs.retain(|_| kept.next().unwrap_or(true));
         refused
@@ -170,14 +185,14 @@ fn emits(input: &Input) -> bool {
 }
 
 /// What is wrong with an input, as far as the machine does not look into it.
-fn refusal(hot: &Hot, input: &Input) -> Option<String> {
+fn refusal(hot: &Hot, input: &Input, allowance: &mut Allowance) -> Option<String> {
     let Input::Report(report) = input else { return None };
     if !hot.flow.checks_emits() {
         return None;
     }
     let activation = report.task.activation;
-    let check = |event: &str, payload: &Data| match payload {
-        Data::Json(json) => hot.flow.check_emit(&hot.run, activation, event, json).err(),
+    let mut check = |event: &str, payload: &Data| match payload {
+        Data::Json(json) => hot.flow.check_emit(&hot.run, activation, event, json, allowance).err(),
         _ => None,
     };
     match &report.op {

@@ -37,19 +37,22 @@ thread_local! {
     static NAME_BYTE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Carries out a check within a budget. A panic of the library is a check that came to no end.
-pub(super) fn within<T>(budget: Budget, check: impl FnOnce() -> T) -> Result<T, Spent> {
+/// Carries out a check within a budget, and says what it cost. A panic of the library is a check that came to no end.
+pub(super) fn within<T>(budget: Budget, check: impl FnOnce() -> T) -> (Result<T, Spent>, u64) {
     LEFT.set(budget.units);
     TEXT_LEFT.set(budget.text_units);
     TEXT_BYTE.set(budget.text_byte);
     NAME_BYTE.set(budget.name_byte);
     // The validator is only read and holds no state between checks; what it made on the way is dropped.
-    catch_unwind(AssertUnwindSafe(check)).map_err(|cause| {
+    let checked = catch_unwind(AssertUnwindSafe(check)).map_err(|cause| {
         if !cause.is::<Spent>() {
             tracing::error!("the check of a value against its schema panicked, and counts as one that took too long");
         }
         Spent
-    })
+    });
+    let cost =
+        budget.units.saturating_sub(LEFT.get()).saturating_add(budget.text_units.saturating_sub(TEXT_LEFT.get()));
+    (checked, cost)
 }
 
 fn charge(units: u64) {

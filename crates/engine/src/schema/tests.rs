@@ -20,12 +20,24 @@ fn check(schema: &Value, value: &Value, expected: &[&str]) {
     assert_eq!(wrong(schema), Vec::<String>::new());
     let schema = Schema::stored(schema);
     let bytes = value.to_string().len();
-    let found = on_a_large_stack(|| schema.check(value, bytes)).err().unwrap_or_default();
+    let found = on_a_large_stack(|| whole(&schema, value, bytes)).err().unwrap_or_default();
     assert_eq!(found, expected);
-    if let Ok(at_once) = schema.check_at_once(value) {
-        assert_eq!(at_once.err().unwrap_or_default(), expected, "at once");
+    if let Ok(at_once) = schema.check_at_once(value, &mut Allowance::of_report()) {
+        assert_eq!(at_once.map_err(details).err().unwrap_or_default(), expected, "at once");
     }
     assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
+}
+
+/// The check of a value that has the whole allowance for itself.
+fn whole(schema: &Schema, value: &Value, bytes: usize) -> Result<(), Details> {
+    schema.check(value, bytes, &mut Allowance::of_report()).map_err(details)
+}
+
+fn details(mismatch: Mismatch) -> Details {
+    match mismatch {
+        Mismatch::Invalid(details) => details,
+        Mismatch::Exhausted(limit) => panic!("{limit}"),
+    }
 }
 
 fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
@@ -94,7 +106,7 @@ fn patterns_are_matched_in_linear_time_and_their_number_and_size_is_bounded() {
     let evil = json!({"type": "string", "pattern": "^(a+)+$"});
     let text = format!("{}!", "a".repeat(100_000));
     let began = Instant::now();
-    let found = Schema::stored(&evil).check(&json!(text), text.len()).unwrap_err();
+    let found = whole(&Schema::stored(&evil), &json!(text), text.len()).unwrap_err();
     assert!(began.elapsed() < SOON && found[0].ends_with('…') && found[0].len() < 400, "{found:?}");
 
     assert_eq!(wrong(&json!({"pattern": "^(?=.*[A-Z])x"})).len(), 1, "look-around is not linear");
@@ -128,7 +140,7 @@ fn a_check_that_takes_too_much_is_given_up() {
     let began = Instant::now();
     if wrong(&nested).is_empty() {
         let schema = Schema::stored(&nested);
-        let found = on_a_large_stack(|| schema.check(&many, many.to_string().len()));
+        let found = on_a_large_stack(|| whole(&schema, &many, many.to_string().len()));
         assert!(found.is_err());
     }
     assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
@@ -139,10 +151,10 @@ fn what_is_wrong_with_a_large_value_is_said_in_a_few_words() {
     let schema = json!({"type": "array", "items": {"type": "string", "maxLength": 3}});
     let large: Value = (0..20_000).map(|n| json!(format!("{n:0>100}"))).collect();
     let began = Instant::now();
-    let found = Schema::stored(&schema).check(&large, large.to_string().len()).unwrap_err();
+    let found = whole(&Schema::stored(&schema), &large, large.to_string().len()).unwrap_err();
     let bytes: usize = found.iter().map(String::len).sum();
     assert!((1..=MAX_DETAILS).contains(&found.len()) && bytes < 10_000, "{} details, {bytes} bytes", found.len());
-    let one = Schema::stored(&json!({"type": "string"})).check(&large, 2 << 20).unwrap_err();
+    let one = whole(&Schema::stored(&json!({"type": "string"})), &large, 2 << 20).unwrap_err();
     assert!(one.len() == 1 && one[0].len() <= MAX_DETAIL_BYTES + 3 && one[0].ends_with('…'), "{one:?}");
     assert!(began.elapsed() < SOON);
 }
@@ -150,7 +162,7 @@ fn what_is_wrong_with_a_large_value_is_said_in_a_few_words() {
 #[test]
 fn a_stored_schema_that_would_be_refused_today_refuses_every_value_and_says_why() {
     let schema = Schema::stored(&doubling(40, "anyOf", json!({"type": "string"})));
-    let found = schema.check_at_once(&json!("x")).unwrap().unwrap_err();
+    let found = details(schema.check_at_once(&json!("x"), &mut Allowance::of_report()).unwrap().unwrap_err());
     assert!(found[0].starts_with("the schema of the flow is not taken any more, register the flow"), "{found:?}");
 }
 
@@ -181,10 +193,37 @@ fn ordinary_schemas_are_checked_at_once() {
             "Additional properties are not allowed ('more' was unexpected)",
         ],
     );
-    assert!(Schema::stored(&order).check_at_once(&json!({"id": "x", "items": [1, 1]})).is_ok());
+    let value = json!({"id": "x", "items": [1, 1]});
+    assert!(Schema::stored(&order).check_at_once(&value, &mut Allowance::of_report()).is_ok());
     assert_eq!(
         wrong(&json!({"$ref": "https://example.org/other.json"})),
         [": it refers to https://example.org/other.json, and nothing is fetched from elsewhere"]
     );
     assert_eq!(wrong(&json!({"type": "strin"})).len(), 1);
+}
+
+#[test]
+fn checks_that_share_an_allowance_end_with_it() {
+    let schema = Schema::stored(&json!({"type": "array", "items": {"type": "integer"}}));
+    let value: Value = (0..1_000).collect();
+    let bytes = value.to_string().len();
+    let mut allowance = Allowance { limit: 10_000, left: 10_000, of: "call" };
+    let verdicts: Vec<_> = (0..20).map(|_| schema.check(&value, bytes, &mut allowance)).collect();
+    let good = verdicts.iter().take_while(|verdict| verdict.is_ok()).count();
+    assert!((1..10).contains(&good), "{verdicts:?}");
+    for verdict in &verdicts[good..] {
+        let Err(Mismatch::Exhausted(limit)) = verdict else { panic!("{verdict:?}") };
+        assert!(limit.contains("more than 10000 steps, the limit for one call"), "{limit}");
+    }
+    let mut allowance = Allowance { limit: 10_000, left: 10_000, of: "call" };
+    let wrong = (0..100).filter(|_| schema.check(&json!(["x"]), 5, &mut allowance) != Ok(())).count();
+    assert_eq!(wrong, 100);
+    assert!(allowance.spent() > 100, "saying what is wrong costs something as well");
+}
+
+#[test]
+fn the_largest_payload_is_checked_within_the_allowance_of_a_report() {
+    let units = CHECK_UNITS + CHECK_UNITS_A_BYTE * crate::config::MAX_PAYLOAD_BYTES as u64;
+    let most = 2 * units + crate::config::MAX_PAYLOAD_BYTES as u64 / BYTES_A_STEP;
+    assert!(most < MAX_REPORT_CHECK_STEPS, "{most}");
 }
