@@ -138,6 +138,10 @@ impl Api {
         &self.0.task_memory
     }
 
+    fn unsent(&self) -> &unsent::Unsent {
+        &self.0.unsent
+    }
+
     fn projections(&self) -> &projections::ProjectionCache {
         &self.0.projections
     }

@@ -10,6 +10,7 @@ use eddyline_engine::{
 use eddyline_protocol as wire;
 use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
 use eddyline_store::{Namespace, Offer};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -50,7 +51,7 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
         let repeated = ClaimTasks { queues: Vec::new(), ..claim };
         let tasks = alive(&call, &claimant.id, call.engine().claim(call.ns(), repeated, Duration::ZERO)).await?;
         if !tasks.is_empty() {
-            return ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() });
+            return handed_over(&call, &claimant.id, tasks, |tasks| ClaimedTasks { tasks }).await;
         }
         let mut stopping = call.api.stopping();
         let waits = alive(&call, &claimant.id, tokio::time::timeout(wait, stopped(&mut stopping)));
@@ -60,7 +61,26 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
     let waiting = call.engine().ask(call.ns(), claim, wait.is_zero()).await?;
     let wait = claimant.still_waits(&call, wait).await;
     let (tasks, _room) = call.while_admitted(alive(&call, &claimant.id, assembled(&call, waiting, wait))).await??;
-    ok(&ClaimedTasks { tasks: tasks.into_iter().map(words::task).collect() })
+    handed_over(&call, &claimant.id, tasks, |tasks| ClaimedTasks { tasks }).await
+}
+
+/// The answer with these tasks. If there is no room for it until it is read, the tasks come back to the queue at once: the
+/// worker does not know of them.
+async fn handed_over<T: Serialize>(
+    call: &Call,
+    worker: &str,
+    tasks: Vec<Assignment>,
+    answer: impl FnOnce(Vec<wire::Task>) -> T,
+) -> Answer {
+    let ids: Vec<TaskId> = tasks.iter().map(|task| TaskId { run: task.token.run, fence: task.token.fence }).collect();
+    let response = ok(&answer(tasks.into_iter().map(words::task).collect()))?;
+    let held = call.api.unsent().try_hold(call.ns(), response).await;
+    if held.is_err()
+        && let Err(error) = call.engine().release(call.ns(), worker, &ids).await
+    {
+        tracing::warn!(worker, "claimed tasks whose answer was refused wait for their leases to expire: {error}");
+    }
+    held
 }
 
 /// The tasks of a claim, and what they have of the memory budget until the answer is written. What has no room in the
@@ -111,7 +131,12 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     };
     let news = news_of(call.engine(), call.ns(), &code, &reported).await?.news;
     let outcomes = reading.outcomes(call.ns(), reported, &call.engine().config().hooks);
-    ok(&ReportedTasks { outcomes, tasks: tasks.into_iter().map(words::task).collect(), news })
+    let answer = |tasks| ReportedTasks { outcomes: outcomes.clone(), tasks, news: news.clone() };
+    match handed_over(&call, &claimant.id, tasks, answer).await {
+        // What became of the reports is small, and is said without the tasks.
+        Err(_) => ok(&ReportedTasks { outcomes, tasks: Vec::new(), news }),
+        held => held,
+    }
 }
 
 /// `GET /v1/tasks/{id}/memo`

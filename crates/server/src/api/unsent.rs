@@ -26,30 +26,43 @@ impl Unsent {
 
     /// The same answer, which takes up room until it is sent or given up; where there is none, that is the answer.
     pub async fn hold(&self, ns: &Namespace, response: Response) -> Response {
+        self.try_hold(ns, response).await.unwrap_or_else(Failure::response)
+    }
+
+    /// The same for those who have something to undo where there is no room. An answer that has its room keeps it.
+    pub async fn try_hold(&self, ns: &Namespace, response: Response) -> Result<Response, Failure> {
+        if response.extensions().get::<HasRoom>().is_some() {
+            return Ok(response);
+        }
         // One that is streamed has no length, and is in memory only piece by piece.
         let bytes = response.body().size_hint().exact().unwrap_or(0);
         let mut room = self.0.reservation(ns);
         if room.grow_within(usize::try_from(bytes).unwrap_or(usize::MAX), Duration::ZERO).await.is_err() {
             metrics::counter!("eddyline_answers_refused_total").increment(1);
             let message = "too many large answers wait to be read; come back in a second";
-            return Failure::new(Code::TooMany, message).response();
+            return Err(Failure::new(Code::TooMany, message));
         }
         if !room.is_counted() {
-            return response;
+            return Ok(response);
         }
-        let (head, body) = response.into_parts();
+        let (mut head, body) = response.into_parts();
         match body.collect().await {
             Ok(whole) => {
                 let held = Held { bytes: whole.to_bytes(), _room: room };
-                Response::from_parts(head, Body::from(Bytes::from_owner(held)))
+                head.extensions.insert(HasRoom);
+                Ok(Response::from_parts(head, Body::from(Bytes::from_owner(held))))
             }
             Err(error) => {
                 tracing::error!("an answer could not be put together: {error}");
-                Failure::new(Code::Internal, "the answer could not be put together").response()
+                Err(Failure::new(Code::Internal, "the answer could not be put together"))
             }
         }
     }
 }
+
+/// Marks an answer that is counted already.
+#[derive(Clone)]
+struct HasRoom;
 
 /// The last one who has a part of the answer gives its room back.
 struct Held {

@@ -1,7 +1,11 @@
 //! Only whoever claimed a task reports on it.
 
-use eddyline_server::ServeArgs;
+use std::time::{Duration, Instant};
+
+use eddyline_server::{ServeArgs, Size};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::client::{Client, Rig, args};
 
@@ -164,5 +168,56 @@ async fn a_worker_keeps_and_gives_back_no_lease_but_its_own() {
     let beat = rig.post("/v1/workers/owner/heartbeat", json!({"tasks": [id]})).await;
     assert_eq!((&beat.body["lost"], &beat.body["cancel"]), (&json!([]), &json!([])));
     assert_eq!(rig.report(&task, json!({"op": "complete"})).await["outcome"], "applied");
+    rig.server.stop().await;
+}
+
+/// Whoever asked for large answers and does not read them, until there is no room for another.
+async fn unread(rig: &Rig, run: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4 << 10).unwrap();
+    let mut stream = socket.connect(rig.addr).await.unwrap();
+    let request = format!("GET /v1/runs/{run} HTTP/1.1\r\nhost: {}\r\n\r\n", rig.addr).repeat(8);
+    stream.write_all(request.as_bytes()).await.unwrap();
+    // The first answers may still fit between the server and its reader.
+    let mut refused = 0;
+    while refused < 5 {
+        refused = if rig.get(&format!("/v1/runs/{run}")).await.status == 429 { refused + 1 } else { 0 };
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stream
+}
+
+#[tokio::test]
+async fn tasks_come_back_at_once_if_there_is_no_room_for_the_answer() {
+    let rig = Rig::with(ServeArgs { response_memory: Some(Size { bytes: 200 << 10 }), ..args() }).await;
+    rig.flow("large", "{steps: {a: {set: 1}}}").await;
+    rig.flow("f", "{steps: {a: {}}}").await;
+    let large = rig.run("large", json!("x".repeat(2_000_000))).await;
+    rig.run("f", json!("small")).await;
+    let small = rig.claim("w").await;
+    rig.run("f", json!("y".repeat(30_000))).await;
+
+    let slow = unread(&rig, &large).await;
+    let refused = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 1})).await;
+    assert_eq!(refused.code(), (429, "too_many"), "{}", refused.body);
+    // A report is answered all the same, without the tasks that it asked for.
+    let report = json!({"task_id": small["task_id"], "token": small["token"], "op": "complete", "output": 1});
+    let asked = json!({"worker_id": "w", "reports": [report], "claim": {"max": 1}});
+    let reported = rig.post("/v1/tasks/report", asked).await;
+    assert_eq!(reported.status, 200, "{}", reported.body);
+    assert_eq!(reported.body["outcomes"][0]["outcome"], "applied", "{}", reported.body);
+    assert_eq!(reported.body["tasks"].as_array().map_or(0, Vec::len), 0);
+
+    drop(slow);
+    let since = Instant::now();
+    let task = loop {
+        let reply = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 1})).await;
+        if let Some(task) = reply.body["tasks"].get(0) {
+            break task.clone();
+        }
+        assert!(since.elapsed() < Duration::from_secs(15), "the task waits for its lease: {}", reply.body);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(task["attempt"], 1, "it was no attempt");
     rig.server.stop().await;
 }
