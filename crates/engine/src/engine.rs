@@ -31,6 +31,7 @@ use crate::retention::Retention;
 use crate::shutdown::{self, Shutdown, Stop};
 use crate::timers::Timers;
 use crate::token::Tokens;
+use crate::view_cache::ViewCache;
 use crate::workers::Workers;
 
 /// How long a shutdown waits for what is on its way before it lets go.
@@ -42,6 +43,7 @@ pub struct Engine {
     pub(crate) instance: Instance,
     pub(crate) bus: Arc<Bus>,
     pub(crate) facts: Arc<ClaimFacts>,
+    pub(crate) views: Arc<ViewCache>,
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) backlogs: Arc<Backlogs>,
     pub(crate) stopping: Shutdown,
@@ -102,9 +104,10 @@ impl Engine {
         loops.set.spawn(watched("committer", committing, stopping.clone(), health.clone()));
         let running = Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds };
         let (facts, tokens) = (Arc::new(ClaimFacts::default()), Arc::new(Tokens::default()));
-        let (backlogs, workers, drained) = (Arc::default(), Arc::default(), watch::Sender::new(()));
+        let (backlogs, workers, views, drained) =
+            (Arc::default(), Arc::default(), Arc::default(), watch::Sender::new(()));
         let running = Arc::new(running);
-        Engine { instance, bus, facts, tokens, backlogs, stopping, workers, health, drained, running }
+        Engine { instance, bus, facts, views, tokens, backlogs, stopping, workers, health, drained, running }
     }
 
     /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.

@@ -44,6 +44,7 @@ mod start;
 mod timeline;
 mod timers;
 mod token;
+mod view_cache;
 mod workers;
 
 pub use act::*;

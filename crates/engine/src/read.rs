@@ -343,14 +343,18 @@ impl Engine {
     }
 
     /// The fold of a run's timeline.
-    async fn view(&self, run: RunId) -> Result<RunView> {
-        let (mut view, mut after) = (RunView::default(), 0);
+    async fn view(&self, run: RunId) -> Result<Arc<RunView>> {
+        let (mut view, mut after) = self.views.find(run);
         loop {
             let records = self.instance.store.records(run, after, MAX_PAGE).await?;
-            let Some(last) = records.last() else { return Ok(view) };
+            let Some(last) = records.last() else { break };
+            metrics::counter!("eddyline_records_folded_total").increment(records.len() as u64);
             after = last.n;
+            let view = Arc::make_mut(&mut view);
             records.iter().for_each(|record| view.apply(record));
         }
+        self.views.keep(run, &view, after);
+        Ok(view)
     }
 
     async fn outcome(&self, run: RunId, outcome: &Outcome) -> Result<(Option<Value>, Option<Failure>)> {

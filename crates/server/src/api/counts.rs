@@ -60,6 +60,7 @@ const ALL: &[(Kind, &str, &str)] = &[
     (Kind::Counter, "eddyline_bugs_total", "Decisions refused as impossible. Should stay 0; please report it."),
     (Kind::Counter, "eddyline_heavy_decisions_total", "Decisions made on a thread of their own, since they take long."),
     (Kind::Gauge, "eddyline_heavy_decisions_waiting", "Runs that wait for such a thread."),
+    (Kind::Counter, "eddyline_records_folded_total", "Records read to show steps, projections and their counts."),
     (Kind::Gauge, "eddyline_cached_runs_bytes", "What the cached runs take, about."),
     (Kind::Histogram, "eddyline_batch_size", "Runs in a commit; 0 where it only claims."),
     (Kind::Histogram, "eddyline_commit_seconds", "From handing a commit to the store until it is durable."),

@@ -10,13 +10,30 @@ use eddyline_machine::project::Projector;
 
 /// What all states may take together. Those not used for the longest time go first.
 const MAX_BYTES: usize = 32 << 20;
-/// States of one run: some readers, each at a place of its own.
+/// States of one run in which readers stopped: some readers, each at a place of its own.
 const MAX_STATES: usize = 4;
+/// While a timeline is folded a checkpoint is kept about every so many records, for those who begin to read elsewhere.
+pub(super) const CHECKPOINT_EVERY: u64 = 1_000;
+/// Checkpoints of one run, which take half of the cache at most. With more of them the distances grow.
+const MAX_CHECKPOINTS: usize = 16;
+/// Counts that are kept. Each is a few numbers and the filter that it was made with.
+const MAX_COUNTS: usize = 1_000;
+
+/// What was counted: records of a run's timeline, or of one of its projections, of these kinds and that step.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Counted {
+    pub run: RunId,
+    pub which: Option<u8>,
+    pub kinds: Vec<String>,
+    pub step: Option<String>,
+}
 
 #[derive(Debug)]
 pub(crate) struct ProjectionCache {
     most_bytes: usize,
     kept: Mutex<Kept>,
+    /// Up to which record each count goes, and what it came to.
+    counts: Mutex<HashMap<Counted, (u64, u64)>>,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +53,8 @@ struct State {
     projector: Arc<Projector>,
     bytes: usize,
     used: u64,
+    /// Nobody stopped here: it was made on the way.
+    checkpoint: bool,
 }
 
 impl Default for ProjectionCache {
@@ -46,7 +65,7 @@ impl Default for ProjectionCache {
 
 impl ProjectionCache {
     fn with(most_bytes: usize) -> ProjectionCache {
-        ProjectionCache { most_bytes, kept: Mutex::default() }
+        ProjectionCache { most_bytes, kept: Mutex::default(), counts: Mutex::default() }
     }
 
     /// The best state from which to go on reading a projection after a record, and the number of the last record in it.
@@ -75,27 +94,79 @@ impl ProjectionCache {
         if at == 0 || bytes > self.most_bytes {
             return;
         }
+        let quiet = (which, last);
+        self.add(run, State { at, quiet, projector: Arc::new(projector), bytes, used: 0, checkpoint: false });
+    }
+
+    /// Keeps a state on the way, if it has come far enough since the record `since`: about as many records as it has steps,
+    /// so that the copies take no longer than the folding. Whether it has come that far.
+    pub fn pass(&self, run: RunId, which: u8, last: u64, at: u64, since: u64, projector: &Projector) -> bool {
+        if at < since + CHECKPOINT_EVERY || at < since + projector.view().steps().len() as u64 {
+            return false;
+        }
+        let bytes = projector.bytes();
+        if bytes <= self.most_bytes / 4 {
+            let (quiet, projector) = ((which, last), Arc::new(projector.clone()));
+            self.add(run, State { at, quiet, projector, bytes, used: 0, checkpoint: true });
+        }
+        true
+    }
+
+    fn add(&self, run: RunId, mut state: State) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.uses += 1;
-        let state = State { at, quiet: (which, last), projector: Arc::new(projector), bytes, used: kept.uses };
+        state.used = kept.uses;
+        kept.bytes += state.bytes;
         let states = kept.by_run.entry(run).or_default();
-        let mut freed = 0;
-        states.retain(|other| {
-            let stays = other.at != at || other.quiet.0 != which;
-            freed += if stays { 0 } else { other.bytes };
-            stays
-        });
+        let replaced = |other: &State| {
+            other.at == state.at
+                && other.checkpoint == state.checkpoint
+                && (state.checkpoint || other.quiet.0 == state.quiet.0)
+        };
+        let mut freed: usize = states.extract_if(.., |other| replaced(other)).map(|other| other.bytes).sum();
         states.push(state);
-        if states.len() > MAX_STATES
-            && let Some(oldest) = (0..states.len()).min_by_key(|at| states[*at].used)
+        let readers = (0..states.len()).filter(|at| !states[*at].checkpoint);
+        if readers.clone().count() > MAX_STATES
+            && let Some(oldest) = readers.min_by_key(|at| states[*at].used)
         {
             freed += states.remove(oldest).bytes;
         }
-        kept.bytes = kept.bytes + bytes - freed;
+        while let Some(dispensable) = dispensable(states, self.most_bytes / 2) {
+            freed += states.remove(dispensable).bytes;
+        }
+        kept.bytes -= freed;
         while kept.bytes > self.most_bytes {
             kept.drop_oldest();
         }
     }
+
+    /// Up to which record this was counted, and what it came to.
+    pub fn counted(&self, what: &Counted) -> (u64, u64) {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(what).copied().unwrap_or_default()
+    }
+
+    pub fn keep_count(&self, what: Counted, at: u64, count: u64) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.len() >= MAX_COUNTS && !counts.contains_key(&what) {
+            counts.clear();
+        }
+        counts.insert(what, (at, count));
+    }
+}
+
+/// The checkpoint that is missed least, where there are too many: its neighbours are closest to each other.
+fn dispensable(states: &[State], most_bytes: usize) -> Option<usize> {
+    let mut checkpoints: Vec<usize> = (0..states.len()).filter(|at| states[*at].checkpoint).collect();
+    let bytes: usize = checkpoints.iter().map(|at| states[*at].bytes).sum();
+    if checkpoints.len() <= MAX_CHECKPOINTS && bytes <= most_bytes {
+        return None;
+    }
+    checkpoints.sort_unstable_by_key(|at| states[*at].at);
+    let before = |place: usize| place.checked_sub(1).map_or(0, |before| states[checkpoints[before]].at);
+    // The last one is next to nothing: whoever folds on will make another after it.
+    let gap = |place: usize| states[checkpoints[place + 1]].at - before(place);
+    let least = (0..checkpoints.len() - 1).min_by_key(|place| gap(*place)).unwrap_or(0);
+    Some(checkpoints[least])
 }
 
 impl Kept {
@@ -156,5 +227,25 @@ mod tests {
         assert!(kept.bytes <= 6 * each && kept.by_run.len() <= 6, "{kept:?}");
         let counted: usize = kept.by_run.values().flatten().map(|state| state.bytes).sum();
         assert_eq!(kept.bytes, counted);
+    }
+
+    #[test]
+    fn checkpoints_are_kept_on_the_way_and_thinned_out_evenly() {
+        let cache = ProjectionCache::default();
+        let projector = Projector::new(run(1));
+        let mut since = 0;
+        for at in 1..=100_000 {
+            if cache.pass(run(1), STEPS, at, at, since, &projector) {
+                since = at;
+            }
+        }
+        let resumed = |after| cache.resume(run(1), OTHER, after).1;
+        for after in (0..=100_000).step_by(777) {
+            assert!(after - resumed(after) <= 100_000 / 4, "after {after}: {}", resumed(after));
+        }
+        assert_eq!(resumed(100_000), 100_000);
+        let kept = cache.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(kept.by_run[&run(1)].len(), MAX_CHECKPOINTS);
+        assert_eq!(kept.bytes, MAX_CHECKPOINTS * projector.bytes());
     }
 }

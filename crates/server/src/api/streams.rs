@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::call::{Answer, Call, MAX_PAGE, run_id};
 use super::failure::Failure;
+use super::projections::Counted;
 
 /// Records that one request looks at, where most of them are not what is asked for.
 const MAX_LOOKED_AT: usize = 20_000;
@@ -121,7 +122,8 @@ pub(crate) async fn read(call: Call) -> Answer {
 }
 
 /// How many records of a stream are of the kinds and the step that are asked for. A projection is only known once it is
-/// made, and what records say only once they are read, so that this may take reading a timeline to its end.
+/// made, and what records say only once they are read. The first time this takes reading a timeline to its end; whoever asks
+/// again has what has come since read.
 async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failure> {
     let (which, run) = match stream {
         Stream::Runs(flow) => return count_runs(call, flow, asked).await,
@@ -129,20 +131,36 @@ async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failu
         Stream::Timeline(run) => (None, *run),
         Stream::Projected(which, run) => (Some(which), *run),
     };
-    let (mut projector, mut read, mut count) = (Projector::new(run), 0, 0);
+    let (kinds, step) = (asked.kinds.clone(), asked.step.clone());
+    let what = Counted { run, which: which.map(Projected::number), kinds, step };
+    let (counted_to, mut count) = call.api.projections().counted(&what);
+    let mut reading = which.map(|which| Reading::begin(call, which, run, counted_to));
+    let mut read = reading.as_ref().map_or(counted_to, |reading| reading.at);
     loop {
         let page = call.engine().timeline(call.ns(), run, read, MAX_PAGE, Duration::ZERO).await?;
-        let Some(last) = page.records.last().map(|last| last.n) else { return Ok(count) };
+        let Some(last) = page.records.last().map(|last| last.n) else { break };
+        count_folded(&page);
         let ctx = context(run, &page);
         for record in &page.records {
-            let shown = match which {
+            let shown = match &mut reading {
                 None => Some(to_wire(&ctx, record, &|_| None)),
-                Some(which) => which.of(&ctx, &mut projector, record),
+                Some(reading) => reading.next(call, &ctx, record),
             };
+            let shown = shown.filter(|_| record.n > counted_to);
             count += u64::from(shown.is_some_and(|record| asked.wants(&record)));
         }
         read = last;
     }
+    if let Some(reading) = reading {
+        reading.end(call);
+    }
+    call.api.projections().keep_count(what, read, count);
+    Ok(count)
+}
+
+/// Records that were read for a projection or a count.
+fn count_folded(page: &Timeline) {
+    metrics::counter!("eddyline_records_folded_total").increment(page.records.len() as u64);
 }
 
 /// The lines of the index are all of one kind, and of no step.
@@ -259,10 +277,11 @@ async fn projected(
             reading.end(call);
             return Ok((items.found, None));
         }
+        count_folded(&page);
         let ctx = context(run, &page);
         for record in &page.records {
             reading.pass(call, asked.after, record.n);
-            let Some(record) = reading.next(&ctx, record).filter(|_| record.n > asked.after) else { continue };
+            let Some(record) = reading.next(call, &ctx, record).filter(|_| record.n > asked.after) else { continue };
             if asked.wants(&record) && items.is_full_with(record) {
                 let at = reading.at;
                 reading.end(call);
@@ -284,6 +303,8 @@ struct Reading<'a> {
     /// The last record that was folded, and the last that changed the projection.
     at: u64,
     last: u64,
+    /// Where the last checkpoint was, or where it began.
+    checkpoint: u64,
     /// Records before the first one that is asked for have to be folded.
     folded: bool,
 }
@@ -295,7 +316,7 @@ impl<'a> Reading<'a> {
             Projected::StepIndex => (Projector::new(run), after),
             _ => call.api.projections().resume(run, which.number(), after),
         };
-        Reading { which, run, projector, at, last: after.min(at), folded: at < after }
+        Reading { which, run, projector, at, last: after.min(at), checkpoint: at, folded: at < after }
     }
 
     /// Keeps the state before the first record that is asked for, where it took folding to get there: whoever asks for the
@@ -309,11 +330,17 @@ impl<'a> Reading<'a> {
     }
 
     /// What the projection says of the next record.
-    fn next(&mut self, ctx: &WireContext<'_>, record: &Numbered) -> Option<Value> {
+    fn next(&mut self, call: &Call, ctx: &WireContext<'_>, record: &Numbered) -> Option<Value> {
         let shown = self.which.of(ctx, &mut self.projector, record);
         self.at = record.n;
         if shown.is_some() {
             self.last = record.n;
+        }
+        let (which, since) = (self.which.number(), self.checkpoint);
+        if *self.which != Projected::StepIndex
+            && call.api.projections().pass(self.run, which, self.last, self.at, since, &self.projector)
+        {
+            self.checkpoint = self.at;
         }
         shown
     }

@@ -153,3 +153,73 @@ async fn pages_of_projections_are_the_same_in_any_order_and_of_any_size() {
     }
     rig.server.stop().await;
 }
+
+/// How many records were read for projections, counts and steps so far.
+async fn folded(client: &Client) -> u64 {
+    let metrics = client.get("/metrics").await.body;
+    let lines = metrics.as_str().unwrap().lines();
+    let found = lines.filter_map(|line| line.strip_prefix("eddyline_records_folded_total ")).next();
+    found.map_or(0, |number| number.parse().unwrap())
+}
+
+#[tokio::test]
+async fn pages_counts_and_steps_of_a_long_run_do_not_begin_with_its_first_record() {
+    let rig = Rig::start().await;
+    let run = logging_run(&rig, 20, 500).await;
+    let read = async |path: &str| {
+        let before = folded(&rig).await;
+        let page = rig.get(path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        (page.body, folded(&rig).await - before)
+    };
+    let records =
+        rig.get(&format!("/v1/streams/nq:flow:{run}?limit=1&count=true")).await.body["total"].as_u64().unwrap();
+    assert!(records > 10_000, "{records}");
+    for stream in [format!("nq:proj:flow:logging:{run}"), format!("nq:proj:flow-steps:{run}")] {
+        let page = |after: u64| format!("/v1/streams/{stream}?after={after}&limit=1");
+        // A page that nobody has read up to takes the whole timeline once, and others begin near their place after that.
+        read(&page(records - 2)).await;
+        for after in [9_100, 2_300, 7_700, 400, 5_000, 6_900, 3_800, 8_600] {
+            let (_, cost) = read(&page(after)).await;
+            assert!(cost <= 3_000, "{stream} after {after}: {cost} records were read");
+        }
+        let counted = format!("{}&count=true", page(records));
+        let (first, _) = read(&counted).await;
+        let (again, cost) = read(&counted).await;
+        assert_eq!((&again["total"], cost), (&first["total"], 0), "{stream}");
+        let all = rig.get(&format!("/v1/streams/{stream}?limit=1&count=true&kind=none")).await.body;
+        assert_eq!(all["total"], 0, "another filter is another count");
+    }
+    let counted = format!("/v1/streams/nq:flow:{run}?kind=runner.log&limit=1&count=true");
+    assert_eq!(read(&counted).await.0["total"], 10_000);
+    assert_eq!(read(&counted).await, (read(&counted).await.0, 0));
+    let steps = format!("/v1/runs/{run}/steps?limit=5");
+    let (first, cost) = read(&steps).await;
+    assert_eq!(cost, records);
+    assert_eq!(read(&steps).await, (first, 0));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn steps_and_counts_that_were_read_before_go_on_with_the_run() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}, b: {after: [a], run: b}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let (steps, counted) =
+        (format!("/v1/runs/{run}/steps"), format!("/v1/streams/nq:proj:flow-steps:{run}?limit=1&count=true"));
+    let mut totals = Vec::new();
+    for (a, b) in [("running", "pending"), ("completed", "running"), ("completed", "completed")] {
+        let shown = rig.get(&steps).await;
+        let status = |at: usize| shown.items()[at]["status"].clone();
+        assert_eq!((status(0), status(1)), (json!(a), json!(b)), "{}", shown.body);
+        totals.push(rig.get(&counted).await.body["total"].as_u64().unwrap());
+        if b != "completed" {
+            let task = rig.claim("w").await;
+            rig.report(&task, json!({"op": "complete", "output": 1})).await;
+        }
+    }
+    assert!(totals.is_sorted_by(|a, b| a < b), "{totals:?}");
+    let all = all(&rig, &format!("nq:proj:flow-steps:{run}"), "").await;
+    assert_eq!(totals[2], all.len() as u64);
+    rig.server.stop().await;
+}
