@@ -1,6 +1,8 @@
 //! Payloads that are too large to be shown where they are used.
 
 use eddyline::protocol::Reference;
+use eddyline_machine::RunId;
+use eddyline_store::Trim;
 use serde_json::{Value, json};
 
 use crate::client::{Client, Rig};
@@ -82,5 +84,22 @@ async fn a_value_is_found_in_its_run_and_namespace_alone() {
     }
     assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.status, 200);
     assert_eq!(rig.get(&path).await.code(), (404, "not_found"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn values_of_a_trimmed_run_are_gone() {
+    let rig = Rig::start().await;
+    let run = spread_of_texts(&rig, 2, "\"${steps.each.output}\"").await;
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    let Some(reference) = Reference::find(&result.body["output"]) else { panic!("{}", result.body) };
+    let (_, key) = reference.parts().unwrap();
+    let path = format!("/v1/runs/{run}/values/{key}");
+    assert_eq!(rig.get(&path).await.status, 200);
+    let trim = Trim::Timeline(RunId(run.parse().unwrap()));
+    while rig.server.engine().store().trim(&trim).await.unwrap() {}
+    assert_eq!(rig.get(&path).await.code(), (410, "trimmed"));
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/values/x")).await.code(), (410, "trimmed"), "whatever the key is");
+    assert_eq!(rig.header("eddyline-namespace", "other").get(&path).await.code(), (404, "not_found"));
     rig.server.stop().await;
 }
