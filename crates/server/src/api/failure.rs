@@ -152,9 +152,10 @@ mod tests {
 
     #[test]
     fn what_is_quoted_is_cut_and_what_is_left_out_is_counted() {
-        let long = "é".repeat(1 << 20);
-        let details: Vec<Value> = (0..300).map(|n| json!({"path": n, "message": long})).collect();
-        let failure = Failure::invalid(long).details(details);
+        let (long, longer) = ("é".repeat(1 << 20), "é".repeat(WHOLE.message));
+        let message = |n| if n == 0 { &long } else { &longer };
+        let details: Vec<Value> = (0..300).map(|n| json!({"path": n, "message": message(n)})).collect();
+        let failure = Failure::invalid(long.clone()).details(details);
         for (bounds, bounded) in [(WHOLE, failure.clone().bounded()), (ITEM, failure.brief())] {
             let ApiError { message, details, .. } = bounded.0;
             assert!(message.len() <= bounds.message && message.ends_with(CUT));
