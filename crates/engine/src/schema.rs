@@ -6,7 +6,7 @@
 mod metered;
 mod shape;
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;
 
 use std::fmt::{self, Write as _};
