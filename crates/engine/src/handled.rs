@@ -13,6 +13,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Handled {
     store: Arc<dyn Store>,
     now: Mutex<Now>,
+    /// Held while the note is written, which may take long on a bad disk. Whoever writes writes what is newest.
+    writing: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -27,42 +29,46 @@ struct Now {
 
 impl Handled {
     pub fn new(store: Arc<dyn Store>) -> Handled {
-        Handled { store, now: Mutex::default() }
+        Handled { store, now: Mutex::default(), writing: Mutex::default() }
     }
 
     /// These runs are decided on from now on, one after the other.
     pub fn begin(&self, runs: &[RunId]) {
-        let mut now = self.now();
-        now.handling.batch.extend(runs);
-        now.last += 1;
-        now.batch = now.last;
-        self.store.note_handling(&now.handling);
+        self.note(|now| {
+            now.handling.batch.extend(runs);
+            now.last += 1;
+            now.batch = now.last;
+        });
     }
 
     /// They are decided on.
     pub fn end(&self) {
-        let mut now = self.now();
-        now.handling.batch.clear();
-        self.store.note_handling(&now.handling);
+        self.note(|now| now.handling.batch.clear());
     }
 
     /// A run is decided on from now on, on a thread of its own.
     pub fn begin_apart(&self, run: RunId) {
-        let mut now = self.now();
-        now.last += 1;
-        let number = now.last;
-        now.handling.apart.push(run);
-        now.apart.push(number);
-        self.store.note_handling(&now.handling);
+        self.note(|now| {
+            now.last += 1;
+            now.handling.apart.push(run);
+            now.apart.push(now.last);
+        });
     }
 
     pub fn end_apart(&self, run: RunId) {
-        let mut now = self.now();
-        if let Some(at) = now.handling.apart.iter().position(|apart| *apart == run) {
-            now.handling.apart.remove(at);
-            now.apart.remove(at);
-        }
-        self.store.note_handling(&now.handling);
+        self.note(|now| {
+            if let Some(at) = now.handling.apart.iter().position(|apart| *apart == run) {
+                now.handling.apart.remove(at);
+                now.apart.remove(at);
+            }
+        });
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Now)) {
+        change(&mut self.now());
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let handling = self.now().handling.clone();
+        self.store.note_handling(&handling);
     }
 
     /// The decisions under way, each with the runs that it may be about.

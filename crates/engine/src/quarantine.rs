@@ -61,9 +61,15 @@ async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
             }
         }
     }
-    let alone = noted.runs().count() == 1;
+    // Suspects are decided on one at a time. So if one of them was, it is to blame, and not the others that were decided
+    // on beside it for the first time.
+    let mut blamed: Vec<RunId> = noted.runs().collect();
+    if blamed.iter().filter(|run| known.contains_key(*run)).count() == 1 {
+        blamed.retain(|run| known.contains_key(run));
+    }
+    let alone = blamed.len() == 1;
     let now = instance.store.now().await?;
-    for run in noted.runs() {
+    for run in blamed {
         // One that is not stored was being started: whoever starts it tries again, or not.
         let Some(summary) = instance.store.summary(run).await?.filter(|summary| summary.ended_at.is_none()) else {
             continue;

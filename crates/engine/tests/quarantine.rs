@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use eddyline_engine::{Config, Decision, EngineError};
 use eddyline_machine::{RunId, Status};
-use eddyline_store::{DocumentFilter, Embedded, Handling, Memory, Options, Store};
+use eddyline_store::{DocumentFilter, Embedded, Handling, Memory, Namespace, Options, Store};
 use rig::hooked::Hooked;
 use rig::{LONG, Rig, done};
 use serde_json::json;
@@ -198,5 +198,48 @@ async fn a_run_that_this_process_does_not_know_to_be_quarantined_is_released_all
     assert_eq!(rig.engine.quarantined(&rig.ns).await.unwrap().len(), 1);
     rig.engine.resume(&rig.ns, poisoned, "somebody").await.unwrap();
     assert!(rig.engine.quarantined(&rig.ns).await.unwrap().is_empty());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_suspect_is_blamed_for_a_death_and_not_those_that_were_decided_beside_it() {
+    let store: Arc<dyn Store> = Arc::new(Memory::new());
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let (poisoned, fine) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
+    let deaths = [
+        Handling { batch: vec![fine, poisoned], ..Handling::default() },
+        // It was decided on elsewhere, while a batch of others was.
+        Handling { apart: vec![poisoned], batch: vec![RunId(uuid::Uuid::from_u128(7))] },
+    ];
+    for (at, noted) in deaths.into_iter().enumerate() {
+        let other = Rig::on(Arc::new(Hooked { before: Some(noted), ..Hooked::new(store.clone()) }), Config::default());
+        if at == 0 {
+            // It shows to be harmless.
+            other.engine.pause(&other.ns, fine, "somebody").await.unwrap();
+        }
+        other.start("f", json!(3)).await;
+        other.stop().await;
+    }
+    let listed = rig.engine.quarantined(&rig.ns).await.unwrap();
+    assert_eq!(listed.iter().map(|(summary, _)| summary.run).collect::<Vec<_>>(), [poisoned]);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_quarantined_run_is_not_there_for_another_namespace() {
+    let store: Arc<dyn Store> = Arc::new(Memory::new());
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register("name: f\nsteps: {a: {}}").await;
+    let poisoned = rig.start("f", json!(1)).await;
+    for _ in 0..2 {
+        let before = Some(Handling { apart: vec![poisoned], ..Handling::default() });
+        let other = Rig::on(Arc::new(Hooked { before, ..Hooked::new(store.clone()) }), Config::default());
+        let known = other.engine.quarantine(&other.ns, poisoned).await.unwrap().is_some();
+        let refused = other.engine.pause(&Namespace::new("other"), poisoned, "them").await;
+        assert!(matches!(refused, Err(EngineError::NotFound { .. })), "{known}: {refused:?}");
+        other.stop().await;
+    }
+    assert_eq!(rig.engine.quarantined(&rig.ns).await.unwrap().len(), 1);
     rig.stop().await;
 }
