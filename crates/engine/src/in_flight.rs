@@ -5,28 +5,31 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use eddyline_machine::{Input, RunId};
-use eddyline_store::Taken;
+use eddyline_store::{Map, Namespace, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::error::{EngineError, Result};
 use crate::instance::Instance;
 
-/// Batches of due items that one loop has under way at most.
+/// Batches of due items that one loop has under way at most, and that one namespace may have of them: those of others are
+/// handed in beside them.
 const BATCHES: usize = 20;
+const BATCHES_A_NAMESPACE: usize = 5;
 
 /// The items of one loop, each known by its run and `K`.
 #[derive(Debug)]
 pub(crate) struct InFlight<K> {
     known: BTreeSet<(RunId, K)>,
+    of: Map<Namespace, usize>,
     answers: FuturesUnordered<BoxFuture<'static, Answer<K>>>,
 }
 
-type Answer<K> = ((RunId, K), Result<()>);
+type Answer<K> = (Namespace, (RunId, K), Result<()>);
 
 impl<K> Default for InFlight<K> {
     fn default() -> InFlight<K> {
-        InFlight { known: BTreeSet::new(), answers: FuturesUnordered::new() }
+        InFlight { known: BTreeSet::new(), of: Map::default(), answers: FuturesUnordered::new() }
     }
 }
 
@@ -45,15 +48,25 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         instance.config.due_batch.max(1).min(most - self.known.len())
     }
 
-    /// Hands an item in, unless it is under way already: the store hands out again what took longer than its hold.
-    pub async fn hand_in(&mut self, instance: &Instance, run: RunId, key: K, input: Input, taken: Taken) -> Result<()> {
-        if !self.known.insert((run, key)) {
+    /// Hands an item in, unless it is under way already: the store hands out again what took longer than its hold. So it
+    /// does with an item whose namespace has its share under way.
+    pub async fn hand_in(
+        &mut self,
+        instance: &Instance,
+        ns: Namespace,
+        (run, key): (RunId, K),
+        input: Input,
+        taken: Taken,
+    ) -> Result<()> {
+        let share = BATCHES_A_NAMESPACE * instance.config.due_batch.max(1);
+        if self.of.get(&ns).is_some_and(|items| *items >= share) || !self.known.insert((run, key)) {
             return Ok(());
         }
         match instance.committing.hand_in(run, vec![input], Some(taken), None).await {
             Ok(answer) => {
                 let decided = async move { answer.await.unwrap_or(Err(EngineError::Stopped)).map(drop) };
-                self.answers.push(decided.map(move |decided| ((run, key), decided)).boxed());
+                *self.of.entry(ns.clone()).or_default() += 1;
+                self.answers.push(decided.map(move |decided| (ns, (run, key), decided)).boxed());
                 Ok(())
             }
             Err(error) => {
@@ -64,8 +77,14 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
     }
 
     /// What failed is due again later.
-    fn decided(&mut self, (item, decided): Answer<K>, instance: &Instance) {
+    fn decided(&mut self, (ns, item, decided): Answer<K>, instance: &Instance) {
         self.known.remove(&item);
+        if let Some(items) = self.of.get_mut(&ns) {
+            *items -= 1;
+            if *items == 0 {
+                self.of.remove(&ns);
+            }
+        }
         match decided {
             Ok(()) | Err(EngineError::Stopped) => {}
             Err(error @ (EngineError::NotFound { .. } | EngineError::Trimmed(_) | EngineError::Quarantined(_))) => {

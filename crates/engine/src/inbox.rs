@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Namespace, Taken};
+use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Map, Namespace, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -32,11 +32,15 @@ const BAD_FLOW: &str = "InvalidFlow";
 const BYTES_AT_ONCE: usize = 4 << 20;
 /// Deliveries that are under way at most, as a multiple of the messages' batch. Slow ones leave room for others.
 const BATCHES: usize = 8;
+/// Of them those of one namespace.
+const BATCHES_A_NAMESPACE: usize = 2;
 
 pub(crate) struct Inbox {
     instance: Instance,
     lineage: Arc<Lineage>,
-    deliveries: FuturesUnordered<BoxFuture<'static, (RunId, Delivered)>>,
+    deliveries: FuturesUnordered<BoxFuture<'static, (Namespace, RunId, Delivered)>>,
+    /// How many of them there are of each namespace.
+    of: Map<Namespace, usize>,
     /// The runs of these deliveries, each of another one, and what has come for them meanwhile.
     under_way: BTreeMap<RunId, Option<(Namespace, Vec<Message>)>>,
     /// There was no room for more deliveries: when one is done, more messages are taken.
@@ -96,26 +100,40 @@ impl Inbox {
             instance,
             lineage: Arc::default(),
             deliveries: FuturesUnordered::new(),
+            of: Map::default(),
             under_way: BTreeMap::new(),
             full: false,
         }
     }
 
-    /// Begins to deliver, after what is on its way to the same run.
+    /// Begins to deliver, after what is on its way to the same run. If the namespace has its share of deliveries, the store
+    /// hands these messages out again later.
     fn begin(&mut self, ns: Namespace, to: RunId, messages: Vec<Message>) {
+        let share = BATCHES_A_NAMESPACE * self.instance.config.due_batch.max(1);
+        if !self.under_way.contains_key(&to) && self.of.get(&ns).is_some_and(|deliveries| *deliveries >= share) {
+            return;
+        }
         match self.under_way.entry(to) {
             btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some((ns, messages)),
             btree_map::Entry::Vacant(free) => {
                 free.insert(None);
+                *self.of.entry(ns.clone()).or_default() += 1;
+                let of = ns.clone();
                 let delivery = Delivery { instance: self.instance.clone(), lineage: self.lineage.clone(), ns, to };
                 // A panic on the way concerns the messages of this run alone.
                 let delivered = AssertUnwindSafe(async move { delivery.deliver(messages).await }).catch_unwind();
-                self.deliveries.push(Box::pin(delivered.map(move |delivered| (to, delivered))));
+                self.deliveries.push(Box::pin(delivered.map(move |delivered| (of, to, delivered))));
             }
         }
     }
 
-    fn end(&mut self, (to, delivered): (RunId, Delivered)) {
+    fn end(&mut self, (of, to, delivered): (Namespace, RunId, Delivered)) {
+        if let Some(deliveries) = self.of.get_mut(&of) {
+            *deliveries -= 1;
+            if *deliveries == 0 {
+                self.of.remove(&of);
+            }
+        }
         if let Some(Some((ns, messages))) = self.under_way.remove(&to) {
             self.begin(ns, to, messages);
         }

@@ -29,13 +29,13 @@ impl Chore for LeaseReaper {
         let room = self.in_flight.room(&self.instance).await;
         let due = self.instance.store.due(Due::Leases, room).await?;
         for item in due.items {
-            if let DueItem::Lease { run, task, why, claim, .. } = item {
+            if let DueItem::Lease { ns, run, task, why, claim } = item {
                 metrics::counter!("eddyline_attempts_expired_total").increment(1);
                 let instance = &self.instance.config.instance;
                 tracing::info!(instance, %run, fence = %task.fence, ?why, "attempt expired");
                 let input = Input::Expired { task, why, claim };
                 let taken = Taken::Expiry(task.fence, why);
-                self.in_flight.hand_in(&self.instance, run, (task.fence, why), input, taken).await?;
+                self.in_flight.hand_in(&self.instance, ns, (run, (task.fence, why)), input, taken).await?;
             }
         }
         Ok(due.next_in)

@@ -26,10 +26,10 @@ impl Chore for Timers {
         let room = self.in_flight.room(&self.instance).await;
         let due = self.instance.store.due(Due::Timers, room).await?;
         for item in due.items {
-            if let DueItem::Timer { run, timer, .. } = item {
+            if let DueItem::Timer { ns, run, timer } = item {
                 let (key, input) = ((timer.key, timer.due), Input::Due(timer.key));
                 let taken = Taken::Timer(timer.key, timer.due);
-                self.in_flight.hand_in(&self.instance, run, key, input, taken).await?;
+                self.in_flight.hand_in(&self.instance, ns, (run, key), input, taken).await?;
             }
         }
         Ok(due.next_in)
