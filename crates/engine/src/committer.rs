@@ -14,7 +14,7 @@ mod prepare;
 mod question;
 mod turns;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -144,6 +144,10 @@ pub(crate) struct Committer {
     /// Runs whose decisions are too much work for this thread, and those that are being decided elsewhere.
     heavy: Turns,
     heavy_suspects: VecDeque<RunId>,
+    /// Those whose turn had come, and that had to be read first.
+    heavy_next: VecDeque<RunId>,
+    /// Those among them and those that are still being read.
+    heavy_reading: BTreeSet<RunId>,
     thinking: FuturesUnordered<BoxFuture<'static, Thought>>,
     /// A suspect is being decided on elsewhere, and nothing else beside it.
     thinking_of_suspect: bool,
@@ -194,6 +198,8 @@ struct Lane {
     asked: usize,
     /// The inputs are too much work for the committer's thread.
     heavy: bool,
+    /// Its turn for a thread had come when it was found that it has to be read first.
+    has_turn: bool,
     /// What was decided elsewhere on the inputs.
     thought: Option<Thought>,
 }
@@ -208,6 +214,7 @@ impl Default for Lane {
             at_most: INPUTS_A_TRANSITION,
             asked: 0,
             heavy: false,
+            has_turn: false,
             thought: None,
         }
     }
@@ -266,6 +273,8 @@ impl Committer {
             handled,
             heavy: Turns::default(),
             heavy_suspects: VecDeque::new(),
+            heavy_next: VecDeque::new(),
+            heavy_reading: BTreeSet::new(),
             thinking: FuturesUnordered::new(),
             thinking_of_suspect: false,
             heavy_threads: heavy::threads(),
@@ -289,6 +298,7 @@ impl Committer {
             && !self.is_ready()
             && self.heavy.is_empty()
             && self.heavy_suspects.is_empty()
+            && self.heavy_next.is_empty()
             && self.thinking.is_empty()
             && self.asking_time.is_none()
             && self.orders.is_empty()
@@ -321,7 +331,7 @@ impl Committer {
         loop {
             self.work(cx);
             if self.stopping {
-                let heavy = !self.heavy.is_empty() || !self.heavy_suspects.is_empty();
+                let heavy = !self.heavy.is_empty() || !self.heavy_suspects.is_empty() || !self.heavy_next.is_empty();
                 let deciding = self.is_ready() || heavy || !self.thinking.is_empty();
                 return self.sent.is_empty() && self.loads.is_empty() && !deciding;
             }

@@ -107,6 +107,9 @@ pub(crate) struct HotRuns {
     small: Recent,
     large: Recent,
     uses: u64,
+    /// The flows of these runs, by address: how many runs have each. A cached run keeps its flow in memory.
+    flows: Map<usize, usize>,
+    flow_bytes: usize,
     max_bytes: usize,
 }
 
@@ -127,7 +130,7 @@ struct Recent {
 impl HotRuns {
     pub fn new(max_bytes: usize) -> HotRuns {
         let (small, large) = (Recent::default(), Recent::default());
-        HotRuns { runs: Map::default(), small, large, uses: 0, max_bytes }
+        HotRuns { runs: Map::default(), small, large, uses: 0, flows: Map::default(), flow_bytes: 0, max_bytes }
     }
 
     pub fn get(&self, run: RunId) -> Option<&Hot> {
@@ -139,9 +142,9 @@ impl HotRuns {
         self.runs.get(&run).map(|entry| entry.hot.clone())
     }
 
-    /// How many bytes the cached runs take, about.
+    /// How many bytes the cached runs take with their flows, about.
     pub fn bytes(&self) -> usize {
-        self.small.bytes + self.large.bytes
+        self.small.bytes + self.large.bytes + self.flow_bytes
     }
 
     pub fn remove(&mut self, run: RunId) {
@@ -178,6 +181,14 @@ impl HotRuns {
         let recent = self.recent(bytes);
         recent.by_use.remove(&used);
         recent.bytes -= bytes;
+        let flow = address(&hot.flow);
+        if let Some(runs) = self.flows.get_mut(&flow) {
+            *runs -= 1;
+            if *runs == 0 {
+                self.flows.remove(&flow);
+                self.flow_bytes -= hot.flow.bytes();
+            }
+        }
         Some(hot)
     }
 
@@ -188,6 +199,11 @@ impl HotRuns {
         let recent = self.recent(bytes);
         recent.by_use.insert(used, run);
         recent.bytes += bytes;
+        let runs = self.flows.entry(address(&hot.flow)).or_default();
+        *runs += 1;
+        if *runs == 1 {
+            self.flow_bytes += hot.flow.bytes();
+        }
         self.runs.insert(run, Entry { used, bytes, hot });
         self.evict();
     }
@@ -204,7 +220,7 @@ impl HotRuns {
             self.evict_oldest(|cache| &cache.large);
         }
         let room = quarter.max(self.max_bytes.saturating_sub(self.large.bytes));
-        while self.small.bytes > room && self.small.by_use.len() > 1 {
+        while self.small.bytes + self.flow_bytes > room && self.small.by_use.len() > 1 {
             self.evict_oldest(|cache| &cache.small);
         }
     }
@@ -217,8 +233,43 @@ impl HotRuns {
     }
 }
 
+/// A flow is in memory once, however many runs have it.
+fn address(flow: &Arc<Registered>) -> usize {
+    Arc::as_ptr(flow) as usize
+}
+
 fn free(hot: Arc<Hot>) {
     if hot.bytes() > FREED_ELSEWHERE && tokio::runtime::Handle::try_current().is_ok() {
         tokio::task::spawn_blocking(move || drop(hot));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::parse_definition;
+
+    #[test]
+    fn a_flow_that_cached_runs_keep_in_memory_counts_once() {
+        let flow = |name: &str| {
+            let text = format!("{{name: {name}, steps: {{a: {{}}, b: {{set: {}}}}}}}", "x".repeat(10_000));
+            Arc::new(Registered::new(parse_definition(None, &text).unwrap().flow))
+        };
+        let run = |n: u128, flow: &Arc<Registered>| {
+            Hot::new(Namespace::default(), flow.clone(), Run::new(RunId(Uuid::from_u128(n))))
+        };
+        let one = flow("one");
+        let mut cache = HotRuns::new(3 * one.bytes());
+        (0..10).for_each(|n| cache.put(run(n, &one)));
+        assert!(cache.bytes() > one.bytes() && cache.bytes() < 2 * one.bytes(), "{}", cache.bytes());
+        (0..10).for_each(|n| cache.put(run(100 + n, &flow(&format!("flow-{n}")))));
+        assert!(cache.bytes() <= cache.max_bytes, "{}", cache.bytes());
+        assert!(cache.get(RunId(Uuid::from_u128(109))).is_some());
+        (100..110).for_each(|n| cache.remove(RunId(Uuid::from_u128(n))));
+        (0..10).for_each(|n| cache.remove(RunId(Uuid::from_u128(n))));
+        assert_eq!((cache.bytes(), cache.flows.len()), (0, 0));
     }
 }

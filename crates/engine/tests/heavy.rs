@@ -320,3 +320,51 @@ async fn a_claim_beside_a_heavy_decision_is_answered() {
     rig.output(heavy.await.unwrap()).await;
     rig.stop().await;
 }
+
+#[tokio::test]
+async fn heavy_runs_that_do_not_fit_into_the_cache_are_all_decided() {
+    // Only the run that was used last is cached.
+    let mut rig = Rig::on(Arc::new(Memory::new()), Config { cache_bytes: 1, ..Config::default() });
+    let set = "${size(range(20000).filter(i, i % 2 == 0)) + size(input)}";
+    rig.register(&format!("name: f\nsteps: {{a: {{}}, b: {{after: [a], set: '{set}'}}}}")).await;
+    let input = json!("x".repeat(100 << 10));
+    let mut runs = Vec::new();
+    for _ in 0..20 {
+        runs.push(rig.start("f", input.clone()).await);
+    }
+    rig.work(20, |_| done(json!(1)));
+    for run in runs {
+        rig.output(run).await;
+    }
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn due_items_of_one_namespace_leave_room_for_those_of_others() {
+    let (go, held) = watch::channel(false);
+    let on_decision = move |decision: Decision| {
+        if decision.apart {
+            let _ = blocking(held.clone().wait_for(|go| *go));
+        }
+    };
+    let config = Config { on_decision: Some(Arc::new(on_decision)), due_batch: 2, ..Config::default() };
+    let rig = Rig::on(Arc::new(Memory::new()), config);
+    let quiet = Namespace::new("quiet");
+    // More messages and more timers than may be under way, all of them for runs that wait for a thread.
+    rig.register(HEAVY).await;
+    rig.register("name: many\nsteps: {each: {spread: 'range(60)', flow: heavy}}").await;
+    rig.register("name: nap\nsteps: {nap: {await: {time: 10ms}}, a: {after: [nap], set: '${size(range(20000).filter(i, i % 2 == 0))}'}}")
+        .await;
+    rig.start("many", json!(null)).await;
+    for _ in 0..60 {
+        rig.start("nap", json!(null)).await;
+    }
+    rig.engine.register(&quiet, None, "name: kid\nsteps: {a: {set: 1}}").await.unwrap();
+    let parent = "name: parent\nsteps: {nap: {await: {time: 100ms}}, kid: {after: [nap], flow: kid}}";
+    rig.engine.register(&quiet, None, parent).await.unwrap();
+    let run = start_in(&rig, &quiet, "parent").await.unwrap();
+    let ended = rig.engine.result(&quiet, run, Duration::from_secs(20)).await.unwrap();
+    assert!(ended.is_some(), "it waits for the runs of another namespace");
+    go.send_replace(true);
+    rig.stop().await;
+}

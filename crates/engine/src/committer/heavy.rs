@@ -6,8 +6,8 @@ use std::task::Context;
 use eddyline_machine::{RunId, Version};
 use futures_util::FutureExt;
 
-use super::{Committer, Lane, Pending, Ticket};
 use super::question::{Attempt, Obstacle, Question};
+use super::{Committer, Lane, Pending, Ticket};
 use crate::error::EngineError;
 
 /// What was decided elsewhere, of the run at that version, on what these submissions ask for.
@@ -25,14 +25,19 @@ pub(super) fn threads() -> usize {
 }
 
 impl Committer {
-    /// Puts a run in line for a decision elsewhere. It stays busy until that is made.
+    /// Puts a run in line for a decision elsewhere. It stays busy until that is made. What the run refers to is not kept
+    /// while it waits: thousands may, and large payloads are read when its turn has come.
     pub(super) fn decide_elsewhere(&mut self, run: RunId) {
         let Some(lane) = self.lanes.get_mut(&run) else { return };
         lane.busy = true;
         lane.heavy = true;
-        match self.suspects.contains_key(&run) {
-            true => self.heavy_suspects.push_back(run),
-            false => self.heavy.push(self.hot.get(run).map(|hot| hot.ns.clone()), run),
+        if self.suspects.contains_key(&run) {
+            self.heavy_suspects.push_back(run);
+        } else if lane.has_turn {
+            self.heavy_next.push_back(run);
+        } else {
+            self.heavy.push(self.hot.get(run).map(|hot| hot.ns.clone()), run);
+            self.hot.settle(run);
         }
         metrics::gauge!("eddyline_heavy_decisions_waiting").set(self.heavy.len() as f64);
     }
@@ -41,8 +46,11 @@ impl Committer {
     pub(super) fn begin_heavy(&mut self, cx: &mut Context<'_>) {
         while self.thread_is_free() && self.look_at_time(cx) {
             let suspect = self.heavy_suspects.pop_front();
-            let Some(run) = suspect.or_else(|| self.heavy.pop()) else { return };
+            let Some(run) = suspect.or_else(|| self.heavy_next.pop_front()).or_else(|| self.heavy.pop()) else {
+                return;
+            };
             self.thinking_of_suspect = suspect.is_some();
+            self.heavy_reading.retain(|run| self.lanes.get(run).is_some_and(|lane| lane.has_turn));
             self.begin_one(run);
             metrics::gauge!("eddyline_heavy_decisions_waiting").set(self.heavy.len() as f64);
         }
@@ -55,8 +63,13 @@ impl Committer {
             return self.thinking.is_empty();
         }
         let suspected = self.thinking_of_suspect && !self.thinking.is_empty();
-        let free = self.thinking.len() < self.heavy_threads && self.ready_suspects.is_empty();
-        free && !self.heavy.is_empty() && !suspected
+        let free = self.thinking.len() < self.heavy_threads && self.ready_suspects.is_empty() && !suspected;
+        if !self.heavy_next.is_empty() {
+            return free;
+        }
+        // A run that is read because its turn has come keeps its place, or all that wait would be read at once.
+        let reading = self.heavy_reading.iter().filter(|run| self.lanes.get(*run).is_some_and(|lane| lane.has_turn));
+        free && !self.heavy.is_empty() && self.thinking.len() + reading.count() < self.heavy_threads
     }
 
     fn begin_one(&mut self, run: RunId) {
@@ -64,10 +77,15 @@ impl Committer {
         if self.drop_foreign(run) {
             return self.release(run);
         }
-        let (Some(lane), Some(hot)) = (self.lanes.get_mut(&run), self.hot.share(run)) else {
-            // It was evicted while it waited: it is loaded, and gets in line again.
+        let Some(lane) = self.lanes.get_mut(&run) else { return };
+        let Some(hot) = self.hot.share(run) else {
+            // It was evicted while it waited: it is loaded, and does not lose its turn.
+            lane.has_turn = true;
+            self.heavy_reading.insert(run);
             return self.release(run);
         };
+        lane.has_turn = false;
+        self.heavy_reading.remove(&run);
         metrics::counter!("eddyline_heavy_decisions_total").increment(1);
         let question = Question::of(&lane.waiting, lane.at_most);
         lane.asked = question.len();
@@ -101,6 +119,11 @@ impl Committer {
     pub(super) fn thought(&mut self, thought: Thought) {
         let run = thought.run;
         if let Some(lane) = self.lanes.get_mut(&run) {
+            // What it lacks is read, and it is next.
+            lane.has_turn = matches!(thought.decided, Err(Obstacle::Values(_)));
+            if lane.has_turn {
+                self.heavy_reading.insert(run);
+            }
             lane.thought = Some(thought);
         }
         self.release(run);

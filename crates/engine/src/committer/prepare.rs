@@ -42,12 +42,6 @@ impl Committer {
             self.lanes.remove(&run);
             return None;
         }
-        if let Some(suspicion) = self.suspects.get(&run).filter(|suspicion| suspicion.quarantined) {
-            let refusal = quarantine::refusal(run, suspicion.deaths);
-            self.refuse(run, &refusal);
-            self.release(run);
-            return None;
-        }
         let Some(hot) = self.hot.get(run) else {
             // Most starts make a run of a new id; if it is there after all, the commit is refused and it is loaded.
             if let Some(new) = lane.waiting.front().and_then(|pending| pending.start.as_ref())
@@ -62,6 +56,12 @@ impl Committer {
         if lane.waiting.iter().any(|pending| pending.is_foreign(&hot.ns)) {
             self.drop_foreign(run);
             return self.prepare(run);
+        }
+        if let Some(suspicion) = self.suspects.get(&run).filter(|suspicion| suspicion.quarantined) {
+            let refusal = quarantine::refusal(run, suspicion.deaths);
+            self.refuse(run, &refusal);
+            self.release(run);
+            return None;
         }
         let decided = match lane.take_thought(hot.run.header.version) {
             Some(thought) => thought.decided,
@@ -110,6 +110,7 @@ impl Committer {
                 return None;
             }
             let decided = collect(&mut lane.waiting, outcomes);
+            self.hot.settle(run);
             self.give_back(run, decided, self.now);
             self.release(run);
             return None;

@@ -111,7 +111,9 @@ impl Seen {
         match &self.failed {
             Some(failed) => Err(format!("a request of the other tenant failed: {failed}; {self}")),
             None if self.p99() >= bound => Err(format!("requests of the other tenant took over {bound:?}: {self}")),
-            None if self.slowest() >= SLOWEST => Err(format!("a request of the other tenant took over {SLOWEST:?}: {self}")),
+            None if self.slowest() >= SLOWEST => {
+                Err(format!("a request of the other tenant took over {SLOWEST:?}: {self}"))
+            }
             None => Ok(()),
         }
     }
