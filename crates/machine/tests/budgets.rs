@@ -148,3 +148,62 @@ fn a_run_that_grows_beyond_the_limit_fails_and_says_so() {
     assert_eq!(error.kind, "TooManyActivations");
     assert_eq!(error.message, "the run has more than 20 activations");
 }
+
+#[test]
+fn a_finally_that_grows_beyond_the_limit_fails_and_the_run_ends() {
+    let text = "{name: f, steps: {a: {}}, finally: {steps: {e: {spread: 'range(60)', max_parallel: 10, run: item}}}}";
+    let mut t = Trial::new(text, json!(null));
+    t.model.max_activations = 20;
+    t.complete("a", json!(1));
+    t.model.deliver_all();
+    for n in 0..60 {
+        if t.kept().is_ended() {
+            break;
+        }
+        t.complete(&format!("finally.e[{n}]"), json!(n));
+        t.model.deliver_all();
+    }
+    let error = t.error();
+    assert_eq!((t.status(), error.kind.as_str()), ("failed", "TooManyActivations"));
+    assert!(error.message.contains("`finally` has more than 18 activations"), "{}", error.message);
+    assert!(t.kept().run.activations.len() < 35, "{} activations", t.kept().run.activations.len());
+}
+
+#[test]
+fn a_run_that_is_too_large_still_has_room_for_its_finally() {
+    let text = "{name: f, steps: {e: {spread: 'range(60)', max_parallel: 10, run: item}},
+        finally: {steps: {clean: {}}}}";
+    let mut t = Trial::new(text, json!(null));
+    t.model.max_activations = 40;
+    for n in 0..60 {
+        t.model.deliver_all();
+        if !t.offered().contains(&format!("e[{n}]")) {
+            break;
+        }
+        t.complete(&format!("e[{n}]"), json!(n));
+    }
+    t.complete("finally.clean", json!(1));
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "TooManyActivations"));
+    assert_eq!(t.error().also.len(), 0, "{:?}", t.error());
+}
+
+#[test]
+fn the_pending_operations_of_a_code_run_count() {
+    let mut t = Trial::new("{name: job, code: true}", json!(null));
+    t.model.max_activations = 20;
+    let (run, driver) = t.claim("@run");
+    for n in 0..40 {
+        if t.kept().is_ended() {
+            break;
+        }
+        let op = match n % 3 {
+            0 => CodeOp::Sleep { due: Due::After(1_000) },
+            1 => CodeOp::Call { handler: "h".to_owned(), input: json!(1).into(), queue: None },
+            _ => CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: None },
+        };
+        t.say(run, &driver, Op::Code { name: format!("op {n}"), op });
+        t.model.deliver_all();
+    }
+    assert_eq!((t.status(), t.error().kind.as_str()), ("failed", "TooManyActivations"));
+    assert_eq!(t.kept().run.activations.len(), 21);
+}

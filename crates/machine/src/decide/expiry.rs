@@ -111,11 +111,7 @@ impl Decider<'_> {
                 _ => Ok(Answer::Nothing),
             },
             TimerKind::Finally if self.at(id).is_open() => {
-                let end = End::Failed(Failure::new(kind::TIMEOUT, "`finally` took longer than its `timeout`"));
-                match self.at(id).inside() {
-                    Some(_) => self.close_early(id, end)?,
-                    None => self.end(id, end)?,
-                }
+                self.fail_finally(id, Failure::new(kind::TIMEOUT, "`finally` took longer than its `timeout`"))?;
                 applied()
             }
             TimerKind::Delay | TimerKind::Finally => Ok(Answer::Nothing),
@@ -161,6 +157,15 @@ impl Decider<'_> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Fails `finally` as a whole, unless it is ending already.
+    pub(super) fn fail_finally(&mut self, id: ActId, failure: Failure) -> Done {
+        match self.at(id).inside() {
+            Some(_) => self.close_early(id, End::Failed(failure)),
+            None if self.at(id).is_open() => self.end(id, End::Failed(failure)),
+            None => Ok(()),
+        }
     }
 
     /// A function that remembered something new since it was offered has not used up its attempt.

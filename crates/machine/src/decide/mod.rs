@@ -58,6 +58,8 @@ pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20 };
 /// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided on, and a run is
 /// decided on as a whole.
 pub const MAX_ACTIVATIONS: u32 = 600_000;
+/// `finally` may have a part of that in any case, so that a run that grew too large can clean up after itself.
+const FINALLY_SHARE: u32 = 10;
 /// What one input touches by itself, at most.
 const TOUCHED_BY_AN_INPUT: usize = 4;
 /// How many items a spread has at most: when it ends its outputs are put together in one piece.
@@ -148,6 +150,8 @@ struct Decider<'a> {
     answers: Vec<Answer>,
     /// Tasks were closed, and it must be found out which of them a worker has.
     drain: bool,
+    /// The activation of `finally`, once it was looked for.
+    finally: Option<ActId>,
 }
 
 impl Activations for Decider<'_> {
@@ -186,6 +190,7 @@ impl<'a> Decider<'a> {
             records: Vec::new(),
             answers: Vec::new(),
             drain: false,
+            finally: None,
         }
     }
 
@@ -219,6 +224,8 @@ impl<'a> Decider<'a> {
 
     /// Works the agenda off as far as the transition may touch activations.
     fn work_off(&mut self) -> Done {
+        // An input may make activations and leave nothing on the agenda.
+        self.check_size()?;
         while let Some(work) = self.agenda.pop_front() {
             if !self.room(self.cost(&work)) {
                 self.agenda.push_front(work);
@@ -227,15 +234,35 @@ impl<'a> Decider<'a> {
             self.meter.next();
             self.meter.add(Cost { steps: WORK.steps + self.cost(&work) as u64, ..WORK });
             self.perform(work)?;
-            if self.next_activation > self.env.max_activations {
-                let message = format!("the run has more than {} activations", self.env.max_activations);
-                self.fail_run(Failure::new(kind::TOO_MANY_ACTIVATIONS, message))?;
-            }
+            self.check_size()?;
             if self.meter.is_heavy() {
                 break;
             }
         }
         if self.meter.is_heavy() { Err(Halt::Heavy) } else { Ok(()) }
+    }
+
+    /// Fails a run that has too many activations, or its `finally`.
+    fn check_size(&mut self) -> Done {
+        let most = self.env.max_activations;
+        if self.next_activation <= most {
+            return Ok(());
+        }
+        let failure = |whose: &str, most: u32| {
+            Failure::new(kind::TOO_MANY_ACTIVATIONS, format!("{whose} has more than {most} activations"))
+        };
+        if self.header.phase != Phase::Finally {
+            self.fail_run(failure("the run", most))?;
+            return Ok(());
+        }
+        self.finally = self.finally.or_else(|| self.finally_activation());
+        let Some(finally) = self.finally else { return Ok(()) };
+        // An undo makes activations too, and is finished in any case.
+        let of_finally = (most / FINALLY_SHARE).max(most.saturating_sub(finally.0));
+        if self.next_activation - finally.0 > of_finally {
+            self.fail_finally(finally, failure("`finally`", of_finally))?;
+        }
+        Ok(())
     }
 
     fn perform(&mut self, work: Work) -> Done {
