@@ -120,6 +120,10 @@ impl Decider<'_> {
         let Some(Inside { what: What::Spread { items, .. }, .. }) = self.at(id).inside() else { return Ok(()) };
         let items = *items;
         self.meter.add(Cost { steps: 4 * u64::from(items), bytes: 64 * u64::from(items) });
+        if self.meter.is_heavy() {
+            // It is decided on again elsewhere: the outputs are put together only there.
+            return Err(Halt::Heavy);
+        }
         let mut outputs = Vec::with_capacity(items as usize);
         for index in 0..items {
             let end = self.part(id, index).and_then(|item| self.at(item).end());
