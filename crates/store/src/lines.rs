@@ -27,8 +27,8 @@ use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task};
 use bounds::Bounds;
 pub(crate) use bucket::{Bucket, BucketKey};
 pub use leases::UNWATCHED_MS;
-use line::{Line, Place};
-use suit::{Class, Suit};
+use line::{Line, Offered, Place};
+use suit::Class;
 use wait::Waiters;
 
 use crate::claim::{ClaimRequest, Held, RequestId};
@@ -38,6 +38,10 @@ use crate::query::{Change, LimitState, QueueState};
 
 /// A step of priority is worth so much waiting.
 pub const AGE_MS: Millis = 60_000;
+
+/// So many classes one claim parks at most. A limit that was changed may have opened all that waited for it; the rest is
+/// looked at by the next claims, so that none of them keeps the lines for long.
+const MOST_PARKS: usize = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
@@ -92,6 +96,15 @@ pub(crate) struct Queued<'a> {
     pub start_by: Option<Millis>,
     pub closed: bool,
     pub held: Option<Held>,
+}
+
+/// The task that is next for a claim.
+#[derive(Debug)]
+struct Next {
+    /// Which of the claim's queues it is in, and which of the pools there.
+    queue: usize,
+    pool: usize,
+    at: (RunId, Fence),
 }
 
 /// A task that a claim got.
@@ -256,22 +269,26 @@ impl Lines {
         for bound in self.waiters.take_due(now) {
             self.open(&bound);
         }
-        let queues: Vec<(usize, Vec<Arc<Suit>>)> = request
-            .queues
-            .iter()
-            .filter_map(|queue| self.places.get(&request.ns)?.get(queue.as_str()))
-            .map(|line| (*line, self.lines[*line].suits(&request.offer)))
-            .filter(|(_, suits)| !suits.is_empty())
-            .collect();
-        let mut picked = Vec::new();
-        while picked.len() < request.max {
-            let Some((run, fence)) = self.best(&queues, now) else {
-                return (picked, self.retry_at(&queues, now));
-            };
-            match self.hand_over(run, fence, request, now) {
-                Some(held) => picked.push(Picked { run, fence, held, before: false }),
-                None => break,
+        let lines = request.queues.iter().filter_map(|queue| self.places.get(&request.ns)?.get(queue.as_str()));
+        let lines: Vec<usize> = lines.copied().collect();
+        let mut queues: Vec<(usize, Offered)> = Vec::with_capacity(lines.len());
+        for line in lines {
+            // One that is named twice is looked at once.
+            if queues.iter().all(|(known, _)| *known != line) {
+                queues.push((line, self.lines[line].offered(&request.offer)));
             }
+        }
+        queues.retain(|(_, offered)| !offered.suits.is_empty());
+        let (mut picked, mut parks) = (Vec::new(), MOST_PARKS);
+        while picked.len() < request.max {
+            let Some(Next { queue, pool, at: (run, fence) }) = self.best(&mut queues, now, &mut parks) else {
+                let retry_at = if parks == 0 { Some(now) } else { self.retry_at(&queues, now) };
+                return (picked, retry_at);
+            };
+            let Some(held) = self.hand_over(run, fence, request, now) else { break };
+            picked.push(Picked { run, fence, held, before: false });
+            let (line, offered) = &mut queues[queue];
+            self.lines[*line].place(offered, pool);
         }
         (picked, None)
     }
@@ -310,35 +327,40 @@ impl Lines {
         }
     }
 
-    /// The task that is next among those of these queues and suits.
-    fn best(&mut self, queues: &[(usize, Vec<Arc<Suit>>)], now: Millis) -> Option<(RunId, Fence)> {
+    /// The task that is next among those that the queues offer. None if there is none, or if it would take more parks to
+    /// find it.
+    fn best(&mut self, queues: &mut [(usize, Offered)], now: Millis, parks: &mut usize) -> Option<Next> {
         let (mut best, mut learned) = (None, Vec::new());
-        for (at, suits) in queues {
-            if !self.is_open(&self.lines[*at], now) {
+        for (queue, (line, offered)) in queues.iter_mut().enumerate() {
+            if !self.is_open(&self.lines[*line], now) {
                 continue;
             }
             let bounds = &self.bounds;
-            let found = self.lines[*at].first(suits, |class| bounds.blocked(class, now), &mut learned);
+            let found = self.lines[*line].first(offered, |class| bounds.blocked(class, now), &mut learned, parks);
             for learned in learned.drain(..) {
-                self.waiters.learn(*at, learned);
+                self.waiters.learn(*line, learned);
             }
-            if let Some((rank, task)) = found
-                && best.is_none_or(|(better, _)| rank < better)
+            if *parks == 0 {
+                // Another queue may have one that comes before what was found so far.
+                return None;
+            }
+            if let Some((rank, at, pool)) = found
+                && best.as_ref().is_none_or(|(better, _)| rank < *better)
             {
-                best = Some((rank, task));
+                best = Some((rank, Next { queue, pool, at }));
             }
         }
-        best.map(|(_, task)| task)
+        best.map(|(_, next)| next)
     }
 
     /// When there may be more for a claim that got all there is now.
-    fn retry_at(&self, queues: &[(usize, Vec<Arc<Suit>>)], now: Millis) -> Option<Millis> {
-        let at = |(at, suits): &(usize, Vec<Arc<Suit>>)| {
+    fn retry_at(&self, queues: &[(usize, Offered)], now: Millis) -> Option<Millis> {
+        let at = |(at, offered): &(usize, Offered)| {
             let line = &self.lines[*at];
             if line.closed_by().is_some() || !line.offers_anything() {
                 return None;
             }
-            self.held_until(line, now).or_else(|| line.opens_at(suits))
+            self.held_until(line, now).or_else(|| line.opens_at(&offered.suits))
         };
         queues.iter().filter_map(at).min()
     }
@@ -436,13 +458,14 @@ impl Lines {
         }
     }
 
-    /// A bound may let something pass. The lines of those who waited for it.
-    fn open(&mut self, bound: &Arc<BucketKey>) -> Vec<usize> {
-        let waiting = self.waiters.take(bound);
-        for (line, suit) in &waiting {
+    /// A bound may let something pass. The lines of those who wait for it.
+    fn open(&mut self, bound: &Arc<BucketKey>) -> BTreeSet<usize> {
+        let mut opened = BTreeSet::new();
+        for (line, suit) in self.waiters.of(bound) {
             self.lines[*line].open(suit, bound);
+            opened.insert(*line);
         }
-        waiting.into_iter().map(|(line, _)| line).collect()
+        opened
     }
 
     fn find(&self, ns: &Namespace, queue: &str) -> Option<&Line> {

@@ -1,6 +1,6 @@
 //! One queue: its rules, and whose turn it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use eddyline_machine::Millis;
@@ -9,8 +9,8 @@ use eddyline_machine::explain::Bound;
 use super::bounds::Blocked;
 use super::bucket::BucketKey;
 use super::pool::{At, First, Pool};
-use super::ring::{Key, Rank, Turns};
-use super::suit::{Class, Suit};
+use super::ring::{Key, Rank, Ring, Spot, Turns};
+use super::suit::{Class, Kind, Suit};
 use crate::claim::Offer;
 use crate::document::QueueRules;
 use crate::ids::{Map, Namespace};
@@ -22,12 +22,38 @@ pub(super) struct Line {
     pub name: Arc<str>,
     pub rules: QueueRules,
     pools: Map<Arc<Suit>, Pool>,
+    /// The suits of the pools by what does them: a worker that names its handlers is not shown the others.
+    suits: Map<Kind, Map<String, BTreeSet<Arc<Suit>>>>,
     turns: Turns,
     /// How many tasks wait, by when they were queued.
     ages: BTreeMap<Millis, usize>,
     ready: usize,
     claimed: u32,
     claimed_of_flow: Map<Arc<str>, u32>,
+    /// How often it was asked who is first in a pool: what a claim costs.
+    #[cfg(test)]
+    pub looked: usize,
+}
+
+/// The pools of a line that suit a claim, in the order in which their first tasks are next. It lasts as long as the claim,
+/// in which nothing joins a pool and nothing opens.
+#[derive(Debug)]
+pub(super) struct Offered {
+    pub suits: Vec<Arc<Suit>>,
+    /// By their place among the suits.
+    ring: Ring<usize>,
+    spots: Vec<Option<Spot>>,
+}
+
+impl Offered {
+    fn move_to(&mut self, turns: &Turns, pool: usize, spot: Option<Spot>) {
+        if let Some(before) = std::mem::replace(&mut self.spots[pool], spot.clone()) {
+            self.ring.remove(&before);
+        }
+        if let Some(spot) = spot {
+            self.ring.insert(turns, spot, pool);
+        }
+    }
 }
 
 /// A task that waits, as far as its queue needs to know it.
@@ -55,11 +81,14 @@ impl Line {
             name,
             rules: QueueRules::default(),
             pools: Map::default(),
+            suits: Map::default(),
             turns: Turns::default(),
             ages: BTreeMap::new(),
             ready: 0,
             claimed: 0,
             claimed_of_flow: Map::default(),
+            #[cfg(test)]
+            looked: 0,
         }
     }
 
@@ -67,7 +96,12 @@ impl Line {
         self.ready += 1;
         *self.ages.entry(place.queued_at).or_default() += 1;
         self.turns.join(&place.key);
-        let pool = self.pools.entry(place.class.suit.clone()).or_default();
+        let suit = &place.class.suit;
+        let pool = self.pools.entry(suit.clone()).or_insert_with(|| {
+            let of_kind = self.suits.entry(suit.kind).or_default();
+            of_kind.entry(suit.handler.clone()).or_default().insert(suit.clone());
+            Pool::default()
+        });
         pool.join(&self.turns, &place.class, &place.key, place.rank, at);
     }
 
@@ -78,6 +112,14 @@ impl Line {
         let unparked = pool.leave(&self.turns, &place.class, &place.key, place.rank);
         if pool.is_empty() {
             self.pools.remove(suit);
+            if let Some(of_kind) = self.suits.get_mut(&suit.kind)
+                && let Some(of_handler) = of_kind.get_mut(&suit.handler)
+            {
+                of_handler.remove(suit);
+                if of_handler.is_empty() {
+                    of_kind.remove(&suit.handler);
+                }
+            }
         }
         self.turns.leave(&place.key);
         self.ready -= 1;
@@ -95,37 +137,85 @@ impl Line {
         self.turns.served(key);
     }
 
-    /// The suits of waiting tasks that a worker can do.
-    pub fn suits(&self, offer: &Offer) -> Vec<Arc<Suit>> {
-        self.pools.keys().filter(|suit| suit.suits(offer)).cloned().collect()
-    }
-
-    /// The task that is next among those of these suits that nothing blocks.
-    pub fn first(
-        &mut self,
-        suits: &[Arc<Suit>],
-        blocked: impl Fn(&Class) -> Option<Blocked>,
-        learned: &mut Vec<Learned>,
-    ) -> Option<(Rank, At)> {
-        let mut best: Option<(u64, Rank, At)> = None;
-        for suit in suits {
-            if self.closed_to(&suit.flow).is_some() {
-                continue;
-            }
-            let Some(pool) = self.pools.get_mut(suit) else { continue };
-            while let Some(First { turn, rank, at, class }) = pool.first(&self.turns)
-                && best.is_none_or(|(a, b, _)| (turn, rank) < (a, b))
-            {
-                let Some(blocked) = blocked(&class) else {
-                    best = Some((turn, rank, at));
-                    break;
-                };
-                let unparked = pool.park(&self.turns, &class, &blocked);
-                learned.push(Learned::Parked(suit.clone(), blocked));
-                learned.extend(unparked.map(|bound| Learned::Unparked(suit.clone(), bound)));
+    /// The pools whose tasks a worker can do.
+    pub fn offered(&mut self, offer: &Offer) -> Offered {
+        let suits = self.suits(offer);
+        let mut offered = Offered { ring: Ring::default(), spots: vec![None; suits.len()], suits };
+        for at in 0..offered.suits.len() {
+            if self.closed_to(&offered.suits[at].flow).is_none() {
+                self.place(&mut offered, at);
             }
         }
-        best.map(|(_, rank, at)| (rank, at))
+        offered
+    }
+
+    fn suits(&self, offer: &Offer) -> Vec<Arc<Suit>> {
+        if offer.handlers.is_empty() && offer.flows.is_empty() {
+            return self.pools.keys().filter(|suit| suit.suits(offer)).cloned().collect();
+        }
+        let of = |kind: Kind, name: &String| self.suits.get(&kind).and_then(|of_kind| of_kind.get(name));
+        let handlers = offer.handlers.iter().filter_map(|handler| of(Kind::Step, handler));
+        let flows = offer.flows.keys().filter_map(|flow| of(Kind::Run, flow));
+        handlers.chain(flows).flatten().filter(|suit| suit.suits(offer)).cloned().collect()
+    }
+
+    /// The task that is next among those that are offered and that nothing blocks, with its pool. Whatever is found to be
+    /// blocked is parked; after `parks` of these it gives up.
+    pub fn first(
+        &mut self,
+        offered: &mut Offered,
+        blocked: impl Fn(&Class) -> Option<Blocked>,
+        learned: &mut Vec<Learned>,
+        parks: &mut usize,
+    ) -> Option<(Rank, At, usize)> {
+        while let Some(pool) = self.next_pool(offered) {
+            let suit = offered.suits[pool].clone();
+            let open = self.closed_to(&suit.flow).is_none();
+            let first = self.pools.get_mut(&suit).filter(|_| open).and_then(|pool| pool.first(&self.turns));
+            let Some(First { rank, at, class }) = first else {
+                offered.move_to(&self.turns, pool, None);
+                continue;
+            };
+            let Some(blocked) = blocked(&class) else { return Some((rank, at, pool)) };
+            if *parks == 0 {
+                return None;
+            }
+            *parks -= 1;
+            let unparked = self.pools.get_mut(&suit).and_then(|pool| pool.park(&self.turns, &class, &blocked));
+            learned.push(Learned::Parked(suit.clone(), blocked));
+            learned.extend(unparked.map(|bound| Learned::Unparked(suit, bound)));
+            self.place(offered, pool);
+        }
+        None
+    }
+
+    /// Puts a pool where it belongs after its tasks have changed.
+    pub fn place(&mut self, offered: &mut Offered, pool: usize) {
+        #[cfg(test)]
+        {
+            self.looked += 1;
+        }
+        let spot = self.pools.get_mut(&offered.suits[pool]).and_then(|pool| pool.spot(&self.turns));
+        offered.move_to(&self.turns, pool, spot);
+    }
+
+    fn next_pool(&mut self, offered: &mut Offered) -> Option<usize> {
+        #[cfg(test)]
+        let looked = &mut self.looked;
+        let (pools, turns) = (&mut self.pools, &self.turns);
+        let Offered { suits, ring, spots } = offered;
+        let next = ring.first(turns, |pool| {
+            #[cfg(test)]
+            {
+                *looked += 1;
+            }
+            spots[*pool] = pools.get_mut(&suits[*pool]).and_then(|pool| pool.spot(turns));
+            match spots[*pool] {
+                Some(Spot::Mixed(turn, rank)) => Some((turn, rank)),
+                _ => None,
+            }
+        });
+        next.map(|(_, _, pool)| pool)
     }
 
     /// What blocked tasks of the suit may let something pass.
@@ -153,7 +243,11 @@ impl Line {
     /// Nothing is left of the tasks it had.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.pools.is_empty() && self.ages.is_empty() && self.claimed_of_flow.is_empty() && self.claimed == 0
+        self.pools.is_empty()
+            && self.suits.values().all(Map::is_empty)
+            && self.ages.is_empty()
+            && self.claimed_of_flow.is_empty()
+            && self.claimed == 0
     }
 
     pub fn ready(&self) -> usize {

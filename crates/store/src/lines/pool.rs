@@ -56,7 +56,6 @@ struct Group {
 /// The first task of a pool.
 #[derive(Debug)]
 pub(super) struct First {
-    pub turn: u64,
     pub rank: Rank,
     pub at: At,
     pub class: Arc<Class>,
@@ -100,8 +99,14 @@ impl Pool {
                 }
             }
         };
-        let (turn, rank, at) = classes.get_mut(&class)?.ring.first(turns, |_| None)?;
-        Some(First { turn, rank, at, class })
+        let (_, rank, at) = classes.get_mut(&class)?.ring.first(turns, |_| None)?;
+        Some(First { rank, at, class })
+    }
+
+    /// Where its first is among those of other pools.
+    pub fn spot(&mut self, turns: &Turns) -> Option<Spot> {
+        let Pool { root, classes, groups, .. } = self;
+        root.spot(turns, |member| look(member, turns, classes, groups))
     }
 
     /// The class was found to be blocked: it waits with all others that are blocked by the same, which are not looked at

@@ -27,6 +27,8 @@ struct Both {
     tasks: Vec<(RunId, Fence)>,
     paused: Vec<RunId>,
     requests: u128,
+    /// By queue: a worker that can do everything got less than it asked for and waits to be told, or until that moment.
+    idle: BTreeMap<&'static str, Option<Millis>>,
 }
 
 /// Choices, one byte each.
@@ -47,7 +49,7 @@ impl Choices<'_> {
 impl Both {
     fn new() -> Both {
         let (lines, naive) = (Lines::default(), Tasks::default());
-        Both { lines, naive, now: 1_000_000, tasks: Vec::new(), paused: Vec::new(), requests: 0 }
+        Both { lines, naive, now: 1_000_000, tasks: Vec::new(), paused: Vec::new(), requests: 0, idle: BTreeMap::new() }
     }
 
     fn happen(&mut self, c: &mut Choices<'_>) {
@@ -102,6 +104,7 @@ impl Both {
         self.naive.set_run(run, paused, 0);
         let queued = Queued { task: &task, queued_at: self.now, place, start_by: None, closed: false, held: None };
         self.lines.add(run, queued);
+        self.told(&[task.queue.clone()]);
         self.naive.add(&ns, run, flow, Arc::new(task), place, self.now);
         self.tasks.push((run, fence));
     }
@@ -124,7 +127,11 @@ impl Both {
             max: 1 + c.below(5),
             lease_ms: 1_000,
         };
+        let does_everything = request.offer.handlers.is_empty() && !request.offer.labels.is_empty();
         let (picked, retry_at) = self.lines.claim(&request, self.now);
+        if does_everything && picked.len() < request.max {
+            self.idle.extend(queues.iter().map(|queue| (*queue, retry_at)));
+        }
         let picked: Vec<_> = picked.into_iter().map(|picked| (picked.run, picked.fence)).collect();
         let (expected, expected_retry) = self.naive.claim(&request, self.now);
         assert_eq!(picked, expected, "the tasks of a claim at {}", self.now);
@@ -139,8 +146,26 @@ impl Both {
             return;
         }
         let (run, fence) = self.tasks[c.below(self.tasks.len())];
-        self.lines.remove(run, fence);
+        let roomier = self.lines.remove(run, fence);
+        self.told(&roomier);
         self.naive.remove(run, fence);
+    }
+
+    /// Those who wait for something in these queues are woken.
+    fn told(&mut self, queues: &[String]) {
+        self.idle.retain(|queue, _| queues.iter().all(|told| told != queue));
+    }
+
+    /// Nobody waits in vain: where a worker waits that was not told, there is nothing that it could have.
+    fn nobody_is_forgotten(&self) {
+        for (run, of_run) in self.lines.runs.iter().filter(|(_, of_run)| !of_run.paused) {
+            for (fence, entry) in of_run.waiting() {
+                let queue = &*self.lines.lines[entry.line].name;
+                let waits = self.idle.get(queue).is_some_and(|until| until.is_none_or(|until| self.now < until));
+                let free = self.lines.bound(*run, *fence, self.now).is_none();
+                assert!(!waits || !free, "task {fence} of {queue} may be claimed, and nobody was told");
+            }
+        }
     }
 
     fn pause_or_close(&mut self, c: &mut Choices<'_>) {
@@ -158,7 +183,8 @@ impl Both {
             None => self.paused.push(run),
         }
         let paused = self.paused.contains(&run);
-        self.lines.set_run(&Namespace::default(), run, "f", paused, 0);
+        let resumed = self.lines.set_run(&Namespace::default(), run, "f", paused, 0);
+        self.told(&resumed);
         self.naive.set_run(run, paused, 0);
     }
 
@@ -179,7 +205,8 @@ impl Both {
         };
         let key = DocumentKey::new(kind, id);
         let body = (c.below(4) != 0).then_some(body);
-        self.lines.set_rules(&Namespace::default(), &key, body.as_ref());
+        let changed = self.lines.set_rules(&Namespace::default(), &key, body.as_ref());
+        self.told(&changed);
         self.naive.set_rules(&Namespace::default(), &key, body.as_ref());
     }
 
@@ -206,6 +233,7 @@ proptest! {
         for bytes in &history {
             both.happen(&mut Choices(bytes));
             both.compare();
+            both.nobody_is_forgotten();
         }
     }
 }
@@ -260,6 +288,11 @@ fn a_claim_looks_at_few_classes_however_many_tenants_are_at_their_limits() {
         };
         let held = claim(&mut lines, 2 * tenants);
         assert_eq!(held.len(), tenants, "one of each tenant");
+        // What one claim did not park the next ones do.
+        let mut settled = 1_000_000;
+        while lines.claim(&ask(settled, 1, Offer::default()), 0).1.is_some() {
+            settled += 1;
+        }
         for (at, picked) in held.iter().take(10).enumerate() {
             lines.remove(run, picked.fence);
             let before = lines.bounds.looked.get();
@@ -268,6 +301,89 @@ fn a_claim_looks_at_few_classes_however_many_tenants_are_at_their_limits() {
             assert!(looked <= 3, "{looked} looks in round {at} with {tenants} tenants");
         }
     }
+}
+
+fn ask(request: u128, max: usize, offer: Offer) -> ClaimRequest {
+    ClaimRequest {
+        ns: Namespace::default(),
+        request: RequestId(Uuid::from_u128(request)),
+        worker: "w".to_owned(),
+        queues: vec!["red".to_owned()],
+        offer: Arc::new(offer),
+        max,
+        lease_ms: 1_000,
+    }
+}
+
+fn queue(lines: &mut Lines, run: RunId, task: &Task) {
+    let place = task.fence.0;
+    lines.add(run, Queued { task, queued_at: 0, place, start_by: None, closed: false, held: None });
+}
+
+#[test]
+fn a_claim_looks_at_each_suit_once_however_many_it_gets() {
+    let (ns, run) = (Namespace::default(), RunId(Uuid::from_u128(1)));
+    // The tasks of a few suits have different keys: these are looked at again when it is the turn of another key.
+    let (suits, mixed, max) = (3_000, 10, 500);
+    let mut lines = Lines::default();
+    lines.set_run(&ns, run, "f", false, 0);
+    for at in 0..suits {
+        for (of_suit, key) in [None, Some("a")].into_iter().enumerate() {
+            let fence = (2 * at + of_suit) as u64 + 1;
+            let key = key.filter(|_| at % (suits / mixed) == 0).map(str::to_owned);
+            queue(&mut lines, run, &Task { handler: format!("h{at}"), limits: Vec::new(), key, ..of_tenant(fence, 0) });
+        }
+    }
+    assert_eq!(lines.claim(&ask(1, max, Offer::default()), 0).0.len(), max);
+    let looked = lines.lines[0].looked;
+    assert!(looked <= suits + (2 + mixed) * max, "{looked} looks for {max} tasks of {suits} suits");
+    let narrow = Offer { handlers: ["h2001".to_owned(), "h2002".to_owned()].into(), ..Offer::default() };
+    lines.lines[0].looked = 0;
+    assert_eq!(lines.claim(&ask(2, max, narrow), 0).0.len(), 4);
+    let looked = lines.lines[0].looked;
+    assert!(looked <= 10, "{looked} looks for two handlers");
+}
+
+#[test]
+fn a_claim_after_a_limit_was_changed_leaves_most_of_the_parking_to_the_next() {
+    let (ns, run) = (Namespace::default(), RunId(Uuid::from_u128(1)));
+    let (limit, tenants) = (DocumentKey::new(kind::LIMIT, "tenant"), 2_500);
+    let mut lines = Lines::default();
+    lines.set_rules(&ns, &limit, Some(&json!({"concurrency": 0})));
+    lines.set_run(&ns, run, "f", false, 0);
+    (0..tenants).for_each(|at| queue(&mut lines, run, &of_tenant(at as u64 + 1, at)));
+    for round in 0..3 {
+        let mut claims = 0;
+        loop {
+            claims += 1;
+            let before = lines.bounds.looked.get();
+            let (picked, retry_at) = lines.claim(&ask(100 * round + claims, 5, Offer::default()), 7);
+            let looked = lines.bounds.looked.get() - before;
+            assert!(picked.is_empty() && looked <= MOST_PARKS + 1, "{looked} looks in one claim");
+            match retry_at {
+                Some(at) => assert_eq!(at, 7, "there is more to look at now"),
+                None => break,
+            }
+        }
+        assert_eq!(claims, 3, "claims until all is parked");
+        lines.set_rules(&ns, &limit, Some(&json!({"concurrency": 0})));
+    }
+    // What is free is found in the end.
+    lines.set_rules(&ns, &limit, Some(&json!({"concurrency": 1})));
+    assert_eq!(lines.claim(&ask(1_000, tenants, Offer::default()), 7).0.len(), tenants);
+}
+
+#[test]
+fn closing_a_held_task_does_not_make_its_limit_forget_who_waits() {
+    let (ns, run) = (Namespace::default(), RunId(Uuid::from_u128(1)));
+    let mut lines = Lines::default();
+    lines.set_rules(&ns, &DocumentKey::new(kind::LIMIT, "tenant"), Some(&json!({"concurrency": 1})));
+    lines.set_run(&ns, run, "f", false, 0);
+    (1..=2).for_each(|fence| queue(&mut lines, run, &of_tenant(fence, 0)));
+    let (picked, _) = lines.claim(&ask(1, 5, Offer::default()), 0);
+    assert_eq!(picked.len(), 1, "the other waits for the limit");
+    lines.close(run, picked[0].fence);
+    assert_eq!(lines.remove(run, picked[0].fence), ["red"], "whoever waits must be told");
 }
 
 #[test]

@@ -14,6 +14,8 @@ use crate::ids::{Map, Namespace};
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     waiting: Map<Arc<BucketKey>, BTreeSet<(usize, Arc<Suit>)>>,
+    /// The bounds that anybody waits for, by their limits.
+    of_limit: Map<Namespace, Map<String, BTreeSet<Arc<BucketKey>>>>,
     /// Bounds that let something pass again by themselves, by when.
     timed: BTreeSet<(Millis, Arc<BucketKey>)>,
 }
@@ -21,7 +23,7 @@ pub(super) struct Waiters {
 impl Waiters {
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.of_limit.is_empty()
     }
 
     pub fn learn(&mut self, line: usize, learned: Learned) {
@@ -29,6 +31,11 @@ impl Waiters {
             Learned::Parked(suit, blocked) => {
                 if let Some(until) = blocked.until {
                     self.timed.insert((until, blocked.by.clone()));
+                }
+                let of_ns = self.of_limit.entry(blocked.by.ns.clone()).or_default();
+                match of_ns.get_mut(&blocked.by.name) {
+                    Some(bounds) => _ = bounds.insert(blocked.by.clone()),
+                    None => _ = of_ns.insert(blocked.by.name.clone(), BTreeSet::from([blocked.by.clone()])),
                 }
                 self.waiting.entry(blocked.by).or_default().insert((line, suit));
             }
@@ -38,17 +45,27 @@ impl Waiters {
 
     /// No task of the suit waits for the bound any more.
     pub fn drop(&mut self, bound: &Arc<BucketKey>, line: usize, suit: &Arc<Suit>) {
-        if let Some(waiting) = self.waiting.get_mut(bound) {
-            waiting.remove(&(line, suit.clone()));
-            if waiting.is_empty() {
-                self.waiting.remove(bound);
-            }
+        let Some(waiting) = self.waiting.get_mut(bound) else { return };
+        waiting.remove(&(line, suit.clone()));
+        if !waiting.is_empty() {
+            return;
+        }
+        self.waiting.remove(bound);
+        let Some(of_ns) = self.of_limit.get_mut(&bound.ns) else { return };
+        let Some(bounds) = of_ns.get_mut(&bound.name) else { return };
+        bounds.remove(bound);
+        if bounds.is_empty() {
+            of_ns.remove(&bound.name);
+        }
+        if of_ns.is_empty() {
+            self.of_limit.remove(&bound.ns);
         }
     }
 
-    /// Those who wait for a bound, who do not any longer.
-    pub fn take(&mut self, bound: &Arc<BucketKey>) -> BTreeSet<(usize, Arc<Suit>)> {
-        self.waiting.remove(bound).unwrap_or_default()
+    /// Those who wait for a bound. They stay registered when it opens, for as long as they have tasks that were parked under
+    /// it: a bound that opens and closes again before anybody has claimed must still wake them the next time.
+    pub fn of(&self, bound: &Arc<BucketKey>) -> impl Iterator<Item = &(usize, Arc<Suit>)> {
+        self.waiting.get(bound).into_iter().flatten()
     }
 
     /// The bounds that let something pass by now.
@@ -65,6 +82,6 @@ impl Waiters {
 
     /// The bounds of a limit that anybody waits for: one for each of its keys, and its being slowed down.
     pub fn bounds_of(&self, ns: &Namespace, limit: &str) -> Vec<Arc<BucketKey>> {
-        self.waiting.keys().filter(|bound| bound.ns == *ns && bound.name == limit).cloned().collect()
+        self.of_limit.get(ns).and_then(|of_ns| of_ns.get(limit)).into_iter().flatten().cloned().collect()
     }
 }
