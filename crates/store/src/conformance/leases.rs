@@ -188,6 +188,19 @@ pub async fn time_in_which_nobody_asked_is_not_held_against_workers(t: &mut Tria
     assert_eq!(first_due(t, began + 23_000, 15_000).await, Some((30_000 - 23_000, Expiry::LeaseLost)));
 }
 
+pub async fn time_in_which_nobody_asked_is_not_held_against_unclaimed_tasks(t: &mut Trial<'_>) {
+    t.flow("{name: start, steps: {work: {start_timeout: 8s}}}");
+    t.start("start", json!(null)).await;
+    t.due(Due::Leases, 10).await;
+    let began = t.now().await;
+    t.advance(3_000);
+    t.due(Due::Leases, 10).await;
+    // The machine is suspended for 20 s: no worker could have taken it.
+    t.advance(20_000);
+    assert!(t.due(Due::Leases, 10).await.items.is_empty());
+    assert_eq!(first_due(t, began + 23_000, 15_000).await, Some((5_000, Expiry::StartTimeout)));
+}
+
 pub async fn a_short_while_in_which_nobody_asked_counts(t: &mut Trial<'_>) {
     t.flow(ONE);
     t.start("one", json!(null)).await;

@@ -263,6 +263,7 @@ suite! { ($)
         a_lease_follows_the_stores_clock_and_not_the_wall
         a_due_lease_says_how_it_was_held
         time_in_which_nobody_asked_is_not_held_against_workers
+        time_in_which_nobody_asked_is_not_held_against_unclaimed_tasks
         a_short_while_in_which_nobody_asked_counts
         time_before_anybody_asked_is_not_held_against_workers
         leases_have_their_full_time_when_the_store_is_opened_again

@@ -146,13 +146,14 @@ impl OnDisk {
             }
         }
         for (run, fences, on_disk) in self.runs {
-            let mut known = BTreeMap::new();
+            let (mut known, mut starts) = (BTreeMap::new(), BTreeMap::new());
             for (fence, removed) in fences {
+                starts.extend(lines.start_by(run, fence).map(|by| (fence, by)));
                 known.extend(lines.held(run, fence).cloned().or(removed).map(|held| (fence, held)));
                 lines.remove(run, fence);
             }
             if let Some(on_disk) = on_disk {
-                on_disk.put_into(lines, run, &known, now);
+                on_disk.put_into(lines, run, &known, &starts, now);
             }
             lines.forget_idle(run);
         }
@@ -160,7 +161,14 @@ impl OnDisk {
 }
 
 impl RunOnDisk {
-    fn put_into(self, lines: &mut Lines, run: RunId, known: &BTreeMap<Fence, Held>, now: Millis) {
+    fn put_into(
+        self,
+        lines: &mut Lines,
+        run: RunId,
+        known: &BTreeMap<Fence, Held>,
+        starts: &BTreeMap<Fence, Millis>,
+        now: Millis,
+    ) {
         if self.tasks.is_empty() && !lines.knows(run) {
             return;
         }
@@ -172,6 +180,8 @@ impl RunOnDisk {
                 // It is another claim, of which nothing is known: it gets its full time.
                 _ => Held { lease_until: held.lease_until.max(now + held.lease_ms), ..held },
             });
+            // What was added to it while nobody served is known only in memory, too.
+            let start_by = start_by.map(|by| starts.get(&task.fence).map_or(by, |known| by.max(*known)));
             lines.add(run, Queued { task: &task, queued_at, place, start_by, closed, held });
         }
     }

@@ -92,7 +92,7 @@ impl Lines {
         self.expiries.range((now + 1, RunId::default(), Fence(0))..).next().map(|(at, _, _)| *at)
     }
 
-    /// Adds to every lease and attempt the time in which nobody served.
+    /// Adds to every lease and attempt, and to the time in which a task is to be claimed, the time in which nobody served.
     pub fn credit(&mut self, from: Millis, now: Millis) {
         let held: Vec<(RunId, Fence)> = self.expiries.iter().map(|(_, run, fence)| (*run, *fence)).collect();
         for (run, fence) in held {
@@ -104,6 +104,9 @@ impl Lines {
                     held.lease_until += unserved;
                     held.deadline = held.deadline.map(|deadline| deadline + unserved);
                 }
+            } else {
+                let unserved = (now - from.max(entry.place.queued_at)).max(0);
+                entry.start_by = entry.start_by.map(|by| by + unserved);
             }
             self.schedule(run, fence, &mut entry);
             self.put_back(run, fence, entry);
@@ -124,6 +127,11 @@ impl Lines {
 
     pub fn held(&self, run: RunId, fence: Fence) -> Option<&Held> {
         self.runs.get(&run)?.tasks.get(&fence)?.held.as_ref()
+    }
+
+    /// When it is too late for a task to be claimed.
+    pub fn start_by(&self, run: RunId, fence: Fence) -> Option<Millis> {
+        self.runs.get(&run)?.tasks.get(&fence)?.start_by
     }
 
     /// Anything is held by a worker, so that time must be watched.

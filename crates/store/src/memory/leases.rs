@@ -104,8 +104,13 @@ impl Row {
     }
 
     /// Nobody served from one moment to the other: the worker has as much longer, from when it got or last kept its lease.
+    /// A task that nobody has can be claimed for as much longer, from when it was queued.
     fn credit(&mut self, from: Millis, now: Millis) {
-        let Some(held) = &mut self.held else { return };
+        let Some(held) = &mut self.held else {
+            let unserved = (now - from.max(self.queued_at)).max(0);
+            self.start_by = self.start_by.map(|by| by + unserved);
+            return;
+        };
         let kept_at = (held.lease_until - held.lease_ms).max(held.since);
         let unserved = (now - from.max(kept_at)).max(0);
         held.lease_until += unserved;

@@ -49,7 +49,7 @@ impl World<'_> {
             32 | 33 => self.submit_again(&mut h).await?,
             34 | 35 => self.keep_back(&mut h).await?,
             36..=38 => self.extend_some(&mut h).await?,
-            39..=42 => self.time_passes(&mut h),
+            39..=42 => self.time_passes(&mut h).await?,
             43 => self.wall_jumps(&mut h),
             44 | 45 => self.timers(&mut h).await?,
             46 | 47 => self.messages(&mut h).await?,
@@ -224,10 +224,10 @@ impl World<'_> {
         self.extend(worker, &leases).await
     }
 
-    fn time_passes(&mut self, h: &mut Happening<'_>) {
+    async fn time_passes(&mut self, h: &mut Happening<'_>) -> Same {
         let ms = [1, 333, 500, 1_000, 3_000, 5_000, 5_001, HOLD_MS, 60_000][h.below(9)];
         self.tell(format!("  {ms} ms pass"));
-        self.drive.advance(ms);
+        self.pass(ms).await
     }
 
     fn wall_jumps(&mut self, h: &mut Happening<'_>) {
