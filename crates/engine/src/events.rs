@@ -306,7 +306,8 @@ fn reaches(gate: &GateRow, event: &FeedItem) -> bool {
 
 fn since(arrived_at: Millis, wait: &EventWait) -> Millis {
     match wait.since {
-        Since::At(moment) => moment,
+        // A run that was started while the store's clock was ahead, before it was reset, began later than its gate.
+        Since::At(moment) => moment.min(arrived_at),
         // Before the commit, so it is less than none.
         Since::After(ms) => arrived_at + ms,
     }
@@ -460,5 +461,18 @@ async fn commit(
         Err(Refused::Revision { .. }) => Ok(None),
         Err(refused) => Err(EngineError::Conflict(refused.to_string())),
         Ok(committed) => Ok(committed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_looks_back_at_least_to_its_own_arrival() {
+        let wait = |since| EventWait { name: "paid".to_owned(), key: None, since, after: None };
+        assert_eq!(since(700, &wait(Since::At(500))), 500, "its run began before it");
+        assert_eq!(since(700, &wait(Since::At(9_000))), 700, "its run began while the clock was ahead");
+        assert_eq!(since(700, &wait(Since::After(-300))), 400);
     }
 }
