@@ -22,6 +22,8 @@ use eddyline_store::*;
 use recorded::{Disk, Recorded, Trust};
 use story::*;
 
+/// Directories that the store makes itself.
+const STORE: &str = "made/by/store";
 const SESSIONS: u128 = 4;
 const CALLERS: u128 = 3;
 const PAIRS: u128 = 16;
@@ -88,7 +90,7 @@ fn cut(recorded: &Recorded, trust: Trust, seed: u64, cuts: usize) -> Seen {
         let told = acknowledged(&disk.now("ledger"));
         let dir = tempfile::tempdir().unwrap();
         disk.rebuild(dir.path(), &mut dice);
-        let opened = Embedded::open(&dir.path().join("store"), Options::default());
+        let opened = Embedded::open(&dir.path().join(STORE), Options::default());
         match (opened, trust) {
             (Ok(store), _) => runtime.block_on(look(store, &told, &mut found)),
             // A lying disk may leave anything.
@@ -96,7 +98,7 @@ fn cut(recorded: &Recorded, trust: Trust, seed: u64, cuts: usize) -> Seen {
             (Err(error), Trust::Syncs) => panic!("SEED={seed}, after {moment} operations: {error}"),
         }
         if trust == Trust::Syncs {
-            let raw = rusqlite::Connection::open(dir.path().join("store/eddyline.db")).unwrap();
+            let raw = rusqlite::Connection::open(dir.path().join(STORE).join("eddyline.db")).unwrap();
             let sound: String = raw.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
             assert_eq!(sound, "ok", "SEED={seed}, after {moment} operations");
             assert_eq!(found.lost, 0, "SEED={seed}, after {moment} operations");
@@ -154,7 +156,7 @@ fn a_store_at_work() {
     for session in 0..SESSIONS {
         // The log is copied back and starts over often.
         let options = Options { checkpoint_bytes: 48 << 10, restart_bytes: 200 << 10, ..Options::default() };
-        let store = Arc::new(Embedded::open(&root.join("store"), options).unwrap());
+        let store = Arc::new(Embedded::open(&root.join(STORE), options).unwrap());
         runtime.block_on(async {
             let callers = (0..CALLERS).map(|caller| {
                 let first = 2 * PAIRS * (session * CALLERS + caller);

@@ -74,10 +74,21 @@ pub(super) fn make_directory(dir: &Path) -> Result<(), StoreError> {
         }
         return Ok(());
     }
-    let parent = parent_of(dir);
-    fs::create_dir_all(parent).map_err(failed)?;
+    make_parents(parent_of(dir)).map_err(failed)?;
     DirBuilder::new().mode(DIRECTORY_MODE).create(dir).map_err(failed)?;
-    sync_directory(parent).map_err(failed)
+    sync_directory(parent_of(dir)).map_err(failed)
+}
+
+/// Makes the directories that are missing above one, each durable in the one above it.
+fn make_parents(dir: &Path) -> std::io::Result<()> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.is_dir()).collect();
+    for dir in missing.into_iter().rev() {
+        match fs::create_dir(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists || !dir.is_dir() => return Err(error),
+            _ => sync_directory(parent_of(dir))?,
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn parent_of(dir: &Path) -> &Path {

@@ -89,6 +89,7 @@ impl Recorded {
 /// A file: what is on the disk for sure, and what was done since.
 #[derive(Debug, Clone, Default)]
 struct Contents {
+    is_directory: bool,
     durable: Vec<u8>,
     since: Vec<Change>,
 }
@@ -143,6 +144,8 @@ impl Disk {
             Operation::Unlink { name } => self.renamings.push(Naming::Remove(name.clone())),
             Operation::MakeDirectory { file, name } => {
                 self.directories.insert(*file, name.clone());
+                self.files.push(Contents { is_directory: true, ..Contents::default() });
+                self.renamings.push(Naming::Add(name.clone(), self.files.len() - 1));
             }
         }
     }
@@ -195,14 +198,20 @@ impl Disk {
         let mut names = self.names.clone();
         let kept = dice.below(self.renamings.len() + 1);
         rename(&mut names, self.renamings[..kept].to_vec());
-        for (name, file) in names {
+        // A file is there if every directory above it is.
+        let is_there =
+            |path: &Path| path.as_os_str().is_empty() || path.to_str().is_some_and(|name| names.contains_key(name));
+        for (name, file) in &names {
+            if self.files[*file].is_directory || !Path::new(name).ancestors().all(is_there) {
+                continue;
+            }
             // The index of the log is no part of what is stored: SQLite makes it anew.
             if name.ends_with("-shm") || name == "ledger" {
                 continue;
             }
             let path = to.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, self.files[file].after_a_cut(dice)).unwrap();
+            fs::write(path, self.files[*file].after_a_cut(dice)).unwrap();
         }
     }
 }
