@@ -45,6 +45,12 @@ fn a_refused_commit_leaves_no_trace_in_memory() {
     shim::succeeds("every_commit_is_refused_once", root.path());
 }
 
+#[test]
+fn a_full_disk_is_not_written_to_all_the_time_to_note_who_serves() {
+    let root = tempfile::tempdir().unwrap();
+    shim::succeeds("a_note_finds_the_disk_full", root.path());
+}
+
 /// A transaction of some pages, more than the cache holds.
 fn transaction(conn: &Connection, before: &Model, random: &mut Random) -> rusqlite::Result<Model> {
     let mut after = before.clone();
@@ -172,6 +178,23 @@ async fn the_quota_is_used_up() {
     );
 }
 
+#[tokio::test]
+#[ignore = "a process for the other tests"]
+async fn a_note_finds_the_disk_full() {
+    let Some(root) = shim::root() else { return };
+    let (faults, clock) = (Faults::of_child(), ManualClock::at(START));
+    let store = Embedded::open(&root.join("store"), Options { clock: clock.clone(), ..Options::default() }).unwrap();
+    let commit = Decider::new().start(&store, 1, "line", big()).await;
+    let written = store.commit(vec![Command::Run(commit)], vec![claim(1, "w", 1)]).await.unwrap();
+    assert_eq!(written.claims[0].tasks.len(), 1);
+    faults.set(0, 1_000_000, ENOSPC, false);
+    clock.advance(600_000);
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    let refused = store.stats().rollbacks;
+    assert!((1..=2).contains(&refused), "{refused} notes were tried in two seconds");
+    faults.clear();
+}
+
 /// Random histories, in which each commit is first refused and then carried out: nothing of a refused one may be left in
 /// memory, so the store goes on exactly like one in memory that never heard of it.
 #[tokio::test]
@@ -185,6 +208,13 @@ async fn every_commit_is_refused_once() {
         let store = Embedded::open(dir.path(), Options { clock: clock.clone(), ..Options::default() }).unwrap();
         let reference = Memory::with_clock(clock.clone());
         let (mut decider, mut held, mut runs) = (Decider::new(), Vec::new(), Vec::new());
+        let rules = vec![
+            put("queue", "default", json!({"concurrency": 3, "rate": rate()}), None),
+            put("limit", "api", json!({"concurrency": 2, "rate": rate()}), None),
+        ];
+        for one in [&store as &dyn Store, &reference] {
+            one.commit(vec![documents(500, rules.clone())], vec![]).await.unwrap();
+        }
         for step in 1..=50_u128 {
             clock.advance(dice.below(3) as i64 * 500);
             let (commands, claims) = next_step(&mut dice, &mut decider, &store, step, &mut held, &mut runs).await;
@@ -216,6 +246,11 @@ async fn every_commit_is_refused_once() {
     assert!(refused > 60, "only {refused} commits were refused");
 }
 
+/// Always the same: what becomes of a rate that is changed while something of it is spent is not said anywhere.
+fn rate() -> serde_json::Value {
+    json!({"count": 2, "per_ms": 1_000, "burst": 2})
+}
+
 /// A start, a claim, a completion, a cancel or new rules.
 async fn next_step(
     dice: &mut Dice,
@@ -237,10 +272,13 @@ async fn next_step(
             }
         }
         6 => {
-            let rules = [put("queue", "default", json!({"concurrency": 1 + dice.below(4)}), None)];
+            let rules = [put("queue", "default", json!({"concurrency": 1 + dice.below(4), "rate": rate()}), None)];
             documents(1_000 + step, rules.to_vec())
         }
-        7 => documents(1_000 + step, vec![put("limit", "api", json!({"concurrency": 1 + dice.below(2)}), None)]),
+        7 => documents(
+            1_000 + step,
+            vec![put("limit", "api", json!({"concurrency": 1 + dice.below(2), "rate": rate()}), None)],
+        ),
         8 if !runs.is_empty() => {
             let cancel = Input::Cancel { by: "me".to_owned(), reason: None };
             let run = runs[dice.below(runs.len())];

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use tokio::sync::mpsc::WeakSender;
@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const FILES_EVERY: u32 = 5;
 /// How often it is copied back in a row, if there is much again.
 const ROUNDS: usize = 4;
-/// After a checkpoint found no space, the next is tried so much later.
+/// After a checkpoint or a note found no space, the next is tried so much later.
 const RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +61,7 @@ pub(super) fn run(conn: &Connection, mode: Mode) -> Outcome<Done> {
 pub(super) fn failed(shared: &Shared, trouble: Trouble) {
     match trouble.gravity() {
         Gravity::Fatal => shared.fail(&trouble.into_error().to_string()),
-        Gravity::Full | Gravity::Passing => {
+        Gravity::Full | Gravity::Locked | Gravity::Passing => {
             tracing::warn!(error = %trouble.into_error(), "the log could not be copied back yet");
         }
     }
@@ -105,7 +105,7 @@ impl Keeper {
     }
 
     pub fn run(self, stop: &Stop) {
-        let (mut seen, mut pause, mut looks) = (0, LOOK, 0_u32);
+        let (mut seen, mut pause, mut looks, mut noted) = (0, LOOK, 0_u32, None);
         while !stop.wait(std::mem::replace(&mut pause, LOOK)) {
             if self.shared.check().is_err() {
                 return;
@@ -115,7 +115,7 @@ impl Keeper {
                 self.shared.look_at_files();
             }
             self.shared.time.catch_up();
-            self.note_service();
+            self.note_service(&mut noted);
             let commits = self.shared.counters.commits.load(Ordering::Relaxed);
             if commits == std::mem::replace(&mut seen, commits) {
                 continue;
@@ -151,14 +151,20 @@ impl Keeper {
         Ok(())
     }
 
-    /// While somebody has a task and nobody writes, it is noted every now and then that somebody serves.
-    fn note_service(&self) {
+    /// While somebody has a task and nobody writes, it is noted every now and then that somebody serves. `noted`: when the
+    /// writer was last asked to.
+    fn note_service(&self, noted: &mut Option<Instant>) {
+        let refused = self.shared.refused.load(Ordering::Relaxed);
+        if refused && noted.is_some_and(|at| at.elapsed() < RETRY) {
+            return;
+        }
         let unnoted = self.shared.time.now() - self.shared.served_at.load(Ordering::Relaxed);
         if unnoted >= SERVED_MS
             && self.shared.tasks().lines.any_held()
             && let Some(writer) = self.writer.upgrade()
         {
             let _ = writer.try_send(Request::Serving);
+            *noted = Some(Instant::now());
         }
     }
 }

@@ -21,6 +21,8 @@ pub(super) enum Trouble {
 pub(super) enum Gravity {
     /// Nothing was written, and later writes may well succeed.
     Full,
+    /// Nothing was written, since somebody outside keeps the file locked: whatever else is tried has to wait as long.
+    Locked,
     /// Nothing was written; the reason may lie in what was to be written.
     Passing,
     /// What is on disk can't be trusted any more.
@@ -52,6 +54,7 @@ impl Trouble {
                 | ErrorCode::ReadOnly
                 | ErrorCode::PermissionDenied,
             ) => Gravity::Fatal,
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Gravity::Locked,
             Some(_) => Gravity::Passing,
             // A column holds what was never written into it.
             None => Gravity::Fatal,
@@ -97,7 +100,7 @@ mod tests {
         assert_eq!(of(ffi::SQLITE_IOERR_FSYNC), Gravity::Fatal);
         assert_eq!(of(ffi::SQLITE_IOERR_WRITE), Gravity::Fatal);
         assert_eq!(of(ffi::SQLITE_CORRUPT), Gravity::Fatal);
-        assert_eq!(of(ffi::SQLITE_BUSY), Gravity::Passing);
+        assert_eq!(of(ffi::SQLITE_BUSY), Gravity::Locked);
         assert_eq!(of(ffi::SQLITE_TOOBIG), Gravity::Passing);
     }
 }

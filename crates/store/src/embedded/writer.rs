@@ -212,7 +212,7 @@ impl Writer {
         let gravity = trouble.gravity();
         let again = match gravity {
             Gravity::Fatal => Err(trouble),
-            Gravity::Full | Gravity::Passing => self.take_back(touched).map(|()| trouble),
+            Gravity::Full | Gravity::Locked | Gravity::Passing => self.take_back(touched).map(|()| trouble),
         };
         let trouble = match again {
             Ok(trouble) => trouble,
