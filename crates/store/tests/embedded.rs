@@ -625,3 +625,81 @@ async fn pair(store: &Embedded, n: u128) -> Vec<Command> {
     }
     commands
 }
+
+/// A write that fails in the middle of a group, for a reason that lies in it.
+#[tokio::test]
+async fn what_a_refused_claim_spent_of_several_rates_is_all_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let rate = json!({"rate": {"count": 1, "per_ms": 60_000, "burst": 1}});
+    let rules = vec![put("queue", "default", rate.clone(), None), put("limit", "api", rate, None)];
+    store.commit(vec![documents(100, rules)], vec![]).await.unwrap();
+    let run = Decider::new().start(&store, 1, "shaky", json!(1)).await;
+    commit(&store, run).await.unwrap();
+    let outside = raw(dir.path());
+    outside
+        .execute_batch("CREATE TRIGGER no BEFORE INSERT ON buckets BEGIN SELECT RAISE(ABORT, 'not now'); END")
+        .unwrap();
+    assert!(store.commit(vec![], vec![claim(1, "w", 1)]).await.is_err());
+    outside.execute_batch("DROP TRIGGER no").unwrap();
+    let claimed = store.commit(vec![], vec![claim(2, "w", 1)]).await.unwrap().claims.remove(0);
+    assert_eq!((claimed.tasks.len(), claimed.retry_at), (1, None), "neither rate was spent");
+}
+
+/// Each try waits for the lock for seconds: what waits together is refused together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_lock_from_outside_refuses_a_group_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(open(dir.path()));
+    start(&store, 1).await;
+    let outside = raw(dir.path());
+    outside.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let began = std::time::Instant::now();
+    let starts: Vec<_> = (2..10)
+        .map(|n| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let commit = Decider::new().start(&*store, n, "line", big()).await;
+                let commit = RunCommit { command: command_id(100 + n), ..commit };
+                store.commit(vec![Command::Run(commit)], vec![]).await
+            })
+        })
+        .collect();
+    for refused in starts {
+        assert!(matches!(refused.await.unwrap(), Err(StoreError::Unavailable(_))));
+    }
+    assert!(began.elapsed().as_secs() < 22, "each of them waited alone: {:?}", began.elapsed());
+    outside.execute_batch("ROLLBACK").unwrap();
+    start(&store, 20).await;
+}
+
+#[tokio::test]
+async fn a_run_with_very_many_messages_does_not_hide_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let message = |to: u128, n: usize| Message {
+        to: run_id(to),
+        id: format!("m{n}"),
+        body: MessageBody::Input(Box::new(Input::Continue)),
+    };
+    let many = (0..12_000).map(|n| message(5, n));
+    let messages: Vec<Message> = many.chain([message(9, 1), message(2, 1), message(9, 2), message(7, 1)]).collect();
+    let (documents, events, drops) = Default::default();
+    let sent = DocumentCommit { ns: ns(), command: command_id(1), documents, messages, events, drops };
+    store.commit(vec![Command::Documents(sent)], vec![]).await.unwrap();
+    let due = |limit: usize| {
+        let store = &store;
+        async move {
+            let items = store.due(Due::Messages, limit).await.unwrap().items.into_iter();
+            let of = |item: DueItem| match item {
+                DueItem::Messages { to, messages, .. } => (to.0.as_u128(), messages.len()),
+                other => panic!("{other:?}"),
+            };
+            items.map(of).collect::<Vec<_>>()
+        }
+    };
+    assert_eq!(due(2).await, [(5, MAX_INBOX), (9, 2)], "the oldest first");
+    assert_eq!(due(1).await, [(2, 1)]);
+    assert_eq!(due(10).await, [(7, 1)]);
+    assert_eq!(due(10).await, []);
+}

@@ -25,6 +25,9 @@ use crate::holds::{Holds, Item, next_in};
 use crate::ids::Namespace;
 use crate::query::*;
 
+/// So many rows of runs that were looked at already are stepped over, before the others are found by an index.
+const MOST_REPEATS: usize = 10_000;
+
 /// Items of one answer.
 const MOST: usize = 100_000;
 
@@ -171,23 +174,78 @@ type Waiting = (Namespace, RunId, Vec<Message>);
 
 /// The oldest messages of up to so many runs that nobody delivers yet, and whether there are more.
 fn waiting(conn: &Connection, shared: &Shared, now: Millis, limit: usize) -> Outcome<(Vec<Waiting>, bool)> {
+    let mut inboxes = Inboxes { conn, shared, now, limit, found: Vec::new(), seen: BTreeSet::new(), more: false };
     let mut statement = conn.prepare_cached("SELECT target, ns FROM messages ORDER BY place")?;
-    let mut rows = statement.query([])?;
-    let (mut found, mut seen, mut more) = (Vec::new(), BTreeSet::new(), false);
+    let (mut rows, mut repeats) = (statement.query([])?, 0);
     while let Some(row) = rows.next()? {
         let to = RunId(Uuid::from_bytes(row.get(0)?));
-        if !seen.insert(to) || shared.tasks().holds.messages_held(to, now) {
+        if !inboxes.seen.contains(&to) {
+            let ns = Namespace::new(&row.get::<_, String>(1)?);
+            if !inboxes.look_at(ns, to)? {
+                return Ok((inboxes.found, true));
+            }
             continue;
         }
-        if found.len() >= limit {
-            return Ok((found, true));
+        repeats += 1;
+        if repeats > MOST_REPEATS {
+            // Many messages for few runs: their rows are not stepped over one by one.
+            drop(rows);
+            for (to, ns) in other_targets(conn, &inboxes.seen)? {
+                if !inboxes.look_at(ns, to)? {
+                    return Ok((inboxes.found, true));
+                }
+            }
+            break;
         }
-        let mut messages = inbox(conn, to, MAX_INBOX as i64 + 1)?;
-        more |= messages.len() > MAX_INBOX;
-        messages.truncate(MAX_INBOX);
-        found.push((Namespace::new(&row.get::<_, String>(1)?), to, messages));
     }
-    Ok((found, more))
+    Ok((inboxes.found, inboxes.more))
+}
+
+/// What was found while runs were looked at that have messages.
+struct Inboxes<'a> {
+    conn: &'a Connection,
+    shared: &'a Shared,
+    now: Millis,
+    limit: usize,
+    found: Vec<Waiting>,
+    seen: BTreeSet<RunId>,
+    more: bool,
+}
+
+impl Inboxes<'_> {
+    /// False if there was no room for what the run has.
+    fn look_at(&mut self, ns: Namespace, to: RunId) -> Outcome<bool> {
+        if !self.seen.insert(to) || self.shared.tasks().holds.messages_held(to, self.now) {
+            return Ok(true);
+        }
+        if self.found.len() >= self.limit {
+            return Ok(false);
+        }
+        let mut messages = inbox(self.conn, to, MAX_INBOX as i64 + 1)?;
+        self.more |= messages.len() > MAX_INBOX;
+        messages.truncate(MAX_INBOX);
+        self.found.push((ns, to, messages));
+        Ok(true)
+    }
+}
+
+/// The runs besides these that have messages, the one with the oldest first. Each is found by the index, however many
+/// messages the one before it has.
+fn other_targets(conn: &Connection, seen: &BTreeSet<RunId>) -> Outcome<Vec<(RunId, Namespace)>> {
+    let mut next = conn.prepare_cached("SELECT target FROM messages WHERE target > ?1 ORDER BY target LIMIT 1")?;
+    let mut oldest = conn.prepare_cached("SELECT place, ns FROM messages WHERE target = ?1 ORDER BY +place LIMIT 1")?;
+    let (mut found, mut after) = (Vec::new(), Vec::new());
+    while let Some(target) = next.query_row([&after], |row| row.get::<_, [u8; 16]>(0)).optional()? {
+        after = target.to_vec();
+        let to = RunId(Uuid::from_bytes(target));
+        if !seen.contains(&to) {
+            let (place, ns) =
+                oldest.query_row([&after], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)))?;
+            found.push((place, to, Namespace::new(&ns)));
+        }
+    }
+    found.sort_unstable_by_key(|(place, ..)| *place);
+    Ok(found.into_iter().map(|(_, to, ns)| (to, ns)).collect())
 }
 
 pub(super) fn documents(conn: &Connection, shared: &Shared, limit: usize) -> Outcome<DueBatch> {

@@ -113,8 +113,9 @@ impl<'a> Group<'a> {
             self.changes.retain(|change| lines.is_worth(change, self.now));
             lines.take_spent()
         };
+        // All of them before the first is written: if that fails, each is taken back.
+        spent.iter().for_each(|(key, _)| self.touched.bucket(key));
         for (key, bucket) in spent {
-            self.touched.bucket(&key);
             self.write(
                 "INSERT OR REPLACE INTO buckets (ns, kind, name, key, keyed, whole, parts, at, closed_until) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
