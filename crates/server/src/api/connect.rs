@@ -42,7 +42,7 @@ const MAX_LEFT: usize = 10_000;
 
 /// `GET /v1/workers/connect`
 pub(crate) async fn connect(call: Call) -> Answer {
-    let (room, open) = call.api.socket()?;
+    let (slot, open) = call.api.socket(call.ns())?;
     let (api, caller) = (call.api.clone(), call.caller.clone());
     let limit = api.about().settings.max_body;
     let meter = call.extension::<Arc<ReadMeter>>().unwrap_or_default();
@@ -63,7 +63,7 @@ pub(crate) async fn connect(call: Call) -> Answer {
             Ok(()) | Err(Cut::Gone) => None,
         };
         let _ = tokio::time::timeout(FAREWELL, wire.close(told)).await;
-        drop((room, open));
+        drop((slot, open));
     }))
 }
 

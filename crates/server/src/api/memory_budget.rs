@@ -1,12 +1,13 @@
 //! A memory budget: what all things of one kind may take together (bodies being read, responses being written, tasks on
 //! their way to sockets), and what those of one namespace may.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_store::Namespace;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::shares::Shares;
 
 /// What is smaller is not counted, so that heartbeats and small reports get through beside large ones. The limit on
 /// connections bounds it: 4,096 times as much is 64 MiB.
@@ -15,8 +16,7 @@ const SMALL_BYTES: usize = 16 << 10;
 pub(crate) struct MemoryBudget {
     all: Arc<Semaphore>,
     share_kib: u32,
-    /// By namespace, as long as something of it is counted.
-    shares: Mutex<HashMap<Namespace, Weak<Semaphore>>>,
+    shares: Shares,
 }
 
 impl MemoryBudget {
@@ -24,18 +24,12 @@ impl MemoryBudget {
     pub fn new(bytes: usize, parts: u32) -> MemoryBudget {
         let kib = kib(bytes).clamp(parts, u32::MAX >> 3);
         let all = Arc::new(Semaphore::new(kib as usize));
-        MemoryBudget { all, share_kib: kib / parts, shares: Mutex::default() }
+        MemoryBudget { all, share_kib: kib / parts, shares: Shares::new((kib / parts) as usize) }
     }
 
     /// Nothing yet, for something of this namespace.
     pub fn reservation(&self, ns: &Namespace) -> Reservation {
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        let share = shares.get(ns).and_then(Weak::upgrade).unwrap_or_else(|| {
-            shares.retain(|_, share| share.strong_count() > 0);
-            let share = Arc::new(Semaphore::new(self.share_kib as usize));
-            shares.insert(ns.clone(), Arc::downgrade(&share));
-            share
-        });
+        let share = self.shares.of(ns);
         Reservation { all: self.all.clone(), share, most_kib: self.share_kib, held_kib: 0, held: Vec::new() }
     }
 }

@@ -26,6 +26,8 @@ mod reports;
 pub(crate) mod routes;
 mod runs;
 mod secrets;
+mod shares;
+mod slots;
 mod starts;
 mod steps;
 mod streams;
@@ -52,7 +54,7 @@ use eddyline_engine::Engine;
 use eddyline_machine::Millis;
 use eddyline_protocol::Code;
 use eddyline_store::Namespace;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 use crate::serve::Settings;
 use call::Call;
@@ -61,6 +63,7 @@ use keyring::Keyring;
 use memory_budget::MemoryBudget;
 pub(crate) use read_meter::{MayRead, ReadMeter};
 use routes::{Route, routes};
+use slots::{NoSlot, Slot, Slots};
 
 /// Of what bodies and tasks may take, a namespace may use one of so many parts.
 const MEMORY_PARTS: u32 = 4;
@@ -73,8 +76,8 @@ struct Inner {
     engine: Engine,
     about: About,
     keyring: Keyring,
-    long_polls: Arc<Semaphore>,
-    sockets: Arc<Semaphore>,
+    long_polls: Slots,
+    sockets: Slots,
     bodies: MemoryBudget,
     task_memory: MemoryBudget,
     unsent: unsent::Unsent,
@@ -103,8 +106,8 @@ impl Api {
         let settings = &about.settings;
         Api(Arc::new(Inner {
             keyring: Keyring::new(engine.clone()),
-            long_polls: Arc::new(Semaphore::new(settings.max_long_polls)),
-            sockets: Arc::new(Semaphore::new(settings.max_connections)),
+            long_polls: Slots::new(settings.max_long_polls),
+            sockets: Slots::new(settings.max_connections),
             bodies: MemoryBudget::new(settings.body_memory, MEMORY_PARTS),
             task_memory: MemoryBudget::new(settings.task_memory, MEMORY_PARTS),
             unsent: unsent::Unsent::new(settings.response_memory),
@@ -154,27 +157,40 @@ impl Api {
         self.0.stopping.clone()
     }
 
-    /// Room for a request that waits.
-    pub fn long_poll(&self) -> Result<LongPoll, Failure> {
-        let room = self.0.long_polls.clone().try_acquire_owned();
-        let room =
-            room.map_err(|_| Failure::new(Code::TooMany, "too many requests wait already; come back in a second"))?;
-        Ok(LongPoll { _room: room, _counted: Counted::new("eddyline_long_polls") })
+    /// Room for a request of a namespace that waits.
+    pub fn long_poll(&self, ns: &Namespace) -> Result<LongPoll, Failure> {
+        let slot = self.0.long_polls.take(ns).map_err(|no| {
+            let message = match no {
+                NoSlot::All => "too many requests wait already; come back in a second".to_owned(),
+                NoSlot::Share(most) => format!(
+                    "the namespace has used its share of waiting requests: {most} wait already; come back in a second"
+                ),
+            };
+            Failure::new(Code::TooMany, message)
+        })?;
+        Ok(LongPoll { _slot: slot, _counted: Counted::new("eddyline_long_polls") })
     }
 
-    /// Room for a socket, and what tells the server that it is open.
-    fn socket(&self) -> Result<(OwnedSemaphorePermit, mpsc::Sender<()>), Failure> {
-        let room = self.0.sockets.clone().try_acquire_owned();
-        let room = room.map_err(|_| Failure::new(Code::TooMany, "too many sockets are open already"))?;
+    /// Room for a socket of a namespace, and what tells the server that it is open.
+    fn socket(&self, ns: &Namespace) -> Result<(Slot, mpsc::Sender<()>), Failure> {
+        let slot = self.0.sockets.take(ns).map_err(|no| {
+            let message = match no {
+                NoSlot::All => "too many sockets are open already".to_owned(),
+                NoSlot::Share(most) => {
+                    format!("the namespace has used its share of sockets: {most} are open already")
+                }
+            };
+            Failure::new(Code::TooMany, message)
+        })?;
         let open = self.0.open.upgrade();
         let open = open.ok_or_else(|| Failure::new(Code::Unavailable, "the server is stopping"))?;
-        Ok((room, open))
+        Ok((slot, open))
     }
 }
 
 /// A request that waits, for as long as it does.
 pub(crate) struct LongPoll {
-    _room: OwnedSemaphorePermit,
+    _slot: Slot,
     _counted: Counted,
 }
 

@@ -79,7 +79,7 @@ pub(crate) async fn delete(call: Call) -> Answer {
 /// `GET /v1/runs/{id}/result`
 pub(crate) async fn result(call: Call) -> Answer {
     let (run, wait) = (call.run()?, call.wait()?);
-    let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    let _room = if wait.is_zero() { None } else { Some(call.api.long_poll(call.ns())?) };
     match call.while_admitted(call.engine().wait_for_end(call.ns(), run, wait)).await?? {
         Standing::Ended(result) => {
             let ended = RunResult {

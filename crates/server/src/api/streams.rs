@@ -103,7 +103,7 @@ pub(crate) async fn read(call: Call) -> Answer {
         step: call.text("step").map(str::to_owned),
         wait: call.wait()?,
     };
-    let _room = if asked.wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    let _room = if asked.wait.is_zero() { None } else { Some(call.api.long_poll(call.ns())?) };
     let counted = call.flag("count")?;
     let (items, next) = match &stream {
         Stream::Timeline(run) => call.while_admitted(timeline(&call, *run, &asked)).await??,

@@ -42,7 +42,7 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
     check_labels([&asked.worker_id])?;
     let claimant = Claimant::find(&call, &asked.worker_id).await?;
     let claim = claimant.claim(call.ns(), asked.queues, asked.max, asked.request_id)?;
-    let _room = if wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    let _room = if wait.is_zero() { None } else { Some(call.api.long_poll(call.ns())?) };
     if asked.max == Some(0) {
         return ok(&ClaimedTasks::default());
     }
@@ -107,7 +107,7 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let more = asked.claim.filter(|more| !claimant.draining && more.max != Some(0));
     let wait = waits(more.as_ref().and_then(|more| more.wait_ms));
     let claim = more.map(|more| claimant.claim(call.ns(), more.queues, more.max, more.request_id)).transpose()?;
-    let _room = if claim.is_none() || wait.is_zero() { None } else { Some(call.api.long_poll()?) };
+    let _room = if claim.is_none() || wait.is_zero() { None } else { Some(call.api.long_poll(call.ns())?) };
     let mut reading = Reading::new(asked.reports, unread);
     let code = std::mem::take(&mut reading.code);
     let reports = std::mem::take(&mut reading.reports);

@@ -1,13 +1,14 @@
 //! Limits hold, and whoever runs into one does not keep the others waiting.
 
 use eddyline_protocol::Span;
-use eddyline_server::ServeArgs;
+use eddyline_server::{KeysMode, ServeArgs};
 use hyper::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::client::{Client, Rig, args};
+use crate::client::{ADMIN_KEY, Client, Rig, args};
+use crate::process::until_waiting;
 
 /// What the server says to raw bytes, until it closes.
 async fn raw(client: &Client, text: &str) -> String {
@@ -139,6 +140,35 @@ async fn heads_and_long_polls_have_limits() {
     assert_eq!(rig.post("/v1/tasks/claim", json!({"worker_id": "w", "wait_ms": 5})).await.status, 429);
     let head = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\nx: {}\r\n\r\n", rig.addr, "y".repeat(40 << 10));
     assert!(raw(&rig, &head).await.starts_with("HTTP/1.1 431"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn one_namespace_gets_half_of_the_waiting_requests() {
+    let admin_key = Some(ADMIN_KEY.to_owned());
+    let settings = ServeArgs { max_long_polls: Some(4), keys: Some(KeysMode::On), admin_key, ..args() };
+    let mut rig = Rig::with(settings).await;
+    rig.client.key = Some(ADMIN_KEY.to_owned());
+    let of = async |namespace: &str| {
+        let made = rig.post("/v1/keys", json!({"name": "t", "scopes": ["admin"], "namespace": namespace})).await;
+        rig.with_key(&made.text("key"))
+    };
+    let (one, two) = (of("one").await, of("two").await);
+    let waits = |client: &Client, ms: u64| {
+        let client = client.clone();
+        async move { client.post("/v1/tasks/claim", json!({"worker_id": "w", "wait_ms": ms})).await }
+    };
+    let open = [tokio::spawn(waits(&one, 60_000)), tokio::spawn(waits(&one, 60_000))];
+    until_waiting(&rig, 2).await;
+    let refused = waits(&one, 10).await;
+    assert_eq!(refused.code(), (429, "too_many"));
+    assert!(refused.headers.contains_key("retry-after"));
+    assert!(refused.body.to_string().contains("the namespace has used its share"), "{}", refused.body);
+    assert_eq!(waits(&two, 10).await.status, 200);
+    assert_eq!(one.post("/v1/tasks/claim", json!({"worker_id": "w"})).await.status, 200, "it does not wait");
+    open.iter().for_each(|waits| waits.abort());
+    until_waiting(&rig, 0).await;
+    assert_eq!(waits(&one, 10).await.status, 200);
     rig.server.stop().await;
 }
 

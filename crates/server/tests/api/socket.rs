@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use eddyline_protocol::Span;
-use eddyline_server::ServeArgs;
+use eddyline_server::{KeysMode, ServeArgs};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::client::{Client, DIAMOND, Rig, args, unreadable};
+use crate::client::{ADMIN_KEY, Client, DIAMOND, Rig, args, unreadable};
 
 /// Longer than anything here takes; reached only when something hangs.
 const LONG: Duration = Duration::from_secs(30);
@@ -31,11 +31,15 @@ impl Socket {
     }
 
     async fn raw(client: &Client) -> Socket {
+        Socket::try_raw(client).await.unwrap()
+    }
+
+    async fn try_raw(client: &Client) -> Result<Socket, tungstenite::Error> {
         let mut request = format!("ws://{}/v1/workers/connect", client.addr).into_client_request().unwrap();
         if let Some(key) = &client.key {
             request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
         }
-        Socket(connect_async(request).await.unwrap().0)
+        connect_async(request).await.map(|(socket, _)| Socket(socket))
     }
 
     pub async fn say(&mut self, message: Value) {
@@ -384,4 +388,30 @@ impl SocketParts<'_> {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[tokio::test]
+async fn one_namespace_gets_half_of_the_sockets() {
+    let admin_key = Some(ADMIN_KEY.to_owned());
+    let settings = ServeArgs { max_connections: Some(16), keys: Some(KeysMode::On), admin_key, ..args() };
+    let mut rig = Rig::with(settings).await;
+    rig.client.key = Some(ADMIN_KEY.to_owned());
+    let made = rig.post("/v1/keys", json!({"name": "t", "scopes": ["admin"], "namespace": "one"})).await;
+    let one = rig.with_key(&made.text("key"));
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        open.push(Socket::open(&one, json!({})).await);
+    }
+    match Socket::try_raw(&one).await.map(|_| ()) {
+        Err(tungstenite::Error::Http(response)) => assert_eq!(response.status(), 429),
+        other => panic!("{other:?}"),
+    }
+    // Without an upgrade, the same answer can be read.
+    let refused = one.get("/v1/workers/connect").await;
+    assert!(refused.body.to_string().contains("the namespace has used its share of sockets: 8"), "{}", refused.body);
+    Socket::open(&rig, json!({})).await;
+    drop(open);
+    let again = async { while Socket::try_raw(&one).await.is_err() {} };
+    tokio::time::timeout(LONG, again).await.expect("the sockets are closed");
+    rig.server.stop().await;
 }

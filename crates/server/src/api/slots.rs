@@ -1,0 +1,64 @@
+//! A limit on how many of something are open at a time: in all, and for each namespace.
+
+use std::sync::Arc;
+
+use eddyline_store::Namespace;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::shares::Shares;
+
+#[derive(Debug)]
+pub(crate) struct Slots {
+    all: Arc<Semaphore>,
+    shares: Shares,
+}
+
+/// One of them. It is free again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    _share: OwnedSemaphorePermit,
+    _all: OwnedSemaphorePermit,
+}
+
+/// Why there is no free slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoSlot {
+    /// All of them are in use.
+    All,
+    /// The namespace uses its share, which has so many.
+    Share(usize),
+}
+
+impl Slots {
+    /// A namespace may have half of them, and one in any case.
+    pub fn new(most: usize) -> Slots {
+        Slots { all: Arc::new(Semaphore::new(most)), shares: Shares::new((most / 2).max(1)) }
+    }
+
+    pub fn take(&self, ns: &Namespace) -> Result<Slot, NoSlot> {
+        let share = self.shares.of(ns).try_acquire_owned().map_err(|_| NoSlot::Share(self.shares.permits()))?;
+        let all = self.all.clone().try_acquire_owned().map_err(|_| NoSlot::All)?;
+        Ok(Slot { _share: share, _all: all })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_gets_half_of_the_slots() {
+        let slots = Slots::new(4);
+        let [one, two, three] = ["one", "two", "three"].map(Namespace::new);
+        let of_one = [slots.take(&one).unwrap(), slots.take(&one).unwrap()];
+        assert_eq!(slots.take(&one).unwrap_err(), NoSlot::Share(2));
+        let _of_two = [slots.take(&two).unwrap(), slots.take(&two).unwrap()];
+        assert_eq!(slots.take(&three).unwrap_err(), NoSlot::All);
+        drop(of_one);
+        let _of_three = slots.take(&three).unwrap();
+        slots.take(&one).unwrap();
+        assert_eq!(Slots::new(0).take(&one).unwrap_err(), NoSlot::All);
+        Slots::new(1).take(&one).unwrap();
+    }
+}
