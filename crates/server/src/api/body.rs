@@ -76,8 +76,13 @@ pub(crate) async fn read(
             pace.came(data.len());
         }
     }
-    reserve(reserved, whole.len() + VALUE_BYTES * values(&whole).min(MAX_VALUES)).await?;
+    reserve(reserved, parsed_bytes(&whole)).await?;
     Ok(Bytes::from(whole))
+}
+
+/// What JSON takes while it is handled: its text, and the values that it is parsed into.
+pub(crate) fn parsed_bytes(text: &[u8]) -> usize {
+    text.len() + VALUE_BYTES * values(text).min(MAX_VALUES)
 }
 
 async fn reserve(reserved: &mut Reservation, bytes: usize) -> Result<(), Failure> {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use bytes::Bytes;
 use eddyline_engine::TaskId;
 use eddyline_protocol::{ApiError, CLOSE_UNAUTHORIZED, Code, FromServer, FromWorker};
 use eddyline_store::Namespace;
@@ -20,8 +21,11 @@ use futures_util::SinkExt;
 use serde_json::Value;
 
 use super::apart::{self, Unread};
+use super::body::parsed_bytes;
 use super::call::{Answer, Call};
 use super::failure::Failure;
+use super::memory_budget::Reservation;
+use super::read_meter::BUDGET_WAIT;
 use super::tasks::REPORTS;
 use super::{Counted, ReadMeter};
 use session::Session;
@@ -57,7 +61,7 @@ pub(crate) async fn connect(call: Call) -> Answer {
     Ok(upgrade.on_upgrade(async move |socket| {
         let _counted = Counted::new("eddyline_sockets");
         meter.begin(api.bodies().reservation(&caller.ns));
-        let mut wire = Wire { socket, meter };
+        let mut wire = Wire { socket, meter, complete: None };
         let told = match Session::serve(&api, &caller, &mut wire).await {
             Err(Cut::Told(error)) => Some(error),
             Ok(()) | Err(Cut::Gone) => None,
@@ -91,12 +95,25 @@ impl From<eddyline_engine::EngineError> for Cut {
 struct Wire {
     socket: WebSocket,
     meter: Arc<ReadMeter>,
+    /// A message that waits for its part of the memory budget.
+    complete: Option<Complete>,
+}
+
+/// A message that has been read and is not parsed yet.
+struct Complete {
+    bytes: Bytes,
+    /// What it takes while it is handled.
+    wanted: usize,
+    reserved: Option<Reservation>,
+    since: tokio::time::Instant,
 }
 
 /// A message of the worker, and which of its reports could not be read.
 struct Said {
     message: FromWorker<Value>,
     unread: Unread,
+    /// What the message has of the memory budget, until it is handled.
+    reserved: Option<Reservation>,
 }
 
 impl Wire {
@@ -128,18 +145,30 @@ impl Wire {
 
     /// What is said, or nothing but a sign of life. Can be left and taken up again without losing a message.
     async fn hear(&mut self) -> Result<Option<Said>, Cut> {
-        let heard = self.socket.recv().await;
-        match &heard {
-            // It may stand between two parts of a message.
-            Some(Ok(Message::Ping(payload) | Message::Pong(payload))) => self.meter.control(payload.len()),
-            _ => self.meter.complete(),
+        if self.complete.is_none() {
+            match self.socket.recv().await {
+                Some(Ok(message @ (Message::Text(_) | Message::Binary(_)))) => {
+                    let (reserved, since) = (self.meter.complete(), tokio::time::Instant::now());
+                    let bytes = message.into_data();
+                    self.complete = Some(Complete { wanted: parsed_bytes(&bytes), bytes, reserved, since });
+                }
+                // It may stand between two parts of a message.
+                Some(Ok(Message::Ping(payload) | Message::Pong(payload))) => {
+                    self.meter.control(payload.len());
+                    return Ok(None);
+                }
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Cut::Gone),
+            }
         }
-        match heard {
-            Some(Ok(Message::Text(text))) => read(text.as_bytes()).map(Some),
-            Some(Ok(Message::Binary(bytes))) => read(&bytes).map(Some),
-            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
-            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Cut::Gone),
+        if let Some(Complete { wanted, reserved: Some(reserved), since, .. }) = &mut self.complete
+            && reserved.try_grow_to(*wanted).is_err()
+            && reserved.grow_within(*wanted, BUDGET_WAIT.saturating_sub(since.elapsed())).await.is_err()
+        {
+            metrics::counter!("eddyline_bodies_refused_total").increment(1);
+            let message = "too many large messages are being handled; connect again in a second";
+            return Err(Failure::new(Code::Unavailable, message).into());
         }
+        self.complete.take().map(read).transpose()
     }
 
     /// Says that it is over, and why, and listens until the other side has said so too.
@@ -179,14 +208,14 @@ enum Write {
     Later,
 }
 
-fn read(bytes: &[u8]) -> Result<Said, Cut> {
-    let (message, unread) = apart::read(bytes, REPORTS, |bytes| {
+fn read(Complete { bytes, reserved, .. }: Complete) -> Result<Said, Cut> {
+    let (message, unread) = apart::read(&bytes, REPORTS, |bytes| {
         super::body::check_shape(bytes)?;
         serde_json::from_slice(bytes).map_err(|error| {
             Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
         })
     })?;
-    Ok(Said { message, unread })
+    Ok(Said { message, unread, reserved })
 }
 
 /// What was pushed to workers and is not done, by their connections. A worker that comes back says what it has of it; the

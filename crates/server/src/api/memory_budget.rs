@@ -72,10 +72,11 @@ impl Reservation {
         Ok(())
     }
 
-    /// Gives back what it has.
-    pub fn release(&mut self) {
-        self.held.clear();
-        self.held_kib = 0;
+    /// Gives what it has to another reservation, and starts again with nothing.
+    pub fn hand_over(&mut self) -> Reservation {
+        let (all, share, held) = (self.all.clone(), self.share.clone(), std::mem::take(&mut self.held));
+        let held_kib = std::mem::take(&mut self.held_kib);
+        Reservation { all, share, most_kib: self.most_kib, held_kib, held }
     }
 
     /// Whether it has anything of the budget.

@@ -1,5 +1,6 @@
 //! What a socket has read of a message that is not complete yet. It counts as a body does, in the same budget: sockets that
-//! send the first part of large messages and never the rest would fill the memory otherwise.
+//! send the first part of large messages and never the rest would fill the memory otherwise. A complete message takes its
+//! reservation along, until it is handled.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::memory_budget::Reservation;
 /// A socket reads this much between two looks at the budget.
 const STEP_BYTES: usize = 64 << 10;
 /// A message that finds the budget used up waits this long before its socket is closed.
-const BUDGET_WAIT: Duration = Duration::from_secs(2);
+pub(super) const BUDGET_WAIT: Duration = Duration::from_secs(2);
 /// What a control frame has beside its payload.
 const CONTROL_BYTES: usize = 6;
 /// A message is complete this long after its first byte, or its socket is closed.
@@ -78,12 +79,12 @@ impl ReadMeter {
         }
     }
 
-    /// A message is complete: what comes now is of the next.
-    pub fn complete(&self) {
-        if let Some(metered) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            metered.bytes = 0;
-            metered.reserved.release();
-        }
+    /// A message is complete: what comes now is of the next. Returns what the message has of the budget.
+    pub fn complete(&self) -> Option<Reservation> {
+        let mut metered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let metered = metered.as_mut()?;
+        metered.bytes = 0;
+        Some(metered.reserved.hand_over())
     }
 }
 
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_counted_until_it_is_complete() {
+    fn a_message_is_counted_until_it_is_handled() {
         let (budget, ns) = (MemoryBudget::new(4 << 20, 4), Namespace::default());
         let meters = [ReadMeter::default(), ReadMeter::default()];
         assert_eq!(meters[0].may_read(), MayRead::Now, "no socket yet");
@@ -111,7 +112,9 @@ mod tests {
         }
         meters[1].came(STEP_BYTES);
         assert_eq!(meters[1].may_read(), MayRead::Later);
-        meters[0].complete();
+        let complete = meters[0].complete();
+        assert_eq!(meters[1].may_read(), MayRead::Later, "the message is not handled yet");
+        drop(complete);
         assert_eq!(meters[1].may_read(), MayRead::Now);
     }
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use eddyline_protocol::Span;
-use eddyline_server::{KeysMode, ServeArgs};
+use eddyline_server::{KeysMode, ServeArgs, Size};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{self, Message};
@@ -413,5 +414,48 @@ async fn one_namespace_gets_half_of_the_sockets() {
     drop(open);
     let again = async { while Socket::try_raw(&one).await.is_err() {} };
     tokio::time::timeout(LONG, again).await.expect("the sockets are closed");
+    rig.server.stop().await;
+}
+
+/// A request that says it has a body of so many bytes and sends none of it: they are reserved for as long as it may take.
+async fn reserve_bodies(client: &Client, bytes: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(client.addr).await.unwrap();
+    let head = format!(
+        "POST /v1/events HTTP/1.1\r\nhost: {}\r\ncontent-length: {bytes}\r\nexpect: 100-continue\r\n\r\n",
+        client.addr
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The server asks for the body once it begins to read it; that is after the bytes are reserved.
+    let mut said = [0; 12];
+    stream.read_exact(&mut said).await.unwrap();
+    assert_eq!(&said, b"HTTP/1.1 100");
+    stream
+}
+
+#[tokio::test]
+async fn the_values_of_a_complete_message_count_against_the_body_memory() {
+    // A namespace may use a quarter of it: 1 MiB.
+    let rig = Rig::with(ServeArgs { body_memory: Some(Size { bytes: 4 << 20 }), ..args() }).await;
+    let report = |id: u32, values: usize| {
+        let output = vec![0; values];
+        json!({"type": "report", "id": id, "reports": [{"task_id": "none", "op": "complete", "output": output}]})
+    };
+    let mut socket = Socket::open(&rig, json!({})).await;
+    socket.say(report(1, 7_000)).await;
+    assert_eq!(socket.until("reported").await["id"], 1);
+    // Others have all but a little: a message that is small as text and large as values has to wait.
+    let others = reserve_bodies(&rig, 1 << 20).await;
+    socket.say(report(2, 7_000)).await;
+    let waited = tokio::time::timeout(Duration::from_millis(500), socket.until("reported")).await;
+    assert!(waited.is_err(), "it was handled at once: {waited:?}");
+    drop(others);
+    assert_eq!(socket.until("reported").await["id"], 2);
+    // One that is small in both ways does not wait, and the other does not wait for long.
+    let _others = reserve_bodies(&rig, 1 << 20).await;
+    socket.say(report(3, 10)).await;
+    assert_eq!(socket.until("reported").await["id"], 3);
+    socket.say(report(4, 7_000)).await;
+    assert_eq!(socket.until("error").await["error"]["code"], "unavailable");
+    assert_eq!(socket.next().await["type"], "closed");
     rig.server.stop().await;
 }

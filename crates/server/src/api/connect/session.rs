@@ -89,7 +89,7 @@ struct Done {
 
 impl Session<'_> {
     pub async fn serve(api: &Api, caller: &Caller, wire: &mut Wire) -> Result<(), Cut> {
-        let (hello, tasks) = tokio::select! {
+        let (hello, tasks, reserved) = tokio::select! {
             said = tokio::time::timeout(HELLO, hello(wire)) => match said {
                 Ok(said) => said?,
                 Err(_) => return Err(Failure::new(Code::Timeout, "a worker says hello first").into()),
@@ -99,6 +99,7 @@ impl Session<'_> {
         let (engine, ns) = (api.engine(), caller.ns.clone());
         let drains = engine.drains();
         let record = enrol(engine, &ns, hello).await?;
+        drop(reserved);
         let mut session = Session {
             api,
             worker: record.id.clone(),
@@ -236,7 +237,8 @@ impl Session<'_> {
         }
     }
 
-    async fn take(&mut self, wire: &mut Wire, Said { message, unread }: Said) -> Result<(), Cut> {
+    async fn take(&mut self, wire: &mut Wire, said: Said) -> Result<(), Cut> {
+        let Said { message, unread, reserved } = said;
         match message {
             FromWorker::Hello { .. } => Err(Failure::bad("the worker has said hello already").into()),
             FromWorker::Credit { n } => {
@@ -245,7 +247,7 @@ impl Session<'_> {
             }
             FromWorker::Report { id, reports, credit } => {
                 self.credit(credit);
-                self.report(id, reports, unread)
+                self.report(id, reports, unread, reserved)
             }
             FromWorker::Heartbeat { beat } => self.beat(wire, beat).await,
             FromWorker::Drain => {
@@ -269,7 +271,13 @@ impl Session<'_> {
         self.claim = None;
     }
 
-    fn report(&mut self, id: u64, reports: Vec<Value>, unread: Unread) -> Result<(), Cut> {
+    fn report(
+        &mut self,
+        id: u64,
+        reports: Vec<Value>,
+        unread: Unread,
+        reserved: Option<Reservation>,
+    ) -> Result<(), Cut> {
         if reports.len() > MAX_REPORTS {
             return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one message")).into());
         }
@@ -286,6 +294,7 @@ impl Session<'_> {
         let (engine, ns, worker) = (self.engine().clone(), self.ns.clone(), self.worker.clone());
         let reporting = async move {
             let (reported, waiting) = engine.report_and_ask(&ns, reports, claim).await?;
+            drop(reserved);
             engine.seen(&ns, &worker, None).await?;
             let told = news_of(&engine, &ns, &code, &reported).await;
             Ok(Done { id, reading, reported, last, waiting, told })
@@ -436,13 +445,15 @@ impl Session<'_> {
     }
 }
 
-async fn hello(wire: &mut Wire) -> Result<(RegisterWorker, Vec<String>), Cut> {
+async fn hello(wire: &mut Wire) -> Result<(RegisterWorker, Vec<String>, Option<Reservation>), Cut> {
     loop {
         match wire.hear().await? {
             Some(Said { message: FromWorker::Hello { tasks, .. }, .. }) if tasks.len() > MAX_TASKS => {
                 return Err(Failure::bad(format!("more than {MAX_TASKS} tasks")).into());
             }
-            Some(Said { message: FromWorker::Hello { worker, tasks }, .. }) => return Ok((worker, tasks)),
+            Some(Said { message: FromWorker::Hello { worker, tasks }, reserved, .. }) => {
+                return Ok((worker, tasks, reserved));
+            }
             Some(_) => return Err(Failure::bad("a worker says hello first").into()),
             None => {}
         }
