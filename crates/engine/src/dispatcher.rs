@@ -1,8 +1,9 @@
 //! Workers that wait for tasks. A claim goes with the next commit; if there is nothing for it, it is parked, and goes
 //! again with the commit that adds a task it suits: the task is handed over by the very commit that made it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::LazyLock;
 
 use eddyline_machine::{Millis, Task};
 use eddyline_store::{ClaimRequest, Claims, Map, Namespace, Offer, RequestId};
@@ -15,6 +16,9 @@ pub(crate) type ParkId = u64;
 
 /// Above so many queues, hints that no claim can have missed are looked for and forgotten while claims are being tried.
 const MAX_NEWEST: usize = 1_024;
+/// Parked claims that are looked at for the tasks of one commit and cannot take them. Beyond it the tasks' queues are hinted
+/// instead, and the claims are tried with the next commit.
+const MAX_MISSES: usize = 20_000;
 
 /// A claim that waits for its answer.
 #[derive(Debug)]
@@ -23,13 +27,25 @@ pub(crate) struct Parked {
     pub reply: oneshot::Sender<Result<Vec<Handed>>>,
     /// It is answered at the first try, whatever comes of it.
     pub once: bool,
+    /// A keyed hash of its offer: claims with the same one get the same tasks. Computed by the caller, since offers may be
+    /// large and the committer compares many of them.
+    offer_hash: u64,
     /// How many hints there were when it was last picked.
     seen: u64,
 }
 
+/// With random keys, so that nobody can make two offers that have the same hash.
+fn hash_of(Offer { handlers, flows, labels, build }: &Offer) -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    let mut hasher = KEYS.build_hasher();
+    (handlers, flows, labels, build).hash(&mut hasher);
+    hasher.finish()
+}
+
 impl Parked {
     pub fn new(request: ClaimRequest, reply: oneshot::Sender<Result<Vec<Handed>>>, once: bool) -> Parked {
-        Parked { request, reply, once, seen: 0 }
+        let offer_hash = hash_of(&request.offer);
+        Parked { request, reply, once, offer_hash, seen: 0 }
     }
 }
 
@@ -165,23 +181,40 @@ impl Dispatcher {
         }
         // Where to begin among those of a queue: everybody before has all the tasks it asked for.
         let mut begin: Map<(Namespace, String), ParkId> = Map::default();
+        let (mut misses, mut skipped) = (0, BTreeSet::new());
         for Added { ns, task } in added {
             let queue = ((*ns).clone(), task.queue.clone());
             let Some(ids) = self.by_queue.get(&queue) else { continue };
+            if misses >= MAX_MISSES {
+                skipped.insert(queue);
+                continue;
+            }
             let from = begin.entry(queue).or_default();
             while let Some(first) = ids.range(*from..).next()
                 && room.get(first) == Some(&0)
             {
                 *from = first + 1;
             }
-            let suits = |id: &&ParkId| {
-                let parked = &self.parked[*id];
+            let suits = |id: &ParkId| {
+                let parked = &self.parked[id];
                 room.get(id).is_none_or(|room| *room > 0)
                     && !parked.reply.is_closed()
                     && parked.request.offer.takes(task.kind, &task.handler, &task.requires, task.build.as_deref())
             };
-            if let Some(id) = ids.range(*from..).find(suits) {
-                let room = room.entry(*id).or_insert_with(|| self.parked[id].request.max);
+            let mut found = None;
+            for id in ids.range(*from..) {
+                if suits(id) {
+                    found = Some(*id);
+                    break;
+                }
+                misses += 1;
+                if misses >= MAX_MISSES {
+                    skipped.insert(((*ns).clone(), task.queue.clone()));
+                    break;
+                }
+            }
+            if let Some(id) = found {
+                let room = room.entry(id).or_insert_with(|| self.parked[&id].request.max);
                 *room -= 1;
             }
         }
@@ -193,6 +226,8 @@ impl Dispatcher {
                 picked.push((id, Parked { seen: self.hints, ..parked }));
             }
         }
+        skipped.retain(|queue| self.by_queue.contains_key(queue));
+        self.hinted.extend(skipped);
         picked
     }
 
@@ -218,13 +253,10 @@ impl Dispatcher {
     /// Who is tried when a queue may have something. What is there may suit the last in line alone, so one of each kind
     /// of worker is tried: all of a kind would get the same.
     fn first_of_each_offer(&self, queue: &(Namespace, String)) -> Vec<(ParkId, usize)> {
-        let (mut offers, mut found): (Vec<&Arc<Offer>>, _) = (Vec::new(), Vec::new());
+        let (mut offers, mut found): (HashSet<u64>, _) = (HashSet::new(), Vec::new());
         let waiting = self.by_queue.get(queue).into_iter().flatten();
         for (id, parked) in waiting.filter_map(|id| Some((*id, self.parked.get(id)?))) {
-            let offer = &parked.request.offer;
-            let known = offers.iter().any(|known| Arc::ptr_eq(known, offer) || *known == offer);
-            if !known && !parked.reply.is_closed() {
-                offers.push(offer);
+            if !parked.reply.is_closed() && offers.insert(parked.offer_hash) {
                 found.push((id, parked.request.max));
             }
         }
@@ -282,6 +314,10 @@ impl Dispatcher {
 #[cfg(test)]
 #[allow(clippy::expect_used)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use eddyline_machine::{ActId, Data, Fence, TaskKind};
     use uuid::Uuid;
 
     use super::*;
@@ -298,6 +334,97 @@ mod tests {
             lease_ms: 1,
         };
         (Parked::new(request, reply, false), answer)
+    }
+
+    /// Claims that have been tried and wait, each with an offer of its own: many handlers, of which the last differs.
+    fn waiting_with_own_offers(
+        count: usize,
+        handlers: usize,
+    ) -> (Dispatcher, Vec<oneshot::Receiver<Result<Vec<Handed>>>>) {
+        let (mut dispatcher, mut answers) = (Dispatcher::default(), Vec::new());
+        for at in 0..count {
+            let (claim, answer) = parked(at as u128);
+            let names = (1..handlers).map(|at| format!("common-{at}")).chain([format!("own-{at}")]).collect();
+            let offer = Arc::new(Offer { handlers: names, ..Offer::default() });
+            let Parked { request, reply, .. } = claim;
+            dispatcher.park(Parked::new(ClaimRequest { offer, ..request }, reply, false));
+            answers.push(answer);
+        }
+        for (id, parked) in dispatcher.pick(&[]) {
+            come_back(&mut dispatcher, id, parked);
+        }
+        (dispatcher, answers)
+    }
+
+    fn task(handler: &str) -> Task {
+        Task {
+            fence: Fence(1),
+            activation: ActId(1),
+            name: "a".to_owned(),
+            step: "a".to_owned(),
+            handler: handler.to_owned(),
+            queue: "q".to_owned(),
+            kind: TaskKind::Step,
+            attempt: 1,
+            input: Data::null(),
+            gate: None,
+            priority: 0,
+            limits: Vec::new(),
+            requires: Vec::new(),
+            key: None,
+            timeout_ms: None,
+            start_timeout_ms: None,
+            build: None,
+        }
+    }
+
+    #[test]
+    fn a_hint_does_not_compare_each_offer_with_each_other() {
+        let time = |count: usize| {
+            let (dispatcher, _answers) = waiting_with_own_offers(count, 50);
+            let queue = (Namespace::default(), "q".to_owned());
+            let tries = (0..3).map(|_| {
+                let since = Instant::now();
+                assert_eq!(dispatcher.first_of_each_offer(&queue).len(), count);
+                since.elapsed()
+            });
+            tries.min().expect("three tries")
+        };
+        let (few, many) = (time(200), time(200 * 16));
+        // In proportion it is 16 times as long; with each compared to each, 256 times.
+        assert!(many < few * 64 + Duration::from_millis(1), "{few:?} for 200 claims, {many:?} for 16 times as many");
+    }
+
+    #[test]
+    fn claims_with_equal_offers_count_as_one_in_a_hint() {
+        let mut dispatcher = Dispatcher::default();
+        let ((first, _first), (second, _second)) = (parked(1), parked(2));
+        assert!(!Arc::ptr_eq(&first.request.offer, &second.request.offer));
+        dispatcher.park(first);
+        dispatcher.park(second);
+        for (id, parked) in dispatcher.pick(&[]) {
+            come_back(&mut dispatcher, id, parked);
+        }
+        dispatcher.hint_all();
+        assert_eq!(dispatcher.pick(&[]).len(), 1);
+    }
+
+    #[test]
+    fn tasks_that_suit_few_of_many_claims_are_left_to_the_next_commit() {
+        let claims = 400;
+        let (mut dispatcher, _answers) = waiting_with_own_offers(claims, 1);
+        let ns = Namespace::default();
+        let (nobodys, last) = (task("nobody"), task(&format!("own-{}", claims - 1)));
+        // These are looked for in vain, as often as the commit may.
+        let mut added: Vec<Added<'_>> = (0..MAX_MISSES / claims).map(|_| Added { ns: &ns, task: &nobodys }).collect();
+        added.push(Added { ns: &ns, task: &last });
+        assert_eq!(dispatcher.pick(&added).len(), 0);
+        assert!(dispatcher.wants(), "the task would wait for the poll");
+        assert_eq!(dispatcher.pick(&[]).len(), claims, "one of each offer is tried");
+        // Fewer are handed over with the commit that adds them.
+        let (mut dispatcher, _answers) = waiting_with_own_offers(claims, 1);
+        assert_eq!(dispatcher.pick(&added[1..]).len(), 1);
+        assert!(!dispatcher.wants());
     }
 
     /// A claim comes back from its try with nothing.
@@ -360,8 +487,11 @@ mod tests {
     fn a_hint_that_comes_while_one_claim_is_being_tried_and_another_is_parked_is_not_missed() {
         let mut dispatcher = Dispatcher::default();
         let ((mut v, _first), (mut w, _second)) = (parked(1), parked(2));
-        v.request.offer = Arc::new(Offer { handlers: ["a".to_owned()].into(), ..Offer::default() });
-        w.request.offer = Arc::new(Offer { handlers: ["b".to_owned()].into(), ..Offer::default() });
+        for (parked, handler) in [(&mut v, "a"), (&mut w, "b")] {
+            let offer = Offer { handlers: [handler.to_owned()].into(), ..Offer::default() };
+            parked.offer_hash = hash_of(&offer);
+            parked.request.offer = Arc::new(offer);
+        }
         dispatcher.park(v);
         dispatcher.park(w);
         let mut picked = dispatcher.pick(&[]);

@@ -24,8 +24,8 @@ use super::{stopped, words};
 
 /// Where a worker that says nothing looks for tasks.
 pub(super) const DEFAULT_QUEUE: &str = "default";
-/// Queues that one worker claims from.
-pub(super) const MAX_QUEUES: usize = 1_000;
+/// Queues that one worker claims from. A waiting claim is kept for each of them.
+pub(super) const MAX_QUEUES: usize = 100;
 /// Reports in one request.
 pub(super) const MAX_REPORTS: usize = 10_000;
 /// What is read of a request with reports, each for itself.

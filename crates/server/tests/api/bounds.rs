@@ -173,6 +173,19 @@ async fn one_namespace_gets_half_of_the_waiting_requests() {
 }
 
 #[tokio::test]
+async fn a_worker_claims_from_a_hundred_queues_at_most() {
+    let rig = Rig::start().await;
+    let queues = |count: usize| (0..count).map(|at| format!("q{at}")).collect::<Vec<_>>();
+    for (count, status) in [(100, 200), (101, 400)] {
+        let claim = json!({"worker_id": "w", "queues": queues(count)});
+        assert_eq!(rig.post("/v1/tasks/claim", claim).await.status, status, "{count}");
+        let registered = rig.post("/v1/workers", json!({"queues": queues(count)})).await;
+        assert_eq!(registered.status >= 400, status == 400, "{count}: {}", registered.body);
+    }
+    rig.server.stop().await;
+}
+
+#[tokio::test]
 async fn names_and_labels_are_not_for_keeping_data() {
     let rig = Rig::start().await;
     let long = "x".repeat(513);
