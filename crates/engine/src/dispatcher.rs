@@ -2,7 +2,7 @@
 //! again with the commit that adds a task it suits: the task is handed over by the very commit that made it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use eddyline_machine::{Millis, Task};
@@ -37,9 +37,7 @@ pub(crate) struct Parked {
 /// With random keys, so that nobody can make two offers that have the same hash.
 fn hash_of(Offer { handlers, flows, labels, build }: &Offer) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    let mut hasher = KEYS.build_hasher();
-    (handlers, flows, labels, build).hash(&mut hasher);
-    hasher.finish()
+    KEYS.hash_one((handlers, flows, labels, build))
 }
 
 impl Parked {
