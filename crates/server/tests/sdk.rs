@@ -164,7 +164,7 @@ async fn an_output_that_only_looks_like_a_reference_is_given_back_as_it_is() {
     let server = server().await;
     let client = Client::new(&server.url()).unwrap();
     let looks_so = json!({"$value": "00000000-0000-7000-8000-000000000000/12", "bytes": 100});
-    let definition = json!({"steps": {}, "output": "${input}"}).to_string();
+    let definition = json!({"steps": {"a": {"set": 1}}, "output": "${input}"}).to_string();
     client.register_flow("echo", &definition).await.unwrap();
     for input in [looks_so.clone(), json!([looks_so])] {
         let run = client.start("echo", &input).await.unwrap();

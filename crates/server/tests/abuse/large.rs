@@ -47,9 +47,10 @@ async fn bodies_of_a_hundred_megabytes() {
         for said in join_all((0..50).map(|_| say(eddy.addr, declared.as_bytes()))).await {
             assert_eq!(status(&said), Some(413), "{said}");
         }
-        // Once the server has closed, what is still on its way may overtake the answer.
+        // Once the server has closed, what is still on its way may overtake the answer. Those that wait for memory that the
+        // others have are 503.
         let stopped = join_all((0..8).map(|_| send_chunks(eddy))).await;
-        assert!(stopped.iter().all(|status| matches!(status, Some(413) | None)), "{stopped:?}");
+        assert!(stopped.iter().all(|status| matches!(status, Some(413 | 503) | None)), "{stopped:?}");
     })
     .await;
 }
