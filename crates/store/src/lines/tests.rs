@@ -104,7 +104,7 @@ impl Both {
         self.naive.set_run(run, paused, 0);
         let queued = Queued { task: &task, queued_at: self.now, place, start_by: None, closed: false, held: None };
         self.lines.add(run, queued);
-        self.told(&[task.queue.clone()]);
+        self.told(std::slice::from_ref(&task.queue));
         self.naive.add(&ns, run, flow, Arc::new(task), place, self.now);
         self.tasks.push((run, fence));
     }
