@@ -163,6 +163,12 @@ impl Handed {
 
     /// A payload without a copy, where it is stored in one piece: the input of a run goes with each of its tasks.
     async fn json(&mut self, store: &dyn Store, data: &Data) -> Result<Arc<Value>> {
+        if let Data::Ref(value) = data
+            && value.bytes as usize <= MAX_INPUT_BYTES
+            && !self.values.contains_key(&value.id)
+        {
+            self.values.extend(store.values(self.claimed.run, &[value.id]).await?);
+        }
         let whole = match data {
             Data::Ref(value) => self.values.get(&value.id),
             other => Some(other),

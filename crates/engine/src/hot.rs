@@ -11,8 +11,9 @@ use eddyline_store::{Map, Namespace};
 use crate::flows::Registered;
 
 /// Payloads of one run that are kept between decisions, in bytes. Larger ones are read again when they are needed: a
-/// thousand queued runs with inputs of 2 MiB would take 2 GiB.
-const VALUES_BYTES: usize = 64 << 10;
+/// thousand queued runs with inputs of 2 MiB would take 2 GiB. The list that a spread of 10,000 items goes over is kept: it
+/// goes with each of its tasks.
+const VALUES_BYTES: usize = 256 << 10;
 /// What an entry of a map takes beside its key and value, about.
 const MAP_ENTRY: usize = 48;
 /// A cached run takes so much beside what is counted: its place in the cache, allocations, its flow's name.

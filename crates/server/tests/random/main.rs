@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! EDDYLINE_RANDOM_SECONDS=1800 EDDYLINE_RANDOM_SEED=$RANDOM \
-//!     cargo nextest run -p eddyline-server --test random --ignore-default-filter --no-capture
+//!     cargo nextest run -p eddyline-server --test random --no-capture
 //! ```
 //!
 //! A failure prints the seed of its round. `EDDYLINE_RANDOM_SEED` begins with that round. What the generator makes is
@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use chance::Chance;
 use rig::Rig;
 use thrower::Thrower;
+use watch::Seen;
 
 const SECONDS: &str = "EDDYLINE_RANDOM_SECONDS";
 const DEFAULT_SECONDS: u64 = 120;
@@ -56,6 +57,14 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
+/// Throws what the seed makes for one round.
+async fn throw(rig: &Rig, seed: u64) -> (Thrower, Seen) {
+    let mut thrower = Thrower::new(rig.attacker.clone(), Chance::new(seed));
+    let seen = rig.watch_during(thrower.throw(ROUND)).await;
+    println!("round {seed}: {thrower}; {seen}{} MB", rig.memory_kb("VmRSS") >> 10);
+    (thrower, seen)
+}
+
 #[tokio::test]
 async fn whatever_can_be_registered_is_nobody_elses_loss() {
     let (seconds, first) = (setting(SECONDS, DEFAULT_SECONDS), setting(SEED, DEFAULT_SEED));
@@ -64,9 +73,13 @@ async fn whatever_can_be_registered_is_nobody_elses_loss() {
     let mut round = first;
     let mut started = Vec::new();
     while Instant::now() < over {
-        let mut thrower = Thrower::new(rig.attacker.clone(), Chance::new(round));
-        let seen = rig.watch_during(thrower.throw(ROUND)).await;
-        println!("round {round}: {thrower}; {seen}{} MB", rig.memory_kb("VmRSS") >> 10);
+        let (mut thrower, mut seen) = throw(&rig, round).await;
+        if seen.failed.is_none() && seen.slowest() >= SLOWEST {
+            // Something else on the machine may have spoilt the measurement. The same once more tells.
+            println!("round {round} once more");
+            started.extend(thrower.into_runs());
+            (thrower, seen) = throw(&rig, round).await;
+        }
         let slowest = seen.slowest();
         assert!(seen.failed.is_none() && slowest < SLOWEST, "round {round}: {:?}, {slowest:?}: {seen}", seen.failed);
         rig.check_memory();

@@ -17,6 +17,9 @@ const AFTERWARDS: Duration = Duration::from_secs(3);
 /// How far an attack gets before the server is killed.
 const HEAD_START: Duration = Duration::from_millis(1_500);
 
+/// Tests of one process that measure time wait for each other.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 pub struct Rig {
     pub eddy: Eddy,
     pub attacker: Tenant,
@@ -31,6 +34,7 @@ pub async fn withstands(flags: &[&str], attack: impl AsyncFn(&Rig)) {
 }
 
 pub async fn withstands_within(max_memory_mb: u64, flags: &[&str], attack: impl AsyncFn(&Rig)) {
+    let _alone = ALONE.lock().await;
     let mut rig = Rig { max_memory_mb, ..Rig::start(flags).await };
     let quiet = rig.watch_for(QUIET).await;
     println!("quiet: {quiet}");
