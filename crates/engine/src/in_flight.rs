@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use eddyline_machine::{Input, RunId};
-use eddyline_store::{Map, Namespace, Taken};
+use eddyline_store::{Due, DueBatch, Namespace, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::error::{EngineError, Result};
 use crate::instance::Instance;
+use crate::shares::Shares;
 
 /// Batches of due items that one loop has under way at most, and that one namespace may have of them: those of others are
 /// handed in beside them.
@@ -21,21 +22,26 @@ const BATCHES_A_NAMESPACE: usize = 5;
 #[derive(Debug)]
 pub(crate) struct InFlight<K> {
     known: BTreeSet<(RunId, K)>,
-    of: Map<Namespace, usize>,
+    shares: Shares,
     answers: FuturesUnordered<BoxFuture<'static, Answer<K>>>,
 }
 
 type Answer<K> = (Namespace, (RunId, K), Result<()>);
 
-impl<K> Default for InFlight<K> {
-    fn default() -> InFlight<K> {
-        InFlight { known: BTreeSet::new(), of: Map::default(), answers: FuturesUnordered::new() }
-    }
-}
-
 impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
-    /// How many more items may be taken: waits until there is room for at least one, and forgets those that are decided.
-    pub async fn room(&mut self, instance: &Instance) -> usize {
+    pub fn new(instance: &Instance) -> InFlight<K> {
+        let shares = Shares::of(BATCHES_A_NAMESPACE * instance.config.due_batch);
+        InFlight { known: BTreeSet::new(), shares, answers: FuturesUnordered::new() }
+    }
+
+    /// What is due, as far as there is room for it: waits until there is room for at least one item, and forgets those
+    /// that are decided.
+    pub async fn due(&mut self, instance: &Instance, what: Due) -> Result<DueBatch> {
+        let room = self.room(instance).await;
+        Ok(instance.store.due(what, self.shares.skip(), room).await?)
+    }
+
+    async fn room(&mut self, instance: &Instance) -> usize {
         while let Some(Some(answer)) = self.answers.next().now_or_never() {
             self.decided(answer, instance);
         }
@@ -48,8 +54,17 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         instance.config.due_batch.max(1).min(most - self.known.len())
     }
 
-    /// Hands an item in, unless it is under way already: the store hands out again what took longer than its hold. So it
-    /// does with an item whose namespace has its share under way.
+    /// Waits until the store may have more items of a namespace that was skipped.
+    pub async fn until_more(&mut self, instance: &Instance) {
+        while let Some(answer) = self.answers.next().await {
+            if self.decided(answer, instance) {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Hands an item in, unless it is under way already: the store hands out again what took longer than its hold.
     pub async fn hand_in(
         &mut self,
         instance: &Instance,
@@ -58,14 +73,13 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         input: Input,
         taken: Taken,
     ) -> Result<()> {
-        let share = BATCHES_A_NAMESPACE * instance.config.due_batch.max(1);
-        if self.of.get(&ns).is_some_and(|items| *items >= share) || !self.known.insert((run, key)) {
+        if !self.known.insert((run, key)) {
             return Ok(());
         }
         match instance.committing.hand_in(run, vec![input], Some(taken), None).await {
             Ok(answer) => {
                 let decided = async move { answer.await.unwrap_or(Err(EngineError::Stopped)).map(drop) };
-                *self.of.entry(ns.clone()).or_default() += 1;
+                self.shares.begin(&ns);
                 self.answers.push(decided.map(move |decided| (ns, (run, key), decided)).boxed());
                 Ok(())
             }
@@ -76,15 +90,10 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         }
     }
 
-    /// What failed is due again later.
-    fn decided(&mut self, (ns, item, decided): Answer<K>, instance: &Instance) {
+    /// What failed is due again later. True if the store may have more items of a namespace that was skipped.
+    fn decided(&mut self, (ns, item, decided): Answer<K>, instance: &Instance) -> bool {
         self.known.remove(&item);
-        if let Some(items) = self.of.get_mut(&ns) {
-            *items -= 1;
-            if *items == 0 {
-                self.of.remove(&ns);
-            }
-        }
+        let more = self.shares.end(&ns);
         match decided {
             Ok(()) | Err(EngineError::Stopped) => {}
             Err(error @ (EngineError::NotFound { .. } | EngineError::Trimmed(_) | EngineError::Quarantined(_))) => {
@@ -92,5 +101,6 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
             }
             Err(error) => tracing::warn!(instance = instance.config.instance, "due again later: {error}"),
         }
+        more
     }
 }

@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Map, Namespace, Taken};
+use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Namespace, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -23,6 +23,7 @@ use crate::flows::Registered;
 use crate::instance::Instance;
 use crate::lineage::{Lineage, Obstacle};
 use crate::schema::{Allowance, Mismatch};
+use crate::shares::Shares;
 
 /// The kinds of failure that the start of a child can come to.
 const NO_FLOW: &str = "FlowNotFound";
@@ -39,8 +40,7 @@ pub(crate) struct Inbox {
     instance: Instance,
     lineage: Arc<Lineage>,
     deliveries: FuturesUnordered<BoxFuture<'static, (Namespace, RunId, Delivered)>>,
-    /// How many of them there are of each namespace.
-    of: Map<Namespace, usize>,
+    shares: Shares,
     /// The runs of these deliveries, each of another one, and what has come for them meanwhile.
     under_way: BTreeMap<RunId, Option<(Namespace, Vec<Message>)>>,
     /// There was no room for more deliveries: when one is done, more messages are taken.
@@ -60,17 +60,18 @@ impl Chore for Inbox {
         if self.full {
             return Ok(None);
         }
-        let due = self.instance.store.due(Due::Messages, room).await?;
+        let due = self.instance.store.due(Due::Messages, self.shares.skip(), room).await?;
         for item in due.items {
             if let DueItem::Messages { ns, to, messages } = item {
                 self.begin(ns, to, messages);
             }
         }
         // Most deliveries get as far as the committer without waiting for anything.
+        let mut more = false;
         while let Some(Some(delivered)) = self.deliveries.next().now_or_never() {
-            self.end(delivered);
+            more |= self.end(delivered);
         }
-        Ok(due.next_in)
+        Ok(if more { Some(0) } else { due.next_in })
     }
 
     fn wakes(change: &Change) -> bool {
@@ -84,8 +85,7 @@ impl Chore for Inbox {
     /// Goes on with the deliveries; done when there is room for more messages.
     async fn work_between_rounds(&mut self) {
         while let Some(delivered) = self.deliveries.next().await {
-            self.end(delivered);
-            if self.full {
+            if self.end(delivered) || self.full {
                 return;
             }
         }
@@ -96,28 +96,24 @@ impl Chore for Inbox {
 
 impl Inbox {
     pub fn new(instance: Instance) -> Inbox {
+        let shares = Shares::of(BATCHES_A_NAMESPACE * instance.config.due_batch);
         Inbox {
             instance,
             lineage: Arc::default(),
             deliveries: FuturesUnordered::new(),
-            of: Map::default(),
+            shares,
             under_way: BTreeMap::new(),
             full: false,
         }
     }
 
-    /// Begins to deliver, after what is on its way to the same run. If the namespace has its share of deliveries, the store
-    /// hands these messages out again later.
+    /// Begins to deliver, after what is on its way to the same run.
     fn begin(&mut self, ns: Namespace, to: RunId, messages: Vec<Message>) {
-        let share = BATCHES_A_NAMESPACE * self.instance.config.due_batch.max(1);
-        if !self.under_way.contains_key(&to) && self.of.get(&ns).is_some_and(|deliveries| *deliveries >= share) {
-            return;
-        }
         match self.under_way.entry(to) {
             btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some((ns, messages)),
             btree_map::Entry::Vacant(free) => {
                 free.insert(None);
-                *self.of.entry(ns.clone()).or_default() += 1;
+                self.shares.begin(&ns);
                 let of = ns.clone();
                 let delivery = Delivery { instance: self.instance.clone(), lineage: self.lineage.clone(), ns, to };
                 // A panic on the way concerns the messages of this run alone.
@@ -127,13 +123,9 @@ impl Inbox {
         }
     }
 
-    fn end(&mut self, (of, to, delivered): (Namespace, RunId, Delivered)) {
-        if let Some(deliveries) = self.of.get_mut(&of) {
-            *deliveries -= 1;
-            if *deliveries == 0 {
-                self.of.remove(&of);
-            }
-        }
+    /// True if the store may have more messages of a namespace that was skipped.
+    fn end(&mut self, (of, to, delivered): (Namespace, RunId, Delivered)) -> bool {
+        let more = self.shares.end(&of);
         if let Some(Some((ns, messages))) = self.under_way.remove(&to) {
             self.begin(ns, to, messages);
         }
@@ -146,6 +138,7 @@ impl Inbox {
                 tracing::error!(instance, run = %to, "the delivery of messages panicked; they are delivered again later");
             }
         }
+        more
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) struct LeaseReaper {
 
 impl LeaseReaper {
     pub fn new(instance: Instance) -> LeaseReaper {
-        LeaseReaper { instance, in_flight: InFlight::default() }
+        let in_flight = InFlight::new(&instance);
+        LeaseReaper { instance, in_flight }
     }
 }
 
@@ -26,8 +27,7 @@ impl Chore for LeaseReaper {
     const NAME: &'static str = "lease_reaper";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let room = self.in_flight.room(&self.instance).await;
-        let due = self.instance.store.due(Due::Leases, room).await?;
+        let due = self.in_flight.due(&self.instance, Due::Leases).await?;
         for item in due.items {
             if let DueItem::Lease { ns, run, task, why, claim } = item {
                 metrics::counter!("eddyline_attempts_expired_total").increment(1);
@@ -43,6 +43,10 @@ impl Chore for LeaseReaper {
 
     fn wakes(change: &Change) -> bool {
         matches!(change, Change::Leases)
+    }
+
+    async fn work_between_rounds(&mut self) {
+        self.in_flight.until_more(&self.instance).await;
     }
 
     fn at_latest_ms(&self) -> Millis {

@@ -39,6 +39,7 @@ mod reconciler;
 mod report;
 mod retention;
 mod schema;
+mod shares;
 mod shutdown;
 mod start;
 mod timeline;

@@ -15,7 +15,8 @@ pub(crate) struct Timers {
 
 impl Timers {
     pub fn new(instance: Instance) -> Timers {
-        Timers { instance, in_flight: InFlight::default() }
+        let in_flight = InFlight::new(&instance);
+        Timers { instance, in_flight }
     }
 }
 
@@ -23,8 +24,7 @@ impl Chore for Timers {
     const NAME: &'static str = "timers";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        let room = self.in_flight.room(&self.instance).await;
-        let due = self.instance.store.due(Due::Timers, room).await?;
+        let due = self.in_flight.due(&self.instance, Due::Timers).await?;
         for item in due.items {
             if let DueItem::Timer { ns, run, timer } = item {
                 let (key, input) = ((timer.key, timer.due), Input::Due(timer.key));
@@ -37,6 +37,10 @@ impl Chore for Timers {
 
     fn wakes(change: &Change) -> bool {
         matches!(change, Change::Timers)
+    }
+
+    async fn work_between_rounds(&mut self) {
+        self.in_flight.until_more(&self.instance).await;
     }
 
     fn at_latest_ms(&self) -> Millis {

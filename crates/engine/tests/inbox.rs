@@ -6,10 +6,10 @@ mod rig;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use eddyline_engine::Config;
-use eddyline_store::Memory;
+use eddyline_store::{HOLD_MS, Memory};
 use rig::Rig;
 use rig::hooked::Hooked;
 use serde_json::json;
@@ -35,5 +35,21 @@ async fn a_slow_delivery_holds_up_nobody_and_the_inbox_does_not_poll_meanwhile()
     // Every two seconds without a hint, and when the store hands the message out again.
     assert!(asked <= 60, "{asked} times in a minute in which nothing happened");
     store.looking.send_replace(true);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn more_due_items_than_a_namespaces_share_do_not_wait_for_the_end_of_a_hold() {
+    let rig = Rig::on(Arc::new(Memory::new()), Config { due_batch: 2, ..Config::default() });
+    rig.register("{name: kid, steps: {nap: {await: {time: 10ms}}}}").await;
+    rig.register("{name: many, steps: {each: {spread: 'range(200)', flow: kid}}}").await;
+    let begun = Instant::now();
+    let run = rig.start("many", json!(null)).await;
+    rig.output(run).await;
+    let took = begun.elapsed();
+    assert!(
+        took < Duration::from_millis(HOLD_MS as u64 / 2),
+        "200 children, their timers and their ends took {took:?}"
+    );
     rig.stop().await;
 }

@@ -42,6 +42,7 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::claim::{ClaimRequest, Extended, Lease, LeaseState};
@@ -278,16 +279,18 @@ impl Store for Embedded {
         Ok(leases.iter().map(|lease| lines.lease(ns, worker, *lease)).collect())
     }
 
-    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+    async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
         let shared = self.shared.clone();
+        // The statements take a JSON list.
+        let skipped = Value::from_iter(skip.iter().map(Namespace::as_str)).to_string();
         match what {
             Due::Leases => {
                 shared.check()?;
-                Ok(due::leases(&shared, limit))
+                Ok(due::leases(&shared, skip, limit))
             }
-            Due::Timers => self.read(move |conn| due::timers(conn, &shared, limit)).await,
-            Due::Messages => self.read(move |conn| due::messages(conn, &shared, limit)).await,
-            Due::Documents => self.read(move |conn| due::documents(conn, &shared, limit)).await,
+            Due::Timers => self.read(move |conn| due::timers(conn, &shared, &skipped, limit)).await,
+            Due::Messages => self.read(move |conn| due::messages(conn, &shared, &skipped, limit)).await,
+            Due::Documents => self.read(move |conn| due::documents(conn, &shared, &skipped, limit)).await,
         }
     }
 

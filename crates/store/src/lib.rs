@@ -81,8 +81,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// keeps what is told here where it finds it by run and fence, and reads no run for it.
     async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>>;
 
-    /// What is due, each item handed out to one caller until it is used up by a commit or [`HOLD_MS`] have passed.
-    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch>;
+    /// What is due, each item handed out to one caller until it is used up by a commit or [`HOLD_MS`] have passed. Items
+    /// of the namespaces in `skip` stay due and are handed out to nobody, and `next_in` takes no account of them.
+    async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch>;
 
     /// Records with numbers above `after`, in order and without gaps; each the same for every reader, for ever.
     async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>>;

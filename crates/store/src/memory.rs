@@ -105,15 +105,15 @@ impl Store for Memory {
         Ok(leases.iter().map(|lease| rows.tasks.lease(ns, worker, *lease)).collect())
     }
 
-    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+    async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
         let rows = &mut *self.rows();
         let (now, wall) = (self.time.now(), self.time.wall());
         rows.holds.expire(now);
         Ok(match what {
-            Due::Timers => rows.due_timers(now, wall, limit),
-            Due::Messages => rows.due_messages(now, limit),
-            Due::Leases => rows.due_leases(now, limit),
-            Due::Documents => rows.due_documents(now, wall, limit),
+            Due::Timers => rows.due_timers(now, wall, skip, limit),
+            Due::Messages => rows.due_messages(now, skip, limit),
+            Due::Leases => rows.due_leases(now, skip, limit),
+            Due::Documents => rows.due_documents(now, wall, skip, limit),
         })
     }
 
@@ -190,9 +190,9 @@ impl Store for Memory {
 }
 
 impl Rows {
-    fn due_leases(&mut self, now: Millis, limit: usize) -> DueBatch {
+    fn due_leases(&mut self, now: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
         let holds = &mut self.holds;
-        let items = self.tasks.time_up(now, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
+        let items = self.tasks.time_up(now, skip, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
         // What is up and not among these is held by somebody, unless there was no room for it.
         let next = if items.len() >= limit { Some(now) } else { self.tasks.next_expiry(now) };
         DueBatch { items, next_in: next_in(next, now, &self.holds) }

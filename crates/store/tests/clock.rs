@@ -81,7 +81,7 @@ async fn a_reset_brings_time_back_and_waits_keep_what_is_left_of_them() {
     let store = reset_at(dir.path(), START + HOUR);
     assert_eq!(store.now().await, Ok(START + HOUR));
     assert_eq!(store.deletion_waits().await, Ok(None));
-    let due = store.due(Due::Timers, 10).await.unwrap();
+    let due = store.due(Due::Timers, &[], 10).await.unwrap();
     assert_eq!((due.items.len(), due.next_in), (0, Some(2_000)), "the nap has its two seconds");
     let beside = store.beside(run_id(2)).await.unwrap();
     let deadlines = beside.gates.iter().filter_map(|gate| gate.arrival.as_ref()?.deadline);
@@ -96,7 +96,7 @@ async fn a_reset_brings_time_back_and_waits_keep_what_is_left_of_them() {
     let (clock, store) = open_at(dir.path(), START + HOUR + 1_000);
     assert_eq!(store.now().await, Ok(START + HOUR + 1_000));
     clock.advance(1_000);
-    assert_eq!(store.due(Due::Timers, 10).await.unwrap().items.len(), 1);
+    assert_eq!(store.due(Due::Timers, &[], 10).await.unwrap().items.len(), 1);
     let claimed = store.commit(vec![], vec![claim(3, "w", 1)]).await.unwrap().claims.remove(0).tasks.remove(0);
     let report = Op::Complete { output: Data::from(json!(1)), emits: vec![], logs: vec![] };
     let commit = Decider::new().report(&store, &claimed, report).await;
@@ -105,9 +105,9 @@ async fn a_reset_brings_time_back_and_waits_keep_what_is_left_of_them() {
     assert!(records.last().unwrap().ts < records[0].ts, "what was recorded keeps its time");
     for _ in 0..8 {
         clock.advance(4_500);
-        store.due(Due::Leases, 10).await.unwrap();
+        store.due(Due::Leases, &[], 10).await.unwrap();
     }
-    let up = store.due(Due::Leases, 10).await.unwrap();
+    let up = store.due(Due::Leases, &[], 10).await.unwrap();
     assert!(up.items.iter().all(|item| !matches!(item, DueItem::Lease { why: Expiry::Timeout, .. })), "{up:?}");
 }
 
@@ -119,7 +119,7 @@ async fn a_reset_of_a_store_that_is_not_ahead_changes_nothing() {
     store.close().unwrap();
     let store = reset_at(dir.path(), START + 1_500);
     assert_eq!(store.now().await, Ok(START + 1_500));
-    assert_eq!(store.due(Due::Timers, 10).await.unwrap().next_in, Some(500));
+    assert_eq!(store.due(Due::Timers, &[], 10).await.unwrap().next_in, Some(500));
 }
 
 /// A virtual machine that stood still for five seconds, and then runs on.

@@ -377,7 +377,7 @@ async fn leases_start_over_and_attempts_go_on_when_a_store_is_opened() {
     let now = START + 3_620_000;
     let second = held(store.beside(run_id(1)).await.unwrap());
     assert_eq!((second.lease_until, second.deadline), (now + 30_000, Some(now + 10_000)));
-    assert!(store.due(Due::Leases, 10).await.unwrap().items.is_empty());
+    assert!(store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
     let lease = Lease { run: run_id(1), fence: Fence(1) };
     let extended = store.extend(&ns(), Some("w"), &[lease]).await.unwrap();
     let lease_until = now + 30_000;
@@ -386,10 +386,10 @@ async fn leases_start_over_and_attempts_go_on_when_a_store_is_opened() {
     // Somebody looks all the time now.
     for ms in [4_000, 4_000] {
         clock.advance(ms);
-        assert!(store.due(Due::Leases, 10).await.unwrap().items.is_empty());
+        assert!(store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
     }
     clock.advance(2_000);
-    let due = store.due(Due::Leases, 10).await.unwrap();
+    let due = store.due(Due::Leases, &[], 10).await.unwrap();
     assert!(matches!(due.items[..], [DueItem::Lease { why: Expiry::Timeout, .. }]), "{due:?}");
 }
 
@@ -517,7 +517,7 @@ async fn a_long_run_is_trimmed_in_slices_and_hidden_at_once() {
         transition.values = (10..12_000).map(|id| (ValueId(id), value.1.clone())).collect();
         ended.transition = Arc::new(transition);
         commit(&store, ended).await.unwrap();
-        while let [DueItem::Messages { messages, .. }] = &store.due(Due::Messages, 10).await.unwrap().items[..] {
+        while let [DueItem::Messages { messages, .. }] = &store.due(Due::Messages, &[], 10).await.unwrap().items[..] {
             for message in messages {
                 let MessageBody::Input(input) = &message.body else { panic!("{message:?}") };
                 let mut next = decider.decide(&store, run_id(n), None, std::slice::from_ref(&**input)).await;
@@ -690,7 +690,7 @@ async fn a_run_with_very_many_messages_does_not_hide_the_others() {
     let due = |limit: usize| {
         let store = &store;
         async move {
-            let items = store.due(Due::Messages, limit).await.unwrap().items.into_iter();
+            let items = store.due(Due::Messages, &[], limit).await.unwrap().items.into_iter();
             let of = |item: DueItem| match item {
                 DueItem::Messages { to, messages, .. } => (to.0.as_u128(), messages.len()),
                 other => panic!("{other:?}"),

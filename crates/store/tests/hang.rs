@@ -61,7 +61,7 @@ async fn heartbeats_and_queues_are_answered_while_the_disk_hangs_in_a_commit() {
             assert!(matches!(extended[..], [Extended::Until { .. }]), "{extended:?}");
             assert!(!reader.queues(&ns()).await.unwrap().is_empty());
             reader.backlog(&ns()).await.unwrap();
-            assert!(reader.due(Due::Leases, 10).await.unwrap().items.is_empty());
+            assert!(reader.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
             assert!(reader.beside(run_id(1)).await.unwrap().tasks[0].held.is_some());
             reader.summary(run_id(1)).await.unwrap().unwrap();
         });

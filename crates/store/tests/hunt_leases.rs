@@ -27,7 +27,7 @@ async fn a_lease_that_was_extended_outlives_a_report_that_found_the_disk_full() 
     for _ in 0..900 {
         clock.advance(4_000);
         assert!(matches!(store.extend(&ns(), Some("w"), &[lease]).await.unwrap()[..], [Extended::Until { .. }]));
-        assert!(store.due(Due::Leases, 10).await.unwrap().items.is_empty());
+        assert!(store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
     }
     let mut report = decider.complete(&store, &held, json!(1)).await;
     let mut transition = (*report.transition).clone();
@@ -38,7 +38,7 @@ async fn a_lease_that_was_extended_outlives_a_report_that_found_the_disk_full() 
     let refused = store.commit(vec![Command::Run(report)], vec![]).await.unwrap_err();
     assert!(matches!(refused, StoreError::Full(_)), "{refused}");
     assert!(
-        store.due(Due::Leases, 10).await.unwrap().items.is_empty(),
+        store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty(),
         "the lease of a worker that is alive has ended"
     );
     let small = decider.complete(&store, &held, json!(1)).await;
@@ -63,7 +63,7 @@ async fn an_attempt_goes_on_from_where_it_was_however_often_the_store_is_opened(
         clock.advance(3_600_000);
         let store = open();
         clock.advance(4_000);
-        let due = store.due(Due::Leases, 10).await.unwrap();
+        let due = store.due(Due::Leases, &[], 10).await.unwrap();
         assert!(due.items.is_empty(), "an hour in which nobody served was counted: {due:?}");
     }
     clock.advance(3_600_000);
@@ -71,7 +71,7 @@ async fn an_attempt_goes_on_from_where_it_was_however_often_the_store_is_opened(
     let (mut left, mut ended) = (0, Vec::<(eddyline_machine::RunId, Expiry, i32)>::new());
     while ended.len() < 2 {
         assert!(left < 120, "not all of it ends: {ended:?}");
-        for item in store.due(Due::Leases, 10).await.unwrap().items {
+        for item in store.due(Due::Leases, &[], 10).await.unwrap().items {
             let DueItem::Lease { run, why, .. } = item else { panic!("{item:?}") };
             // What nobody uses up is due again after a while.
             if ended.iter().all(|(known, ..)| *known != run) {

@@ -168,12 +168,12 @@ impl Store for Hooked {
         self.inner.leases(ns, worker, leases).await
     }
 
-    async fn due(&self, what: Due, limit: usize) -> Result<DueBatch> {
+    async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
         if what == Due::Messages {
             self.asked_for_messages.fetch_add(1, Ordering::SeqCst);
         }
         (self.on_due)(what);
-        self.inner.due(what, limit).await
+        self.inner.due(what, skip, limit).await
     }
 
     async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>> {

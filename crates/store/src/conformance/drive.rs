@@ -313,7 +313,7 @@ impl Drive {
     }
 
     pub async fn due(&self, what: crate::Due, limit: usize) -> DueBatch {
-        self.store.due(what, limit).await.unwrap()
+        self.store.due(what, &[], limit).await.unwrap()
     }
 
     /// Delivers the messages that are due, until there are none.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use eddyline_machine::{Input, Millis, RunId, TimerKind};
 use serde_json::json;
 
-use super::drive::{event, note};
+use super::drive::{Drive, event, note};
 use super::{BEGINNING, NAP, ONE, Trial};
 use crate::*;
 
@@ -111,6 +111,32 @@ pub async fn due_items_come_in_bounded_parts(t: &mut Trial<'_>) {
         assert!(second.next_in.is_some_and(|next| next > 0), "{what:?}: there is no more");
         let all: BTreeSet<String> = ids(&first).into_iter().chain(ids(&second)).collect();
         assert_eq!(all.len(), 3, "{what:?}");
+    }
+}
+
+pub async fn items_of_skipped_namespaces_stay_due(t: &mut Trial<'_>) {
+    let there = t.within("other");
+    fill_namespace(&there).await;
+    fill(t).await;
+    for what in ALL {
+        let skip = [there.ns.clone(), Namespace::new("nobody")];
+        let mut batch = t.store.due(what, &skip, 2).await.unwrap();
+        assert_eq!((batch.items.len(), batch.next_in), (2, Some(0)), "{what:?}: there is more");
+        batch.items.extend(t.store.due(what, &skip, 100).await.unwrap().items);
+        assert_eq!(batch.items.len(), 3, "{what:?}");
+        assert!(batch.items.iter().all(|item| *ns(item) == t.ns), "{what:?}: {batch:?}");
+        let none = t.store.due(what, &skip, 100).await.unwrap();
+        assert!(none.items.is_empty() && none.next_in != Some(0), "{what:?}: {none:?}");
+        let rest = t.due(what, 100).await.items;
+        assert_eq!(rest.len(), 3, "{what:?}: the others were not held");
+        assert!(rest.iter().all(|item| *ns(item) == there.ns), "{what:?}: {rest:?}");
+    }
+}
+
+fn ns(item: &DueItem) -> &Namespace {
+    match item {
+        DueItem::Timer { ns, .. } | DueItem::Messages { ns, .. } | DueItem::Lease { ns, .. } => ns,
+        DueItem::Document(document) => &document.ns,
     }
 }
 
@@ -294,6 +320,15 @@ const ALL: [Due; 4] = [Due::Timers, Due::Messages, Due::Leases, Due::Documents];
 
 /// Three of everything that can be due, all of them due.
 async fn fill(t: &Trial<'_>) {
+    fill_namespace(t).await;
+    for _ in 0..2 {
+        t.advance(UNWATCHED_MS);
+        t.due(Due::Leases, 0).await;
+    }
+}
+
+/// What is due later, three of each.
+async fn fill_namespace(t: &Drive) {
     t.flow(NAP);
     // One attempt, so that the end of a lease leaves nothing to be due.
     t.flow("{name: one, steps: {work: {retry: {attempts: 1}}}}");
@@ -306,13 +341,9 @@ async fn fill(t: &Trial<'_>) {
     for id in ["a", "b", "c"] {
         slot(t, id, BEGINNING + 10_000).await;
     }
-    for _ in 0..2 {
-        t.advance(UNWATCHED_MS);
-        t.due(Due::Leases, 0).await;
-    }
 }
 
-async fn slot(t: &Trial<'_>, id: &str, at: Millis) {
+async fn slot(t: &Drive, id: &str, at: Millis) {
     let change = DocumentChange {
         key: DocumentKey::new("slot", id),
         expect: Expect::Any,

@@ -275,6 +275,7 @@ suite! { ($)
         a_due_item_is_handed_out_once_until_the_hold_is_over
         a_due_item_goes_to_one_of_many_who_ask
         due_items_come_in_bounded_parts
+        items_of_skipped_namespaces_stay_due
         what_was_used_up_is_never_due_again
         the_longest_due_come_first
         the_next_is_never_later_than_it_is

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use eddyline_machine::{Message, Millis, RunId};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use super::list::{DOCUMENT, document};
@@ -35,12 +35,12 @@ fn bounded(limit: usize) -> usize {
     limit.min(MOST)
 }
 
-pub(super) fn leases(shared: &Shared, limit: usize) -> DueBatch {
+pub(super) fn leases(shared: &Shared, skip: &[Namespace], limit: usize) -> DueBatch {
     let now = shared.time.now();
     let tasks = &mut *shared.tasks();
     tasks.holds.expire(now);
     let holds = &mut tasks.holds;
-    let up = tasks.lines.time_up(now, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
+    let up = tasks.lines.time_up(now, skip, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
     // What is up and not among these is held by somebody, unless there was no room for it.
     let next = if up.len() >= limit { Some(now) } else { tasks.lines.next_expiry(now) };
     let items = up.into_iter();
@@ -48,12 +48,12 @@ pub(super) fn leases(shared: &Shared, limit: usize) -> DueBatch {
     DueBatch { items: items.collect(), next_in: next_in(next, now, &tasks.holds) }
 }
 
-pub(super) fn timers(conn: &Connection, shared: &Shared, limit: usize) -> Outcome<DueBatch> {
+pub(super) fn timers(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> Outcome<DueBatch> {
     let (now, wall, limit) = (shared.time.now(), shared.time.wall(), bounded(limit));
     let most = limit + held(shared, now) + 1;
     let mut found = Vec::new();
     for (by_wall, clock) in [(false, now), (true, wall)] {
-        let due = due_timers(conn, by_wall, clock, most)?;
+        let due = due_timers(conn, by_wall, clock, skip, most)?;
         let next = if due.len() < most { next_timer(conn, by_wall, clock)? } else { None };
         found.push((clock, due, next));
     }
@@ -113,13 +113,20 @@ fn timer_is_there(conn: &Connection, run: RunId, timer: &TimerRow) -> Outcome<bo
     Ok(statement.exists(params![run.0.as_bytes(), activation, kind, fence, timer.due])?)
 }
 
-fn due_timers(conn: &Connection, wall: bool, clock: Millis, most: usize) -> Outcome<Vec<(Namespace, RunId, TimerRow)>> {
+fn due_timers(
+    conn: &Connection,
+    wall: bool,
+    clock: Millis,
+    skip: &str,
+    most: usize,
+) -> Outcome<Vec<(Namespace, RunId, TimerRow)>> {
     let mut statement = conn.prepare_cached(
         "SELECT timers.activation, timers.kind, timers.fence, timers.due, timers.wall, runs.ns, runs.id \
          FROM timers CROSS JOIN runs ON runs.position = timers.run WHERE timers.wall = ?1 AND timers.due <= ?2 \
-         ORDER BY timers.due, runs.id, timers.activation, timers.kind, timers.fence LIMIT ?3",
+         AND runs.ns NOT IN (SELECT value FROM json_each(?3)) \
+         ORDER BY timers.due, runs.id, timers.activation, timers.kind, timers.fence LIMIT ?4",
     )?;
-    let mut rows = statement.query(params![wall, clock, most as i64])?;
+    let mut rows = statement.query(params![wall, clock, skip, most as i64])?;
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
         let run = RunId(Uuid::from_bytes(row.get(6)?));
@@ -133,9 +140,9 @@ fn next_timer(conn: &Connection, wall: bool, clock: Millis) -> Outcome<Option<Mi
     Ok(statement.query_row(params![wall, clock], |row| row.get(0))?)
 }
 
-pub(super) fn messages(conn: &Connection, shared: &Shared, limit: usize) -> Outcome<DueBatch> {
+pub(super) fn messages(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> Outcome<DueBatch> {
     let (now, limit) = (shared.time.now(), bounded(limit));
-    let (found, mut more) = waiting(conn, shared, now, limit)?;
+    let (found, mut more) = waiting(conn, shared, skip, now, limit)?;
     call(&shared.options.after_due_read);
     let mut tasks = shared.tasks();
     tasks.holds.expire(now);
@@ -173,10 +180,12 @@ fn message_is_there(conn: &Connection, to: RunId, id: &str) -> Outcome<bool> {
 type Waiting = (Namespace, RunId, Vec<Message>);
 
 /// The oldest messages of up to so many runs that nobody delivers yet, and whether there are more.
-fn waiting(conn: &Connection, shared: &Shared, now: Millis, limit: usize) -> Outcome<(Vec<Waiting>, bool)> {
+fn waiting(conn: &Connection, shared: &Shared, skip: &str, now: Millis, limit: usize) -> Outcome<(Vec<Waiting>, bool)> {
     let mut inboxes = Inboxes { conn, shared, now, limit, found: Vec::new(), seen: BTreeSet::new(), more: false };
-    let mut statement = conn.prepare_cached("SELECT target, ns FROM messages ORDER BY place")?;
-    let (mut rows, mut repeats) = (statement.query([])?, 0);
+    let mut statement = conn.prepare_cached(
+        "SELECT target, ns FROM messages WHERE ns NOT IN (SELECT value FROM json_each(?1)) ORDER BY place",
+    )?;
+    let (mut rows, mut repeats) = (statement.query([skip])?, 0);
     while let Some(row) = rows.next()? {
         let to = RunId(Uuid::from_bytes(row.get(0)?));
         if !inboxes.seen.contains(&to) {
@@ -190,7 +199,7 @@ fn waiting(conn: &Connection, shared: &Shared, now: Millis, limit: usize) -> Out
         if repeats > MOST_REPEATS {
             // Many messages for few runs: their rows are not stepped over one by one.
             drop(rows);
-            for (to, ns) in other_targets(conn, &inboxes.seen)? {
+            for (to, ns) in other_targets(conn, &inboxes.seen, skip)? {
                 if !inboxes.look_at(ns, to)? {
                     return Ok((inboxes.found, true));
                 }
@@ -231,27 +240,31 @@ impl Inboxes<'_> {
 
 /// The runs besides these that have messages, the one with the oldest first. Each is found by the index, however many
 /// messages the one before it has.
-fn other_targets(conn: &Connection, seen: &BTreeSet<RunId>) -> Outcome<Vec<(RunId, Namespace)>> {
+fn other_targets(conn: &Connection, seen: &BTreeSet<RunId>, skip: &str) -> Outcome<Vec<(RunId, Namespace)>> {
     let mut next = conn.prepare_cached("SELECT target FROM messages WHERE target > ?1 ORDER BY target LIMIT 1")?;
-    let mut oldest = conn.prepare_cached("SELECT place, ns FROM messages WHERE target = ?1 ORDER BY +place LIMIT 1")?;
+    let mut oldest = conn.prepare_cached(
+        "SELECT place, ns FROM messages WHERE target = ?1 AND ns NOT IN (SELECT value FROM json_each(?2)) \
+         ORDER BY +place LIMIT 1",
+    )?;
     let (mut found, mut after) = (Vec::new(), Vec::new());
     while let Some(target) = next.query_row([&after], |row| row.get::<_, [u8; 16]>(0)).optional()? {
         after = target.to_vec();
         let to = RunId(Uuid::from_bytes(target));
         if !seen.contains(&to) {
-            let (place, ns) =
-                oldest.query_row([&after], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)))?;
-            found.push((place, to, Namespace::new(&ns)));
+            let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?));
+            if let Some((place, ns)) = oldest.query_row(params![&after, skip], row).optional()? {
+                found.push((place, to, Namespace::new(&ns)));
+            }
         }
     }
     found.sort_unstable_by_key(|(place, ..)| *place);
     Ok(found.into_iter().map(|(_, to, ns)| (to, ns)).collect())
 }
 
-pub(super) fn documents(conn: &Connection, shared: &Shared, limit: usize) -> Outcome<DueBatch> {
+pub(super) fn documents(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> Outcome<DueBatch> {
     let (now, wall, limit) = (shared.time.now(), shared.time.wall(), bounded(limit));
     let most = limit + held(shared, now) + 1;
-    let found = due_documents(conn, wall, most)?;
+    let found = due_documents(conn, wall, skip, most)?;
     let later = if found.len() < most { next_document(conn, wall)? } else { None };
     call(&shared.options.after_due_read);
     let item = |document: &Document| Item::Document(document.ns.clone(), document.key.clone(), document.revision);
@@ -280,11 +293,12 @@ fn document_is_there(conn: &Connection, document: &Document) -> Outcome<bool> {
     Ok(statement.exists(params![key.kind, key.id, document.ns.as_str(), document.revision as i64])?)
 }
 
-fn due_documents(conn: &Connection, wall: Millis, most: usize) -> Outcome<Vec<Document>> {
+fn due_documents(conn: &Connection, wall: Millis, skip: &str, most: usize) -> Outcome<Vec<Document>> {
     let mut statement = conn.prepare_cached(&format!(
-        "SELECT {DOCUMENT} FROM documents WHERE due IS NOT NULL AND due <= ?1 ORDER BY due, ns, kind, id LIMIT ?2"
+        "SELECT {DOCUMENT} FROM documents WHERE due IS NOT NULL AND due <= ?1 \
+         AND ns NOT IN (SELECT value FROM json_each(?2)) ORDER BY due, ns, kind, id LIMIT ?3"
     ))?;
-    let mut rows = statement.query(params![wall, most as i64])?;
+    let mut rows = statement.query(params![wall, skip, most as i64])?;
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
         found.push(document(row)?);

@@ -64,7 +64,13 @@ impl Lines {
     }
 
     /// Tasks whose time is up. Time in which nobody asked is added to what they have.
-    pub fn time_up(&mut self, now: Millis, limit: usize, mut wanted: impl FnMut(RunId, Fence) -> bool) -> Vec<TimeUp> {
+    pub fn time_up(
+        &mut self,
+        now: Millis,
+        skip: &[Namespace],
+        limit: usize,
+        mut wanted: impl FnMut(RunId, Fence) -> bool,
+    ) -> Vec<TimeUp> {
         if let Some(looked_at) = self.looked_at.replace(now)
             && now - looked_at > UNWATCHED_MS
         {
@@ -78,7 +84,7 @@ impl Lines {
             let Some(of_run) = self.runs.get(run) else { continue };
             let Some(entry) = of_run.tasks.get(fence) else { continue };
             let Some(why) = entry.why(now) else { continue };
-            if wanted(*run, *fence) {
+            if !skip.contains(&of_run.ns) && wanted(*run, *fence) {
                 let claim = entry.held.as_ref().map_or_else(Claim::default, |held| held.claim.clone());
                 let task = TaskRef { activation: entry.activation, fence: *fence };
                 up.push(TimeUp { ns: of_run.ns.clone(), run: *run, task, why, claim });

@@ -44,7 +44,13 @@ impl Tasks {
     }
 
     /// Tasks whose time is up, those first whose time was up first. Time in which nobody asked is added to what they have.
-    pub fn time_up(&mut self, now: Millis, limit: usize, mut wanted: impl FnMut(RunId, Fence) -> bool) -> Vec<DueItem> {
+    pub fn time_up(
+        &mut self,
+        now: Millis,
+        skip: &[Namespace],
+        limit: usize,
+        mut wanted: impl FnMut(RunId, Fence) -> bool,
+    ) -> Vec<DueItem> {
         if let Some(looked_at) = self.looked_at.replace(now)
             && now - looked_at > UNWATCHED_MS
         {
@@ -55,7 +61,7 @@ impl Tasks {
         let mut items = Vec::new();
         for (&(run, fence), row) in up {
             let Some(why) = row.why(now) else { continue };
-            if items.len() < limit && wanted(run, fence) {
+            if items.len() < limit && !skip.contains(&row.ns) && wanted(run, fence) {
                 let claim = row.held.as_ref().map_or_else(Claim::default, |held| held.claim.clone());
                 let task = TaskRef { activation: row.task.activation, fence };
                 items.push(DueItem::Lease { ns: row.ns.clone(), run, task, why, claim });

@@ -117,20 +117,19 @@ impl Rows {
         places.filter_map(|place| self.messages.get(place).map(|(_, message)| message.clone())).collect()
     }
 
-    pub fn due_timers(&mut self, now: Millis, wall: Millis, limit: usize) -> DueBatch {
+    pub fn due_timers(&mut self, now: Millis, wall: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
         let (mut items, mut next) = (Vec::new(), None);
         for (by_wall, clock) in [(false, now), (true, wall)] {
             for (is_wall, due, run, key) in &self.timers {
-                if *is_wall != by_wall {
+                let Some(kept) = self.runs.get(run) else { continue };
+                if *is_wall != by_wall || (*due <= clock && skip.contains(&kept.ns)) {
                     continue;
                 }
                 if *due > clock || items.len() >= limit {
                     next = sooner(next, now + (due - clock).max(0));
                     break;
                 }
-                if self.holds.take(Item::Timer(*run, *key, *due), now)
-                    && let Some(kept) = self.runs.get(run)
-                {
+                if self.holds.take(Item::Timer(*run, *key, *due), now) {
                     let timer = TimerRow { key: *key, due: *due, wall: by_wall };
                     items.push(DueItem::Timer { ns: kept.ns.clone(), run: *run, timer });
                 }
@@ -139,11 +138,11 @@ impl Rows {
         DueBatch { items, next_in: next_in(next, now, &self.holds) }
     }
 
-    pub fn due_messages(&mut self, now: Millis, limit: usize) -> DueBatch {
+    pub fn due_messages(&mut self, now: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
         let (mut items, mut more) = (Vec::new(), false);
         let mut seen = BTreeSet::new();
         for (ns, message) in self.messages.values() {
-            if !seen.insert(message.to) || self.holds.messages_held(message.to, now) {
+            if skip.contains(ns) || !seen.insert(message.to) || self.holds.messages_held(message.to, now) {
                 continue;
             }
             if items.len() >= limit {
@@ -159,12 +158,15 @@ impl Rows {
         DueBatch { items, next_in: next_in(more.then_some(now), now, &self.holds) }
     }
 
-    pub fn due_documents(&mut self, now: Millis, wall: Millis, limit: usize) -> DueBatch {
+    pub fn due_documents(&mut self, now: Millis, wall: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
         let mut due: Vec<(Millis, &Document)> =
             self.documents.values().filter_map(|document| Some((document.due?, document))).collect();
         due.sort_by_key(|(at, _)| *at);
         let (mut items, mut next) = (Vec::new(), None);
         for (at, document) in due {
+            if at <= wall && skip.contains(&document.ns) {
+                continue;
+            }
             if at > wall || items.len() >= limit {
                 next = sooner(next, now + (at - wall).max(0));
                 break;

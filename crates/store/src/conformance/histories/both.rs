@@ -119,7 +119,7 @@ impl World<'_> {
     /// What is due, the same for both; and not earlier than was said.
     pub async fn due(&mut self, what: Due, limit: usize) -> Same<Vec<DueItem>> {
         let expected = self.drive.due(what, limit).await;
-        let found = self.subject.due(what, limit).await.unwrap();
+        let found = self.subject.due(what, &[], limit).await.unwrap();
         let now = self.drive.now().await;
         let items = |batch: &DueBatch| {
             let mut items: Vec<String> = batch.items.iter().map(item).collect();
