@@ -248,7 +248,7 @@ pub(crate) async fn materialise(store: &dyn Store, run: RunId, data: &Data, valu
     loop {
         let missing = match data.materialise(&|id| values.get(&id)) {
             Ok(json) => return Ok(json),
-            Err(Unbuilt::Missing(missing)) => missing,
+            Err(Unbuilt::Missing(missing)) => missing.iter().map(|stored| stored.id).collect::<Vec<_>>(),
             Err(Unbuilt::TooLarge) => return Err(too_large(MAX_BUILT_BYTES)),
         };
         let found = store.values(run, &missing).await?;

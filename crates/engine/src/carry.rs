@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use eddyline_machine::{
-    ChildEnd, Data, Failure, Input, Message, MessageBody, Run, Start, Transition, Unbuilt, ValueId, canonical_json,
+    ChildEnd, Data, Failure, Input, Message, MessageBody, Run, Start, Transition, Unbuilt, ValueId, ValueRef,
+    canonical_json,
 };
 use eddyline_store::NewEvent;
 use serde_json::Value;
@@ -15,7 +16,7 @@ use crate::config::MAX_PAYLOAD_BYTES;
 const TOO_LARGE: &str = "PayloadTooLarge";
 
 /// The messages and events of a transition with their payloads; or the values that must be loaded first.
-pub(crate) fn outgoing(run: &Run, transition: &Transition) -> Result<(Vec<Message>, Vec<NewEvent>), Vec<ValueId>> {
+pub(crate) fn outgoing(run: &Run, transition: &Transition) -> Result<(Vec<Message>, Vec<NewEvent>), Vec<ValueRef>> {
     if transition.messages.is_empty() && transition.publishes.is_empty() {
         return Ok((Vec::new(), Vec::new()));
     }

@@ -12,6 +12,7 @@ mod heavy;
 mod load;
 mod prepare;
 mod question;
+mod reading;
 mod turns;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -148,6 +149,9 @@ pub(crate) struct Committer {
     heavy_next: VecDeque<RunId>,
     /// Those among them and those that are still being read.
     heavy_reading: BTreeSet<RunId>,
+    /// The run whose decision has read much, and those that wait for it to be made because theirs would too.
+    reads_much: Option<RunId>,
+    much_to_read: Turns,
     thinking: FuturesUnordered<BoxFuture<'static, Thought>>,
     /// A suspect is being decided on elsewhere, and nothing else beside it.
     thinking_of_suspect: bool,
@@ -275,6 +279,8 @@ impl Committer {
             heavy_suspects: VecDeque::new(),
             heavy_next: VecDeque::new(),
             heavy_reading: BTreeSet::new(),
+            reads_much: None,
+            much_to_read: Turns::default(),
             thinking: FuturesUnordered::new(),
             thinking_of_suspect: false,
             heavy_threads: heavy::threads(),
@@ -299,6 +305,7 @@ impl Committer {
             && self.heavy.is_empty()
             && self.heavy_suspects.is_empty()
             && self.heavy_next.is_empty()
+            && self.much_to_read.is_empty()
             && self.thinking.is_empty()
             && self.asking_time.is_none()
             && self.orders.is_empty()
@@ -320,7 +327,7 @@ impl Committer {
                 self.thought(thought);
             } else if let Poll::Ready(Some(heard)) = self.hints.poll_next(cx) {
                 self.hinted(heard);
-            } else {
+            } else if !self.next_to_read_much() {
                 return;
             }
         }
@@ -332,6 +339,7 @@ impl Committer {
             self.work(cx);
             if self.stopping {
                 let heavy = !self.heavy.is_empty() || !self.heavy_suspects.is_empty() || !self.heavy_next.is_empty();
+                let heavy = heavy || !self.much_to_read.is_empty();
                 let deciding = self.is_ready() || heavy || !self.thinking.is_empty();
                 return self.sent.is_empty() && self.loads.is_empty() && !deciding;
             }

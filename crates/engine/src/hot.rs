@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use eddyline_machine::run::{Activation, End, GateState, Inside, State, TaskLog, Token, What};
-use eddyline_machine::{Data, Run, RunId, Transition, ValueId};
+use eddyline_machine::{Data, Run, RunId, Transition, ValueId, ValueRef};
 use eddyline_store::{Map, Namespace};
 
 use crate::flows::Registered;
@@ -18,7 +18,7 @@ const VALUES_BYTES: usize = 256 << 10;
 const MAP_ENTRY: usize = 48;
 /// A cached run takes so much beside what is counted: its place in the cache, allocations, its flow's name.
 const RUN: usize = 1 << 10;
-/// To free a run of this size takes about a millisecond: another thread does it.
+/// To free what is of this size takes about a millisecond: another thread does it.
 const FREED_ELSEWHERE: usize = 1 << 20;
 
 /// A run at the version that it had when it was loaded or last committed.
@@ -55,17 +55,26 @@ impl Hot {
         self.run.apply(transition, &self.flow.flow);
     }
 
-    pub fn add_values(&mut self, values: Vec<(ValueId, Data)>) {
-        self.values += values.iter().map(|(_, value)| value_bytes(value)).sum::<usize>();
+    /// Payloads that were read, which are of that size in all.
+    pub fn add_values(&mut self, values: Vec<(ValueId, Data)>, bytes: u64) {
+        self.values += MAP_ENTRY * values.len() + bytes as usize;
         self.run.values.extend(values);
     }
 
-    /// Lets go of payloads, if they are more than is kept between decisions.
-    fn drop_values(&mut self) {
-        if self.values > VALUES_BYTES {
-            self.run.values = BTreeMap::new();
-            self.values = 0;
+    /// What its payloads take in memory, about.
+    pub fn value_bytes(&self) -> usize {
+        self.values
+    }
+
+    /// Takes out all payloads but some.
+    fn drop_values_but(&mut self, kept: &[ValueRef]) -> BTreeMap<ValueId, Data> {
+        let all = std::mem::take(&mut self.run.values);
+        let kept = kept.iter().filter_map(|stored| Some((stored, all.get(&stored.id)?.clone())));
+        self.values = 0;
+        for (stored, value) in kept {
+            self.add_values(vec![(stored.id, value)], stored.read_bytes());
         }
+        all
     }
 
     fn bytes(&self) -> usize {
@@ -150,7 +159,8 @@ impl HotRuns {
 
     pub fn remove(&mut self, run: RunId) {
         if let Some(hot) = self.take(run) {
-            free(hot);
+            let bytes = hot.bytes();
+            free(hot, bytes);
         }
     }
 
@@ -173,8 +183,16 @@ impl HotRuns {
     /// Lets go of what is not kept of a run between decisions.
     pub fn settle(&mut self, run: RunId) {
         if self.get(run).is_some_and(|hot| hot.values > VALUES_BYTES) {
-            self.change(run, Hot::drop_values);
+            self.keep_values(run, &[]);
         }
+    }
+
+    /// Lets go of all payloads of a run but some.
+    pub fn keep_values(&mut self, run: RunId, kept: &[ValueRef]) {
+        let Some(bytes) = self.get(run).map(Hot::value_bytes) else { return };
+        let mut dropped = BTreeMap::new();
+        self.change(run, |hot| dropped = hot.drop_values_but(kept));
+        free(dropped, bytes);
     }
 
     fn take(&mut self, run: RunId) -> Option<Arc<Hot>> {
@@ -239,9 +257,9 @@ fn address(flow: &Arc<Registered>) -> usize {
     Arc::as_ptr(flow) as usize
 }
 
-fn free(hot: Arc<Hot>) {
-    if hot.bytes() > FREED_ELSEWHERE && tokio::runtime::Handle::try_current().is_ok() {
-        tokio::task::spawn_blocking(move || drop(hot));
+fn free(what: impl Send + 'static, bytes: usize) {
+    if bytes > FREED_ELSEWHERE && tokio::runtime::Handle::try_current().is_ok() {
+        tokio::task::spawn_blocking(move || drop(what));
     }
 }
 

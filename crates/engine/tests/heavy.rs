@@ -12,7 +12,7 @@ use eddyline_engine::{Config, Decision, EngineError, Reported, StartRequest, Tas
 use eddyline_machine::{Answer, Data, Op, RunId};
 use eddyline_store::{Embedded, Found, Memory, Namespace, Options, Store};
 use rig::hooked::Hooked;
-use rig::{Rig, claim, done};
+use rig::{LONG, Rig, claim, done};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -366,5 +366,86 @@ async fn due_items_of_one_namespace_leave_room_for_those_of_others() {
     let ended = rig.engine.result(&quiet, run, Duration::from_secs(20)).await.unwrap();
     assert!(ended.is_some(), "it waits for the runs of another namespace");
     go.send_replace(true);
+    rig.stop().await;
+}
+
+/// A flow that makes stored values of 1 MiB each and then looks at them.
+fn looking(values: usize, set: &str) -> String {
+    format!(
+        "name: looking\nsteps:\n  each:\n    spread: 'range({values})'\n    as: n\n    \
+         steps: {{s: {{set: '${{run.input.s + string(n)}}'}}}}\n    output: '${{steps.s.output}}'\n  \
+         all: {{after: [each], set: '${{{set}}}'}}\noutput: '${{steps.all.output}}'"
+    )
+}
+
+#[tokio::test]
+async fn stored_values_are_read_within_a_bound_and_for_a_decision_elsewhere() {
+    let reading = Arc::new(Hooked::new(Arc::new(Memory::new())));
+    let (store, read, read_here) = (reading.clone(), AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    let here = read_here.clone();
+    let on_decision = move |decision: Decision| {
+        let before = read.swap(store.read.load(Ordering::SeqCst), Ordering::SeqCst);
+        if !decision.apart {
+            // What was read since the last decision was read for one on the committer's thread.
+            here.fetch_max(store.read.load(Ordering::SeqCst) - before, Ordering::SeqCst);
+        }
+    };
+    let config = Config { on_decision: Some(Arc::new(on_decision)), ..Config::default() };
+    let rig = Rig::on(reading.clone(), config);
+    let input = json!({"s": "x".repeat(1 << 20)});
+    rig.register(&looking(20, "sum(steps.each.output.map(x, size(x)))")).await;
+    let few = rig.start("looking", input.clone()).await;
+    assert_eq!(rig.output(few).await, json!(20 * (1 << 20) + 30));
+    assert!(reading.most_read.load(Ordering::SeqCst) > 20 << 20);
+    rig.register(&looking(100, "sum(steps.each.output.map(x, size(x)))")).await;
+    let many = rig.start("looking", input).await;
+    let error = rig.engine.result(&rig.ns, many, LONG).await.unwrap().unwrap().error.unwrap();
+    assert!(error.message.contains("read more than 32 MiB of stored values"), "{error:?}");
+    let most = reading.most_read.load(Ordering::SeqCst) >> 20;
+    assert!(most <= 32, "{most} MiB were read at once");
+    let here = read_here.load(Ordering::SeqCst) >> 10;
+    assert!(here <= 64, "{here} KiB were read for a decision on the committer's thread");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_read_for_a_decision_is_let_go_of_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path(), Options::default()).unwrap());
+    let rig = Rig::on(store, Config::default());
+    rig.register(
+        &looking(24, "sum(steps.each.output.map(x, size(x)))")
+            .replace("\noutput:", "\n  wait: {after: [all]}\noutput:"),
+    )
+    .await;
+    let input = json!({"s": "x".repeat(1 << 20)});
+    let look = async || {
+        rig.start("looking", input.clone()).await;
+        // Its last step is offered when the others have looked.
+        rig.claim("w").await.unwrap();
+    };
+    look().await;
+    look().await;
+    let before = resident_mib();
+    for _ in 0..4 {
+        look().await;
+    }
+    let grown = resident_mib().saturating_sub(before);
+    assert!(grown < 48, "4 runs that looked at 24 MiB each made the process grow by {grown} MiB");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn runs_that_read_much_at_the_same_time_are_all_decided() {
+    let rig = Rig::on(Arc::new(Memory::new()), Config::default());
+    rig.register(&looking(8, "sum(steps.each.output.map(x, size(x)))")).await;
+    let input = json!({"s": "x".repeat(1 << 20)});
+    let mut runs = Vec::new();
+    for _ in 0..12 {
+        runs.push(rig.start("looking", input.clone()).await);
+    }
+    for run in runs {
+        assert_eq!(rig.output(run).await, json!(8 * (1 << 20) + 8));
+    }
     rig.stop().await;
 }

@@ -15,6 +15,10 @@ pub const INLINE_BYTES: usize = 256;
 pub const MAX_BUILT_BYTES: usize = 16 << 20;
 /// How deep the JSON may be nested that is built in one piece: what is written and sent may be no deeper.
 pub const MAX_BUILT_DEPTH: u16 = 256;
+/// What a value takes to be read beside its text: it is parsed, and short ones are larger in memory than in JSON.
+const READ_VALUE: usize = 8;
+/// What a reference takes where it is written.
+const REF_BYTES: usize = 24;
 
 /// A payload as the machine handles it: JSON at hand, a reference to a stored value, or an aggregate of both. An
 /// aggregate is a list of references, so a fan-in of 10,000 outputs copies none of them.
@@ -31,12 +35,22 @@ pub enum Data {
 }
 
 /// The key of a stored value, with its size as JSON (or the most that can be said) and how deep it is nested, which bound
-/// what can be made of it.
+/// what can be made of it, and with what it takes to read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ValueRef {
     pub id: ValueId,
     pub bytes: u32,
     pub depth: u16,
+    /// [`Data::read_bytes`] of the value; 0 in what was written before this was counted.
+    #[serde(default)]
+    pub read: u32,
+}
+
+impl ValueRef {
+    /// What it takes to read the value, what it refers to aside.
+    pub fn read_bytes(&self) -> u64 {
+        u64::from(if self.read == 0 { self.bytes } else { self.read })
+    }
 }
 
 /// Why the JSON of a payload was not built.
@@ -44,7 +58,7 @@ pub struct ValueRef {
 pub enum Unbuilt {
     /// These values are not at hand.
     #[error("the values {0:?} are not loaded")]
-    Missing(Vec<ValueId>),
+    Missing(Vec<ValueRef>),
     /// So large or so deep that nobody builds it.
     #[error("the payload has more than {MAX_BUILT_BYTES} bytes or is nested more than {MAX_BUILT_DEPTH} deep")]
     TooLarge,
@@ -83,10 +97,23 @@ impl Data {
     pub fn own_bytes(&self, limit: usize) -> usize {
         match self {
             Data::Json(json) => json_bytes(json, limit),
-            Data::Ref(_) => 24,
+            Data::Ref(_) => REF_BYTES,
             Data::List(items) => bounded(limit, items.iter().map(|item| 1 + item.own_bytes(limit))),
             Data::Map(fields) => bounded(limit, fields.iter().map(|(key, item)| key.len() + 4 + item.own_bytes(limit))),
         }
+    }
+
+    /// What it takes to read it from a store: the text that is written of it, and a little for each value in it.
+    pub fn read_bytes(&self, limit: usize) -> usize {
+        READ_VALUE
+            + match self {
+                Data::Json(json) => json_read_bytes(json, limit),
+                Data::Ref(_) => REF_BYTES,
+                Data::List(items) => bounded(limit, items.iter().map(|item| 1 + item.read_bytes(limit))),
+                Data::Map(fields) => {
+                    bounded(limit, fields.iter().map(|(key, item)| key.len() + 4 + item.read_bytes(limit)))
+                }
+            }
     }
 
     /// Its JSON, with every reference followed through `load`. Its size is looked at before anything is built, and
@@ -111,7 +138,7 @@ struct Build<'l, L> {
     load: &'l L,
     /// Bytes that may still be built.
     left: usize,
-    missing: BTreeSet<ValueId>,
+    missing: BTreeSet<ValueRef>,
 }
 
 impl<'a, L: Fn(ValueId) -> Option<&'a Data>> Build<'_, L> {
@@ -129,7 +156,7 @@ impl<'a, L: Fn(ValueId) -> Option<&'a Data>> Build<'_, L> {
                 Some(inner) => self.value(inner, depth + 1),
                 None => {
                     self.take(stored.bytes as usize)?;
-                    self.missing.insert(stored.id);
+                    self.missing.insert(*stored);
                     Some(Value::Null)
                 }
             },
@@ -196,6 +223,17 @@ fn json_bytes(json: &Value, limit: usize) -> usize {
     }
 }
 
+fn json_read_bytes(json: &Value, limit: usize) -> usize {
+    match json {
+        Value::Array(items) => bounded(limit, items.iter().map(|item| 1 + READ_VALUE + json_read_bytes(item, limit))),
+        Value::Object(fields) => {
+            let field = |(key, item): (&String, &Value)| key.len() + 4 + READ_VALUE + json_read_bytes(item, limit);
+            bounded(limit, fields.iter().map(field))
+        }
+        scalar => json_bytes(scalar, limit),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,9 +241,9 @@ mod tests {
 
     #[test]
     fn an_aggregate_names_every_missing_value_at_once() {
-        let at = |id| Data::Ref(ValueRef { id: ValueId(id), bytes: 9, depth: 1 });
-        let list = Data::List(Arc::new(vec![at(1), Data::from(json!(2)), at(3)]));
-        assert_eq!(list.materialise(&|_| None), Err(Unbuilt::Missing(vec![ValueId(1), ValueId(3)])));
+        let at = |id| ValueRef { id: ValueId(id), bytes: 9, depth: 1, read: 17 };
+        let list = Data::List(Arc::new(vec![Data::Ref(at(1)), Data::from(json!(2)), Data::Ref(at(3))]));
+        assert_eq!(list.materialise(&|_| None), Err(Unbuilt::Missing(vec![at(1), at(3)])));
         let one = Data::from(json!("one"));
         let three = Data::from(json!({"n": 3}));
         let load = |id| if id == ValueId(1) { Some(&one) } else { Some(&three) };
@@ -218,7 +256,7 @@ mod tests {
         let mut stored = vec![Data::from(json!("x".repeat(300)))];
         let mut at_hand = stored[0].clone();
         for id in 0..60 {
-            let twice = Arc::new(vec![Data::Ref(ValueRef { id: ValueId(id), bytes: 300, depth: 1 }); 2]);
+            let twice = Arc::new(vec![Data::Ref(ValueRef { id: ValueId(id), bytes: 300, depth: 1, read: 0 }); 2]);
             stored.push(Data::List(twice));
             at_hand = Data::List(Arc::new(vec![at_hand.clone(), at_hand]));
         }
@@ -230,9 +268,19 @@ mod tests {
 
     #[test]
     fn depth_counts_what_is_referred_to() {
-        let stored = Data::Ref(ValueRef { id: ValueId(1), bytes: 9, depth: 7 });
+        let stored = Data::Ref(ValueRef { id: ValueId(1), bytes: 9, depth: 7, read: 0 });
         assert_eq!(Data::List(Arc::new(vec![Data::from(json!([[]])), stored])).depth(), 8);
         assert_eq!((Data::from(json!(1)).depth(), Data::from(json!({"a": [1]})).depth()), (0, 2));
+    }
+
+    #[test]
+    fn what_a_payload_takes_to_be_read_is_its_own_text_and_a_little_for_each_value() {
+        let large = Data::Ref(ValueRef { id: ValueId(1), bytes: 1 << 20, depth: 0, read: 1 << 20 });
+        let refs = Data::List(Arc::new(vec![large; 100]));
+        assert!(refs.read_bytes(1 << 20) < 4_000, "{}", refs.read_bytes(1 << 20));
+        let (text, numbers) = (Data::from(json!("x".repeat(1_000))), Data::from(json!(vec![1; 1_000])));
+        assert_eq!((text.read_bytes(1 << 20), numbers.read_bytes(1 << 20)), (1_010, 10_010));
+        assert!(numbers.read_bytes(100) < 200);
     }
 
     #[test]

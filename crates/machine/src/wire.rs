@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_payload_that_is_elsewhere_is_a_reference() {
-        let stored = Data::Ref(ValueRef { id: ValueId(3), bytes: 70_000, depth: 1 });
+        let stored = Data::Ref(ValueRef { id: ValueId(3), bytes: 70_000, depth: 1, read: 0 });
         let wire = to_wire(&ctx(), &result(stored.clone()), &inline);
         let key = "00000000-0000-0000-0000-000000000000/3";
         assert_eq!(wire["data"], json!({"stepKey": "pay", "result": {"$value": key, "bytes": 70_000}}));

@@ -131,6 +131,42 @@ fn text_and_misses_are_charged_for() {
     assert!(shown.contains("has no field `field_7`; did you mean `field 7`?"), "{shown}");
 }
 
+/// A spread over that many stored values of 1 MiB each, and a step that looks at what came of it.
+fn looked_at(values: usize, expr: &str) -> Trial {
+    let text = format!(
+        r#"{{name: f, steps: {{each: {{spread: "range({values})", as: n,
+            steps: {{s: {{set: "${{run.input.s + string(n)}}"}}}}, output: "${{steps.s.output}}"}},
+            all: {{after: [each], set: "${{{expr}}}"}}}}}}"#
+    );
+    Trial::new(&text, json!({"s": "x".repeat(1 << 20)}))
+}
+
+#[test]
+fn an_expression_that_reads_too_many_stored_values_fails_and_says_so() {
+    let sizes = "sum(steps.each.output.map(x, size(x)))";
+    assert_eq!(looked_at(20, sizes).output_of("all"), json!(20 * (1 << 20) + 30));
+    let error = looked_at(40, sizes).error_of("all").message;
+    assert!(error.contains("read more than 32 MiB of stored values"), "{error}");
+    // What is only counted or passed on is not read.
+    assert_eq!(looked_at(100, "size(steps.each.output)").output_of("all"), json!(100));
+}
+
+#[test]
+fn a_transition_that_has_read_much_leaves_the_rest_to_the_next() {
+    let transitions = |set: &str| {
+        let text = format!(
+            r#"{{name: f, steps: {{each: {{spread: "range(40)", as: n,
+                steps: {{s: {{set: "${{run.input.s + string(n)}}"}}}}, output: "${{steps.s.output}}"}},
+                again: {{after: [each], spread: "steps.each.output", as: x, steps: {{s: {{set: "{set}"}}}}}}}}}}"#
+        );
+        Trial::new(&text, json!({"s": "x".repeat(1 << 20)})).kept().run.header.version.0
+    };
+    let (passed_on, read, read_again) =
+        (transitions("${x}"), transitions("${size(x)}"), transitions("${size(run.input)}"));
+    assert!(read >= passed_on + 2, "40 MiB were read in {read} transitions, and {passed_on} without");
+    assert_eq!(read_again, passed_on, "what is read again by each item is in memory once");
+}
+
 #[test]
 fn a_run_that_grows_beyond_the_limit_fails_and_says_so() {
     let mut t =

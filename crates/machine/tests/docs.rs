@@ -141,6 +141,7 @@ fn the_limits_are_those_of_the_code() {
         ("failures listed in `also`", eddyline_machine::failure::MAX_ALSO),
         ("steps of an evaluation", expr::EVALUATION.steps as usize),
         ("bytes of memory of an evaluation", expr::EVALUATION.bytes as usize),
+        ("bytes of stored values that an evaluation reads", expr::EVALUATION.read as usize),
         ("items of a spread", eddyline_machine::decide::MAX_ITEMS),
         ("bytes a result writes", expr::MAX_PAYLOAD_BYTES),
     ] {

@@ -18,7 +18,7 @@ const FACTOR: u64 = 3;
 /// What every evaluation takes, for which nothing is charged: its own tables, an error's text.
 const SLACK: u64 = 64 << 10;
 /// Small, so that it is often reached.
-const LIMIT: Cost = Cost { steps: 40_000, bytes: 1 << 20 };
+const LIMIT: Cost = Cost { steps: 40_000, bytes: 1 << 20, read: 1 << 20 };
 
 struct Roots(BTreeMap<&'static str, Data>);
 

@@ -177,7 +177,11 @@ impl World {
         if tape.one_in(4) {
             // So few that what is left over has to follow by messages, between which other things happen.
             model.max_touched = 16 + tape.below(32);
-            model.budget = Cost { steps: tape.below(1_000) as u64, bytes: tape.below(1 << 16) as u64 };
+            model.budget = Cost {
+                steps: tape.below(1_000) as u64,
+                bytes: tape.below(1 << 16) as u64,
+                read: tape.below(1 << 16) as u64,
+            };
         }
         let mut start = Start { input: Some(input(tape)), ..Start::default() };
         if tape.one_in(6) {

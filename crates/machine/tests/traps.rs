@@ -582,7 +582,7 @@ fn what_is_only_passed_on_is_never_loaded() {
         task: TaskRef { activation: task.activation, fence: task.fence },
         seq: None,
         op: Op::Complete {
-            output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002, depth: 0 }),
+            output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002, depth: 0, read: 0 }),
             emits: vec![],
             logs: vec![],
         },

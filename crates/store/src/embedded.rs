@@ -247,8 +247,14 @@ impl Store for Embedded {
     }
 
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        if ids.len() <= load::FEW_VALUES {
+            let few = ids.to_vec();
+            if let Some(values) = self.read_few(move |conn| load::few_values(conn, run, &few)).await? {
+                return Ok(values);
+            }
+        }
         let ids = ids.to_vec();
-        self.read_few(move |conn| load::values(conn, run, &ids)).await
+        self.read(move |conn| load::values(conn, run, &ids)).await
     }
 
     async fn beside(&self, run: RunId) -> Result<Beside> {

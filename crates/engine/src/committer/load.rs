@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use eddyline_machine::{Data, Run, RunId, ValueId, Version};
+use eddyline_machine::{Data, Run, RunId, ValueId, ValueRef, Version};
 use eddyline_store::{Found, Namespace, Store, StoreError};
 use tokio::task::spawn_blocking;
 
@@ -19,7 +19,7 @@ const INDEXED_HERE: usize = 500;
 pub(super) enum Wanted {
     Whole,
     IfChanged(Version),
-    Values(Vec<ValueId>),
+    Values(Vec<ValueRef>),
 }
 
 /// A load that came back from the store.
@@ -35,7 +35,10 @@ enum Load {
     Whole(Box<Hot>),
     /// The run in memory is at the stored version.
     Same,
-    Values(Vec<(ValueId, Data)>),
+    Values {
+        found: Vec<(ValueId, Data)>,
+        bytes: u64,
+    },
     /// The run refers to values that are not stored or that are damaged.
     BadValues(String),
     Missing,
@@ -61,7 +64,7 @@ impl Committer {
                 self.hot.put(*hot);
             }
             Ok(Load::Same) => lane.fresh = began,
-            Ok(Load::Values(values)) => self.hot.change(run, |hot| hot.add_values(values)),
+            Ok(Load::Values { found, bytes }) => self.hot.change(run, |hot| hot.add_values(found, bytes)),
             Ok(Load::BadValues(bug)) => return self.undecidable(run, bug),
             Ok(Load::Missing) => self.start_or_refuse(run, began),
             Ok(Load::Trimmed(ns)) => {
@@ -102,7 +105,7 @@ impl Committer {
 
 async fn load(store: Arc<dyn Store>, flows: &Flows, run: RunId, what: Wanted) -> Result<Load> {
     let since = match what {
-        Wanted::Values(ids) => return load_values(&*store, run, &ids).await,
+        Wanted::Values(stored) => return load_values(&*store, run, &stored).await,
         Wanted::Whole => None,
         Wanted::IfChanged(version) => Some(version),
     };
@@ -133,12 +136,13 @@ async fn load(store: Arc<dyn Store>, flows: &Flows, run: RunId, what: Wanted) ->
     }
 }
 
-async fn load_values(store: &dyn Store, run: RunId, ids: &[ValueId]) -> Result<Load> {
-    match store.values(run, ids).await {
+async fn load_values(store: &dyn Store, run: RunId, stored: &[ValueRef]) -> Result<Load> {
+    let ids: Vec<ValueId> = stored.iter().map(|stored| stored.id).collect();
+    match store.values(run, &ids).await {
         Ok(values) if values.len() < ids.len() => {
             Ok(Load::BadValues(format!("run {run} refers to values that are not stored: {ids:?}")))
         }
-        Ok(values) => Ok(Load::Values(values)),
+        Ok(found) => Ok(Load::Values { found, bytes: stored.iter().map(ValueRef::read_bytes).sum() }),
         Err(StoreError::Corrupt(damage)) => Ok(Load::BadValues(damage)),
         Err(error) => Err(error.into()),
     }

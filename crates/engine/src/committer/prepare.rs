@@ -78,8 +78,8 @@ impl Committer {
                 self.decide_elsewhere(run);
                 None
             }
-            Err(Obstacle::Values(ids)) => {
-                self.load(run, Wanted::Values(ids));
+            Err(Obstacle::Values(needed)) => {
+                self.read_values(run, &needed);
                 None
             }
             Err(Obstacle::Bug(bug)) => {
@@ -92,13 +92,16 @@ impl Committer {
     /// Makes a commit of a decision; or gives the answers at once, where there is nothing to commit.
     fn conclude(&mut self, run: RunId, attempt: Attempt) -> Option<Prepared> {
         let Attempt { transition, mut outcomes, messages, events } = attempt;
-        let (lane, hot) = (self.lanes.get_mut(&run)?, self.hot.get(run)?);
-        lane.heavy = false;
+        let (lane, ns) = (self.lanes.get_mut(&run)?, self.hot.get(run)?.ns.clone());
+        if std::mem::take(&mut lane.heavy) {
+            self.has_read(run);
+        }
+        let lane = self.lanes.get_mut(&run)?;
         if self.suspects.remove(&run).is_some() {
             // It was decided on, and the process is still there.
             self.suspicions_changed.fetch_add(1, Ordering::Relaxed);
             let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
-            tokio::spawn(quarantine::absolve(self.store.clone(), command, hot.ns.clone(), run));
+            tokio::spawn(quarantine::absolve(self.store.clone(), command, ns.clone(), run));
         }
         let takes = outcomes.iter().any(|(at, ..)| lane.waiting[*at].taken.is_some());
         if transition.is_empty() && !takes {
@@ -115,7 +118,6 @@ impl Committer {
             self.release(run);
             return None;
         }
-        let ns = hot.ns.clone();
         let decided = collect(&mut lane.waiting, outcomes);
         let takes: Vec<Taken> = decided.iter().filter_map(|decided| decided.pending.taken.clone()).collect();
         lane.busy = true;

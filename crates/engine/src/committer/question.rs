@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use eddyline_machine::{Answer, Data, Env, Halt, Input, Message, Millis, Op, Transition, ValueId, decide};
+use eddyline_machine::{Answer, Data, Env, Halt, Input, Message, Millis, Op, Transition, ValueRef, decide};
 use eddyline_store::NewEvent;
 
 use super::{Outcome, Pending};
@@ -44,7 +44,8 @@ pub(super) struct Attempt {
 /// Why there is no decision.
 #[derive(Debug)]
 pub(super) enum Obstacle {
-    Values(Vec<ValueId>),
+    /// These stored values are needed, of which some are not in memory.
+    Values(Vec<ValueRef>),
     /// It is too much work for this thread.
     Heavy,
     Bug(String),
@@ -97,7 +98,7 @@ impl Question {
         let mut refused = self.take_refused(hot);
         loop {
             let transition = decide(&hot.flow.flow, &hot.run, &env, &self.inputs).map_err(|halt| match halt {
-                Halt::Need(ids) => Obstacle::Values(ids),
+                Halt::Need(needed) => Obstacle::Values(needed),
                 Halt::Heavy => Obstacle::Heavy,
                 Halt::Bug(bug) => Obstacle::Bug(bug),
             })?;

@@ -59,6 +59,11 @@ pub struct Hooked {
     pub before: Option<Handling>,
     /// What happens when due items are asked for.
     pub on_due: Box<dyn Fn(Due) + Send + Sync>,
+    /// What happens when it is noted what is handled.
+    pub on_note: Box<dyn Fn() + Send + Sync>,
+    /// How many bytes of payloads were read, in all and the most at once.
+    pub read: AtomicUsize,
+    pub most_read: AtomicUsize,
 }
 
 impl std::fmt::Debug for Hooked {
@@ -88,6 +93,9 @@ impl Hooked {
             stuck: watch::Sender::new(None),
             before: None,
             on_due: Box::new(|_| {}),
+            on_note: Box::new(|| {}),
+            read: AtomicUsize::new(0),
+            most_read: AtomicUsize::new(0),
         }
     }
 }
@@ -125,7 +133,11 @@ impl Store for Hooked {
         if self.damaged.load(Ordering::SeqCst) {
             return Err(StoreError::Corrupt(format!("values: the checksum of {} of run {run} is wrong", ids[0])));
         }
-        self.inner.values(run, ids).await
+        let found = self.inner.values(run, ids).await?;
+        let bytes = found.iter().map(|(_, value)| value.own_bytes(1 << 30)).sum();
+        self.read.fetch_add(bytes, Ordering::SeqCst);
+        self.most_read.fetch_max(bytes, Ordering::SeqCst);
+        Ok(found)
     }
 
     async fn beside(&self, run: RunId) -> Result<Beside> {
@@ -229,6 +241,7 @@ impl Store for Hooked {
     }
 
     fn note_handling(&self, handling: &Handling) {
+        (self.on_note)();
         self.inner.note_handling(handling);
     }
 

@@ -25,7 +25,7 @@ impl Decider<'_> {
         }
         // The message carries the whole input, not a reference to it.
         let bytes = self.at(id).input.as_ref().map_or(0, |input| input.bytes(COUNTED_BYTES)) as u64;
-        self.meter.add(Cost { steps: bytes / 64, bytes: 2 * bytes });
+        self.meter.add(Cost { steps: bytes / 64, bytes: 2 * bytes, read: 0 });
         let child = child_id(self.header.run, id);
         let parent = Parent { run: self.header.run, activation: id };
         let start = Start {

@@ -1,8 +1,9 @@
 //! What a decision depends on besides the run and its inputs, and why there may be none.
 
 use super::{BUDGET, MAX_ACTIVATIONS, MAX_TOUCHED};
+use crate::data::ValueRef;
 use crate::expr::Cost;
-use crate::ids::{Millis, ValueId};
+use crate::ids::Millis;
 
 /// What a decision depends on besides the run and its inputs.
 #[derive(Debug, Clone)]
@@ -35,9 +36,10 @@ impl<'a> Env<'a> {
 /// Why there is no decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Halt {
-    /// Payloads are needed that are not at hand: load them into [`crate::Run::values`] and start over.
+    /// These stored values were read so far, and some of them are not at hand: load those into [`crate::Run::values`] and
+    /// start over. No other value of the run has to be at hand.
     #[error("the decision needs the values {0:?}")]
-    Need(Vec<ValueId>),
+    Need(Vec<ValueRef>),
     /// It takes more than [`Env::inline_steps`]: decide again without that limit, where nobody waits for it.
     #[error("the decision is too much work to be made inline")]
     Heavy,

@@ -54,7 +54,7 @@ pub use reuse::{rerun, retry};
 pub const MAX_TOUCHED: usize = 1_000;
 /// What one transition uses at most before the rest is put off in the same way. The piece of work that it is at is
 /// finished, and that uses at most [`crate::expr::EVALUATION`]; so a transition takes no longer than both together.
-pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20 };
+pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20, read: 16 << 20 };
 /// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided on, and a run is
 /// decided on as a whole.
 pub const MAX_ACTIVATIONS: u32 = 600_000;
@@ -67,7 +67,7 @@ pub const MAX_ITEMS: usize = 500_000;
 /// How deep runs start runs.
 pub const MAX_DEPTH: u32 = 64;
 /// What a piece of work costs besides its evaluations: about 1 µs, and a changed activation.
-const WORK: Cost = Cost { steps: 20, bytes: 1 << 10 };
+const WORK: Cost = Cost { steps: 20, bytes: 1 << 10, read: 0 };
 /// A payload's size is counted no further than this.
 const COUNTED_BYTES: usize = 64 << 20;
 
@@ -496,9 +496,10 @@ impl<'a> Decider<'a> {
         let id = ValueId(self.header.next_value);
         self.header.next_value += 1;
         let own = data.own_bytes(COUNTED_BYTES) as u64;
-        self.meter.add(Cost { steps: own / 16, bytes: own });
-        let stored =
-            ValueRef { id, bytes: u32::try_from(data.bytes(COUNTED_BYTES)).unwrap_or(u32::MAX), depth: data.depth() };
+        self.meter.add(Cost { steps: own / 16, bytes: own, read: 0 });
+        let counted = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let (bytes, read) = (counted(data.bytes(COUNTED_BYTES)), counted(data.read_bytes(COUNTED_BYTES)));
+        let stored = ValueRef { id, bytes, depth: data.depth(), read };
         self.values.insert(id, data);
         Data::Ref(stored)
     }

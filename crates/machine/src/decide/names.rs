@@ -1,12 +1,13 @@
 //! What expressions see of a run, from where they stand.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Decider, Done, Halt};
-use crate::data::{Data, Unbuilt};
+use crate::data::{Data, Unbuilt, ValueRef};
 use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Text, Val};
 use crate::failure::{Failure, kind};
 use crate::flow::{Action, Graph};
@@ -79,13 +80,23 @@ impl Decider<'_> {
         }
         match data.materialise(&|id| self.loaded(id)) {
             Ok(value) => Ok(Ok(canonical_json(value))),
-            Err(Unbuilt::Missing(ids)) => Err(Halt::Need(ids)),
+            Err(Unbuilt::Missing(missing)) => Err(self.need(missing)),
             Err(too_large @ Unbuilt::TooLarge) => Ok(Err(Failure::new(kind::EXPRESSION, too_large.to_string()))),
         }
     }
 
-    pub(super) fn value(&self, id: ValueId) -> Done<&Data> {
-        self.loaded(id).ok_or_else(|| Halt::Need(vec![id]))
+    /// A stored value that no expression asks for. It counts for the transition.
+    pub(super) fn value(&mut self, stored: ValueRef) -> Done<&Data> {
+        self.meter.read(stored);
+        self.loaded(stored.id).ok_or_else(|| self.need(vec![stored]))
+    }
+
+    /// These values are missing. Told with all others that were read so far, so that the caller knows which it need not
+    /// keep.
+    fn need(&self, missing: Vec<ValueRef>) -> Halt {
+        let mut needed: BTreeSet<ValueRef> = missing.into_iter().collect();
+        needed.extend(self.meter.values_read().filter(|stored| !self.values.contains_key(&stored.id)));
+        Halt::Need(needed.into_iter().collect())
     }
 
     fn loaded(&self, id: ValueId) -> Option<&Data> {
@@ -99,12 +110,12 @@ impl Decider<'_> {
         inside: bool,
         evaluate: impl FnOnce(&dyn Names<'_>, &mut Fuel) -> Result<T, Stop>,
     ) -> Evaluated<T> {
-        let mut fuel = self.meter.fuel();
+        let mut fuel = self.meter.take_fuel();
         let result = evaluate(&View { run: self, at, inside }, &mut fuel);
         self.meter.refuel(fuel);
         match result {
             Ok(value) => Ok(Ok(value)),
-            Err(Stop::Need(keys)) => Err(Halt::Need(keys)),
+            Err(Stop::Need(missing)) => Err(self.need(missing)),
             Err(Stop::Heavy) => Err(Halt::Heavy),
             Err(Stop::Failed(error)) => Ok(Err(Failure::new(kind::EXPRESSION, error.to_string()))),
         }

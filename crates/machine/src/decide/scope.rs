@@ -172,7 +172,7 @@ impl Decider<'_> {
         }
         let Some(Inside { closing: None, what: What::Scope, .. }) = self.at(id).inside() else { return Ok(()) };
         let steps = self.steps_in(id)?;
-        self.meter.add(Cost { steps: steps.len() as u64, bytes: 0 });
+        self.meter.add(Cost { steps: steps.len() as u64, ..Cost::default() });
         for step in steps {
             let has_failed = matches!(self.at(self.in_scope(id, *step)?).end(), Some(End::Failed(_)));
             if has_failed

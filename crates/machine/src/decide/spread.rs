@@ -77,12 +77,13 @@ impl Decider<'_> {
         }
     }
 
-    fn item(&self, id: ActId, index: u32) -> Done<Data> {
+    fn item(&mut self, id: ActId, index: u32) -> Done<Data> {
         let Some(Inside { what: What::Spread { list, .. }, .. }) = self.at(id).inside() else {
             return Err(Halt::Bug(format!("activation {id} is no spread")));
         };
-        let list = match list {
-            Data::Ref(value) => self.value(value.id)?,
+        let list = list.clone();
+        let list = match &list {
+            Data::Ref(stored) => self.value(*stored)?,
             other => other,
         };
         Ok(match list {
@@ -119,7 +120,7 @@ impl Decider<'_> {
         let collect = self.step(id)?.spread.as_ref().is_some_and(|spread| spread.collect);
         let Some(Inside { what: What::Spread { items, .. }, .. }) = self.at(id).inside() else { return Ok(()) };
         let items = *items;
-        self.meter.add(Cost { steps: 4 * u64::from(items), bytes: 64 * u64::from(items) });
+        self.meter.add(Cost { steps: 4 * u64::from(items), bytes: 64 * u64::from(items), read: 0 });
         if self.meter.is_heavy() {
             // It is decided on again elsewhere: the outputs are put together only there.
             return Err(Halt::Heavy);

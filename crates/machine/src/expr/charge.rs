@@ -15,7 +15,7 @@ const FIELD_BYTES: usize = 112;
 
 impl<'a> Eval<'a, '_> {
     pub fn spend(&mut self, steps: usize) -> Res<()> {
-        self.fuel.take(Cost { steps: steps as u64, bytes: 0 })
+        self.fuel.take(Cost { steps: steps as u64, ..Cost::default() })
     }
 
     /// The price of looking at text.
@@ -25,7 +25,7 @@ impl<'a> Eval<'a, '_> {
 
     /// Pays for memory before it is allocated.
     pub fn hold(&mut self, bytes: usize) -> Res<()> {
-        self.fuel.take(Cost { steps: 0, bytes: bytes as u64 })
+        self.fuel.take(Cost { bytes: bytes as u64, ..Cost::default() })
     }
 
     pub fn hold_elements(&mut self, count: usize) -> Res<()> {

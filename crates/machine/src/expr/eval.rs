@@ -113,7 +113,9 @@ impl<'a, 'n> Eval<'a, 'n> {
         let mut value = value.settle();
         while let Val::Data(Data::Ref(stored)) = value {
             self.spend(1)?;
-            let data = self.names.value(stored.id).ok_or_else(|| Halt::Need(vec![stored.id]))?;
+            // Before it is looked for: the price is the same whether it is loaded or not.
+            self.fuel.read(*stored)?;
+            let data = self.names.value(stored.id).ok_or_else(|| Halt::Need(vec![*stored]))?;
             value = Val::from(data).settle();
         }
         Ok(value)
@@ -369,7 +371,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         let mut failed = None;
         for item in elements {
             match self.with(item, |eval| eval.passes(each, &each.body)) {
-                Err(Halt::Need(ids)) => needs.add(ids),
+                Err(Halt::Need(missing)) => needs.add(missing),
                 Err(halt) if halt.is_final() => return needs.done().and(Err(halt)),
                 Err(fault) => {
                     failed = failed.or(Some(fault));

@@ -5,13 +5,13 @@ use std::mem;
 
 use super::value::Table;
 use super::{EvalError, Stop};
-use crate::ids::ValueId;
+use crate::data::ValueRef;
 
 pub(super) type Res<T> = Result<T, Halt>;
 
 #[derive(Debug)]
 pub(super) enum Halt {
-    Need(Vec<ValueId>),
+    Need(Vec<ValueRef>),
     /// More work than is done inline.
     Heavy,
     Fault(Box<Fault>),
@@ -87,10 +87,10 @@ impl Halt {
 
     pub fn stop(self, source: &str, hint: Option<String>) -> Stop {
         match self {
-            Halt::Need(mut ids) => {
-                ids.sort_unstable();
-                ids.dedup();
-                Stop::Need(ids)
+            Halt::Need(mut missing) => {
+                missing.sort_unstable();
+                missing.dedup();
+                Stop::Need(missing)
             }
             Halt::Heavy => Stop::Heavy,
             Halt::Fault(fault) => Stop::Failed(EvalError {
@@ -107,16 +107,17 @@ impl Halt {
 
 /// Values that are not loaded, while the rest is still looked at for more of them.
 #[derive(Default)]
-pub(super) struct Needs(Vec<ValueId>);
+pub(super) struct Needs(Vec<ValueRef>);
 
 impl Needs {
     /// None if it waits for a value. What fails after something is missing may fail only for lack of it: it counts as
-    /// missing. So the outcome does not depend on what was loaded before.
+    /// missing. So the outcome does not depend on what was loaded before. What is missing is paid for already, so it is
+    /// never more than an evaluation may read.
     pub fn take<T>(&mut self, result: Res<T>) -> Res<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
-            Err(Halt::Need(ids)) => {
-                self.add(ids);
+            Err(Halt::Need(missing)) => {
+                self.add(missing);
                 Ok(None)
             }
             Err(fault) if self.0.is_empty() => Err(fault),
@@ -124,8 +125,8 @@ impl Needs {
         }
     }
 
-    pub fn add(&mut self, ids: Vec<ValueId>) {
-        self.0.extend(ids);
+    pub fn add(&mut self, missing: Vec<ValueRef>) {
+        self.0.extend(missing);
     }
 
     pub fn done(self) -> Res<()> {

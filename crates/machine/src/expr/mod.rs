@@ -23,7 +23,7 @@ mod value;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::data::Data;
+use crate::data::{Data, ValueRef};
 use crate::ids::{Millis, ValueId};
 
 pub use fuel::{Cost, EVALUATION, Fuel};
@@ -89,7 +89,7 @@ pub trait Names<'a> {
 pub enum Stop {
     /// These stored payloads are needed first; then it is evaluated again.
     #[error("{} stored values are not loaded", .0.len())]
-    Need(Vec<ValueId>),
+    Need(Vec<ValueRef>),
     /// It is more work than the [`Fuel`] allows inline; elsewhere it may succeed.
     #[error("the evaluation is too much work to be done inline")]
     Heavy,

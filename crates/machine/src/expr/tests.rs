@@ -66,8 +66,12 @@ impl<'a> Names<'a> for View<'a> {
     }
 }
 
+fn stored_as(id: u32) -> ValueRef {
+    ValueRef { id: ValueId(id), bytes: 900, depth: 2, read: 900 }
+}
+
 fn at(id: u32) -> Data {
-    Data::Ref(ValueRef { id: ValueId(id), bytes: 900, depth: 2 })
+    Data::Ref(stored_as(id))
 }
 
 fn list(items: Vec<Data>) -> Data {
@@ -541,7 +545,7 @@ fn all_that_is_missing_is_named_at_once() {
     let each = list(vec![at(1), at(2), at(3), at(2)]);
     let scope = || Scope::default().root("each", each.clone()).root("l", at(8)).root("r", at(9));
     let needs = |text: &str, ids: &[u32]| {
-        let expected = Err(Stop::Need(ids.iter().map(|id| ValueId(*id)).collect()));
+        let expected = Err(Stop::Need(ids.iter().map(|id| stored_as(*id)).collect()));
         assert_eq!(data(text, &scope()), expected, "{text}");
     };
     for text in [
@@ -577,10 +581,40 @@ fn all_that_is_missing_is_named_at_once() {
     assert_eq!(data("distinct(each)", &loaded), Ok(list(vec![at(1), at(2), at(3)])));
     assert_eq!(data("each[0] == {'price': 1}", &loaded), Ok(Data::from(json!(true))));
     let spread = |text: &str, scope: &Scope| Expr::parse(text).unwrap().list(&View(scope), &mut Fuel::default());
-    assert_eq!(spread("l", &scope()), Err(Stop::Need(vec![ValueId(8)])));
+    assert_eq!(spread("l", &scope()), Err(Stop::Need(vec![stored_as(8)])));
     let stored = scope().stored(8, json!([1, 2])).stored(9, json!({}));
     assert_eq!(spread("l", &stored), Ok(Data::from(json!([1, 2]))));
     assert_eq!(message(spread("r", &stored).unwrap_err()), "must be a list, found a map");
+}
+
+#[test]
+fn stored_values_are_paid_for_before_they_are_asked_for() {
+    let sized = |id: u32, read: u32| Data::Ref(ValueRef { id: ValueId(id), bytes: read, depth: 0, read });
+    let each = |values: u32| list((0..values).map(|id| sized(id, 1 << 20)).collect());
+    let scope = |values: u32| Scope::default().root("each", each(values));
+    // What may be read in all is asked for at once.
+    let needed = data("each.map(x, size(x))", &scope(32)).unwrap_err();
+    assert!(matches!(&needed, Stop::Need(missing) if missing.len() == 32), "{needed:?}");
+    // Of more, no more than that is asked for; and when it is there, it fails.
+    let mut scope = scope(2_000);
+    let limit = "read more than 32 MiB of stored values, the limit of an evaluation";
+    for text in ["each.map(x, size(x))", "each.exists(x, x == 'y')", "json(each)", "sum(each)", "distinct(each)"] {
+        match data(text, &scope) {
+            Err(Stop::Need(missing)) => {
+                assert!(missing.len() <= 32, "{text}: {}", missing.len());
+                for stored in missing {
+                    scope = scope.stored(stored.id.0, json!("x"));
+                }
+                assert_eq!(message(data(text, &scope).unwrap_err()), limit, "{text}");
+            }
+            failed => assert_eq!(message(failed.unwrap_err()), limit, "{text}"),
+        }
+    }
+    // A value is paid for once, and what is only passed on is not paid for.
+    let one = Scope::default().root("one", sized(1, 20 << 20)).stored(1, json!([1]));
+    assert_eq!(data("range(1000).map(x, one[0])", &one), Ok(Data::from(json!(vec![1; 1_000]))));
+    let many = list((0..2_000).map(|id| sized(id, 1 << 20)).collect());
+    assert_eq!(data("each.filter(x, true)", &scope), Ok(many));
 }
 
 #[test]
@@ -769,10 +803,10 @@ fn templates_share_what_they_pass_on() {
     );
     assert_eq!(
         fill(json!({"t": "${each} ${one}", "u": "${one.x}"}), &scope),
-        Err(Stop::Need(vec![ValueId(1), ValueId(2), ValueId(3)]))
+        Err(Stop::Need(vec![stored_as(1), stored_as(2), stored_as(3)]))
     );
     let text = template(json!("${one}")).text(&View(&scope), &mut Fuel::default());
-    assert_eq!(text, Err(Stop::Need(vec![ValueId(3)])));
+    assert_eq!(text, Err(Stop::Need(vec![stored_as(3)])));
 
     let big = json!({"text": "x".repeat(1 << 20)});
     let scope = Scope::new(json!({"big": big}));
@@ -985,9 +1019,34 @@ proptest! {
         let expr = Expr::parse(&text).unwrap();
         let full = expr.data(&View(&scope(&|_| true)), &mut Fuel::default());
         match expr.data(&View(&scope(&|id| loaded[id])), &mut Fuel::default()) {
-            Err(Stop::Need(ids)) => prop_assert!(!ids.is_empty() && ids.iter().all(|id| !loaded[id.0 as usize]), "{ids:?}"),
+            Err(Stop::Need(missing)) => {
+                prop_assert!(!missing.is_empty() && missing.iter().all(|it| !loaded[it.id.0 as usize]), "{missing:?}");
+            }
             partly => prop_assert_eq!(partly, full),
         }
+    }
+
+    /// The same where it may read less than all there is: it asks for no more than that, and fails or not as if everything
+    /// had been loaded from the beginning.
+    #[test]
+    fn what_may_be_read_does_not_depend_on_what_is_loaded(text in any_expression(), most in 0..5_u64) {
+        let limit = Cost { read: most * 900, ..EVALUATION };
+        let stored = [json!({"n": 1}), json!([1, "b"]), json!("text"), json!(null)];
+        let root = || Scope::default().root("l", list((0..4).map(at).collect())).root("m", map(vec![("a", at(0)), ("b", at(1))]));
+        let scope = |ids: &[usize]| ids.iter().fold(root(), |scope, id| scope.stored(*id as u32, stored[*id].clone()));
+        let expr = Expr::parse(&text).unwrap();
+        let full = expr.data(&View(&scope(&[0, 1, 2, 3])), &mut Fuel::new(limit));
+        let mut loaded = Vec::new();
+        let found = loop {
+            match expr.data(&View(&scope(&loaded)), &mut Fuel::new(limit)) {
+                Err(Stop::Need(missing)) => {
+                    prop_assert!(!missing.is_empty() && missing.len() as u64 <= most, "{missing:?}");
+                    loaded.extend(missing.iter().map(|it| it.id.0 as usize));
+                }
+                found => break found,
+            }
+        };
+        prop_assert_eq!(found, full);
     }
 }
 

@@ -149,12 +149,15 @@ impl Model {
         let transition = loop {
             match decide(&kept.flow, &at_hand, &env, inputs) {
                 Ok(transition) => break transition,
-                Err(Halt::Need(keys)) => {
-                    assert!(!keys.is_empty(), "needs nothing");
-                    for key in keys {
-                        assert!(!at_hand.values.contains_key(&key), "asked twice for {key}");
-                        let value = kept.values.get(&key).unwrap_or_else(|| panic!("no value {key}")).clone();
-                        at_hand.values.insert(key, value);
+                Err(Halt::Need(needed)) => {
+                    // Nothing else has to be at hand.
+                    at_hand.values.retain(|id, _| needed.iter().any(|stored| stored.id == *id));
+                    let missing: Vec<ValueId> =
+                        needed.iter().map(|stored| stored.id).filter(|id| !at_hand.values.contains_key(id)).collect();
+                    assert!(!missing.is_empty(), "needs nothing that is not at hand");
+                    for id in missing {
+                        let value = kept.values.get(&id).unwrap_or_else(|| panic!("no value {id}")).clone();
+                        at_hand.values.insert(id, value);
                     }
                 }
                 Err(halt) => panic!("{halt}\n{}", self.tell(run)),

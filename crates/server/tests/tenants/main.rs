@@ -17,6 +17,7 @@ mod memory;
 #[allow(dead_code, reason = "shared with the random definitions")]
 mod rig;
 mod schemas;
+mod stored_values;
 mod tenant;
 #[allow(dead_code, reason = "shared with the random definitions")]
 mod watch;

@@ -100,7 +100,8 @@ impl Drive {
         loop {
             match decide(flow, &run, &env, inputs) {
                 Ok(transition) => return transition,
-                Err(Halt::Need(ids)) => {
+                Err(Halt::Need(needed)) => {
+                    let ids: Vec<ValueId> = needed.iter().map(|stored| stored.id).collect();
                     let values = self.store.values(run.header.run, &ids).await.unwrap();
                     assert_eq!(values.len(), ids.len(), "values that the run refers to are missing");
                     run.values.extend(values);
@@ -162,6 +163,7 @@ impl Drive {
                 Ok(value) => return value,
                 Err(unbuilt) => {
                     let Unbuilt::Missing(missing) = unbuilt else { panic!("{unbuilt}") };
+                    let missing: Vec<ValueId> = missing.iter().map(|stored| stored.id).collect();
                     let found = self.store.values(run, &missing).await.unwrap();
                     assert_eq!(found.len(), missing.len(), "values that the run refers to are missing");
                     values.extend(found);

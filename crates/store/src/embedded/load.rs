@@ -122,6 +122,26 @@ fn position(conn: &Connection, run: RunId) -> Outcome<Option<i64>> {
     Ok(statement.query_row([run.0.as_bytes()], |row| row.get(0)).optional()?)
 }
 
+/// So many values, of so many bytes in all, are read by the thread that asks for them: to read and parse more takes longer
+/// than a thread that serves others should.
+pub(super) const FEW_VALUES: usize = 64;
+const FEW_BYTES: i64 = 64 << 10;
+
+/// The values, unless they are large.
+pub(super) fn few_values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Option<Vec<(ValueId, Data)>>> {
+    let Some(position) = position(conn, run)? else { return Ok(Some(Vec::new())) };
+    let mut statement = conn.prepare_cached("SELECT octet_length(body) FROM \"values\" WHERE key = ?1")?;
+    let mut bytes = 0;
+    for id in ids {
+        let body: Option<i64> = statement.query_row([key_of(position, id.0.into())], |row| row.get(0)).optional()?;
+        bytes += body.unwrap_or(0);
+        if bytes > FEW_BYTES {
+            return Ok(None);
+        }
+    }
+    values(conn, run, ids).map(Some)
+}
+
 pub(super) fn values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Vec<(ValueId, Data)>> {
     let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
     let mut statement = conn.prepare_cached("SELECT crc, body FROM \"values\" WHERE key = ?1")?;

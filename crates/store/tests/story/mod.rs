@@ -71,7 +71,10 @@ impl Decider {
         let transition = loop {
             match decide(&flow, &at_hand, &env, inputs) {
                 Ok(transition) => break transition,
-                Err(Halt::Need(keys)) => at_hand.values.extend(store.values(run, &keys).await.unwrap()),
+                Err(Halt::Need(needed)) => {
+                    let ids: Vec<ValueId> = needed.iter().map(|stored| stored.id).collect();
+                    at_hand.values.extend(store.values(run, &ids).await.unwrap());
+                }
                 Err(halt) => panic!("{halt}"),
             }
         };
