@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, DocumentCommit, Due, DueItem, Namespace, Taken};
+use eddyline_store::{Change, Command, DocumentChange, DocumentCommit, Due, DueItem, Namespace, Taken};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -22,6 +22,7 @@ use crate::events::LookBack;
 use crate::flows::Registered;
 use crate::instance::Instance;
 use crate::lineage::{Lineage, Obstacle};
+use crate::quarantine;
 use crate::schema::{Allowance, Mismatch};
 use crate::shares::Shares;
 
@@ -242,8 +243,17 @@ impl Delivery {
         }
         let taken = Some(Taken::Message(id.to_owned()));
         let new = NewRun { ns: self.ns.clone(), flow, key: None };
-        let answer = self.instance.committing.hand_in(self.to, vec![Input::Start(start)], taken, Some(new)).await?;
-        self.heard(vec![(id.to_owned(), answer)]).await
+        let inputs = vec![Input::Start(start.clone())];
+        let answer = self.instance.committing.hand_in(self.to, inputs, taken, Some(new)).await?;
+        match self.heard(vec![(id.to_owned(), answer)]).await {
+            // If nobody waits for it, it stays where it is until somebody releases it.
+            Err(EngineError::Quarantined(why)) if start.parent.or(start.started_by).is_some() => {
+                let failure = Failure::new(quarantine::NOT_STARTED, why);
+                let told = self.refusal(&start, failure);
+                self.commit(vec![id.to_owned()], told, vec![quarantine::forget(self.to)]).await
+            }
+            heard => heard,
+        }
     }
 
     async fn bad_input(&self, flow: &Arc<Registered>, start: &Start) -> Result<Option<Failure>> {
@@ -268,15 +278,24 @@ impl Delivery {
 
     /// It does not start; whoever waits for it is told in the same commit.
     async fn refuse(&self, id: &str, start: &Start, failure: Failure) -> Result<()> {
+        self.drop_messages(vec![id.to_owned()], self.refusal(start, failure)).await
+    }
+
+    fn refusal(&self, start: &Start, failure: Failure) -> Vec<Message> {
         tracing::warn!(instance = self.instance.config.instance, run = %self.to, "not started: {}", failure.message);
-        self.drop_messages(vec![id.to_owned()], start.refused(self.to, failure).into_iter().collect()).await
+        start.refused(self.to, failure).into_iter().collect()
     }
 
     async fn drop_messages(&self, ids: Vec<String>, messages: Vec<Message>) -> Result<()> {
+        self.commit(ids, messages, Vec::new()).await
+    }
+
+    /// Drops messages to this run, sends others, and changes documents.
+    async fn commit(&self, ids: Vec<String>, messages: Vec<Message>, documents: Vec<DocumentChange>) -> Result<()> {
         let commit = DocumentCommit {
             ns: self.ns.clone(),
             command: self.instance.command(),
-            documents: Vec::new(),
+            documents,
             messages,
             events: Vec::new(),
             drops: ids.into_iter().map(|id| (self.to, id)).collect(),

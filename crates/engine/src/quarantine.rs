@@ -1,11 +1,13 @@
 //! Runs that ended the process. Before anything is decided, the store notes on which runs ([`Handling`]). A process that
 //! dies leaves the note, and the next one suspects these runs: each is handled alone. One that was being handled alone
-//! when the process died again is quarantined: nothing is decided on it until somebody releases it.
+//! when the process died again is quarantined: nothing is decided on it until somebody releases it. A run that is started
+//! by a message is suspected in the same way before it is there; if it is quarantined, it does not start, and the step that
+//! waits for it is told.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_machine::{Millis, RunId};
+use eddyline_machine::{MessageBody, Millis, RunId};
 use eddyline_store::{
     Change, Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Handling,
     MAX_PAGE, Map, Namespace, Store, Summary,
@@ -43,6 +45,14 @@ pub(crate) fn refusal(run: RunId, deaths: u32) -> EngineError {
     ))
 }
 
+/// The same of a run that is not there yet.
+pub(crate) fn refusal_to_start(run: RunId, deaths: u32) -> EngineError {
+    EngineError::Quarantined(format!("run {run} is not started: {deaths} processes ended while they started it"))
+}
+
+/// The kind of failure of a child that is not started for that reason.
+pub(crate) const NOT_STARTED: &str = "Quarantined";
+
 /// How long to wait before the store is asked again.
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
@@ -51,12 +61,12 @@ async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
     let noted = instance.store.handled_before();
     let mut known = Map::default();
     for (ns, run, suspicion) in read(&*instance.store, None).await? {
-        match instance.store.summary(run).await? {
-            Some(summary) if summary.ended_at.is_none() => {
+        match namespace_of(&*instance.store, run).await? {
+            Some(_) => {
                 known.insert(run, suspicion);
             }
             // It has ended since: there is nothing to suspect any more.
-            _ => {
+            None => {
                 instance.put(&ns, SUSPECT, &run.to_string(), Expect::Any, None).await?;
             }
         }
@@ -70,22 +80,30 @@ async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
     let alone = blamed.len() == 1;
     let now = instance.store.now().await?;
     for run in blamed {
-        // One that is not stored was being started: whoever starts it tries again, or not.
-        let Some(summary) = instance.store.summary(run).await?.filter(|summary| summary.ended_at.is_none()) else {
-            continue;
-        };
+        // If nothing says that it is to be started, somebody outside was starting it, who tries again or not.
+        let Some(ns) = namespace_of(&*instance.store, run).await? else { continue };
         let deaths = known.get(&run).map_or(0, |suspicion| suspicion.deaths) + 1;
         let suspicion = Suspicion { deaths, quarantined: alone && deaths >= DEATHS, at: now };
         match suspicion.quarantined {
             true => tracing::error!(%run, deaths, "quarantined: the process ended while it handled this run alone"),
             false => tracing::warn!(%run, deaths, "the last process ended while it handled this run"),
         }
-        instance.put(&summary.ns, SUSPECT, &run.to_string(), Expect::Any, Some(json!(suspicion))).await?;
+        instance.put(&ns, SUSPECT, &run.to_string(), Expect::Any, Some(json!(suspicion))).await?;
         known.insert(run, suspicion);
     }
     // Noted for good: a process that dies before it handles anything adds nothing.
     instance.store.note_handling(&Handling::default());
     Ok(known)
+}
+
+/// The namespace of a run that something can still be decided on: it has not ended, or its start waits to be delivered.
+async fn namespace_of(store: &dyn Store, run: RunId) -> Result<Option<Namespace>> {
+    if let Some(summary) = store.summary(run).await? {
+        return Ok(summary.ended_at.is_none().then(|| summary.ns.clone()));
+    }
+    let beside = store.beside(run).await?;
+    let starts = beside.messages.iter().any(|message| matches!(message.body, MessageBody::Start { .. }));
+    Ok(beside.unstored_in.filter(|_| starts))
 }
 
 /// The same, tried until the store answers. The instance is let go of before anything is decided: who has one can send
@@ -172,13 +190,18 @@ impl Chore for Suspects {
     }
 }
 
+/// There is nothing to suspect any more.
+pub(crate) fn forget(run: RunId) -> DocumentChange {
+    let key = DocumentKey::new(SUSPECT, run.to_string());
+    DocumentChange { key, expect: Expect::Any, body: None, due: None }
+}
+
 /// The run was handled, and the process is still there.
 pub(crate) async fn absolve(store: Arc<dyn Store>, command: CommandId, ns: Namespace, run: RunId) {
-    let key = DocumentKey::new(SUSPECT, run.to_string());
     let commit = DocumentCommit {
         ns,
         command,
-        documents: vec![DocumentChange { key, expect: Expect::Any, body: None, due: None }],
+        documents: vec![forget(run)],
         messages: Vec::new(),
         events: Vec::new(),
         drops: Vec::new(),

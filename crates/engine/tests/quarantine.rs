@@ -10,6 +10,7 @@ mod rig;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use eddyline_engine::{Config, Decision, EngineError};
@@ -27,10 +28,12 @@ fn open(dir: &Path, config: Config) -> Rig {
 }
 
 /// Two runs whose timers are soon due, of which the first is poisoned.
-async fn prepare(dir: &Path) -> (RunId, RunId) {
+async fn prepare(dir: &Path, flow: &str) -> (RunId, RunId) {
     let rig = open(dir, Config::default());
     rig.register(FLOW).await;
-    let (poisoned, fine) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
+    rig.register("name: kid\nsteps: {a: {set: 1}}").await;
+    rig.register("name: parent\nsteps: {nap: {await: {time: 300ms}}, kid: {after: [nap], flow: kid}}").await;
+    let (poisoned, fine) = (rig.start(flow, json!(1)).await, rig.start("f", json!(2)).await);
     std::fs::write(dir.join("poisoned"), poisoned.to_string()).unwrap();
     std::fs::write(dir.join("fine"), fine.to_string()).unwrap();
     rig.stop().await;
@@ -54,6 +57,9 @@ fn child() {
 }
 
 async fn live(dir: &Path, effect: &str) {
+    if let Some(effect) = effect.strip_prefix("start ") {
+        return live_beside_start(dir, effect).await;
+    }
     let read = |name: &str| RunId(std::fs::read_to_string(dir.join(name)).unwrap().parse().unwrap());
     let (poisoned, fine, hangs) = (read("poisoned"), read("fine"), effect == "hang");
     let on_decision = move |decision: Decision| match hangs {
@@ -86,9 +92,45 @@ async fn live(dir: &Path, effect: &str) {
     rig.stop().await;
 }
 
+/// The same where it is the start of a child that is poisoned: the child of the run that is called so.
+async fn live_beside_start(dir: &Path, effect: &str) {
+    let read = |name: &str| RunId(std::fs::read_to_string(dir.join(name)).unwrap().parse().unwrap());
+    let (parent, fine, hangs) = (read("poisoned"), read("fine"), effect == "hang");
+    let harmless = Arc::new(AtomicBool::new(false));
+    let is_harmless = harmless.clone();
+    let on_decision = move |decision: Decision| match hangs {
+        _ if [parent, fine].contains(&decision.run) || is_harmless.load(Ordering::SeqCst) => {}
+        true => std::thread::sleep(10 * LONG),
+        false => std::process::abort(),
+    };
+    let mut rig = open(
+        dir,
+        Config {
+            on_decision: Some(Arc::new(on_decision)),
+            hang_s: 1,
+            lease_ms: 1_000,
+            on_hang: Some(Arc::new(|_| std::process::exit(HUNG))),
+            ..Config::default()
+        },
+    );
+    rig.work(2, |task| done(json!(task.activation)));
+    // This process ends here, unless the child is not started.
+    let ended = rig.engine.result(&rig.ns, parent, LONG).await.unwrap().unwrap();
+    let error = ended.error.unwrap();
+    assert_eq!(error.kind, "Quarantined", "{error:?}");
+    assert!(error.message.contains("is not started: 2 processes ended while they started it"), "{error:?}");
+    rig.output(fine).await;
+    let suspects = DocumentFilter { kind: "suspect".to_owned(), ..DocumentFilter::default() };
+    assert_eq!(rig.engine.store().documents(None, &suspects, 10).await.unwrap(), []);
+    harmless.store(true, Ordering::SeqCst);
+    let another = rig.start("parent", json!(3)).await;
+    rig.output(another).await;
+    rig.stop().await;
+}
+
 /// A process that dies, or hangs and is ended, as often as it handles the poisoned run; and one that goes on.
 async fn twice_and_no_more(dir: &Path, effect: &str, ended: impl Fn(ExitStatus) -> bool) -> RunId {
-    let (poisoned, _) = prepare(dir).await;
+    let (poisoned, _) = prepare(dir, if effect.starts_with("start") { "parent" } else { "f" }).await;
     for _ in 0..2 {
         let status = process(dir, effect);
         assert!(ended(status), "{status}");
@@ -129,9 +171,22 @@ async fn a_run_that_hangs_the_process_twice_is_quarantined_and_can_be_cancelled(
 }
 
 #[tokio::test]
+async fn a_child_whose_start_ends_the_process_twice_is_not_started_and_its_parent_is_told() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = tempfile::tempdir().unwrap();
+    twice_and_no_more(dir.path(), "start abort", |status| status.signal() == Some(6)).await;
+}
+
+#[tokio::test]
+async fn a_child_whose_start_hangs_the_process_twice_is_not_started_and_its_parent_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    twice_and_no_more(dir.path(), "start hang", |status| status.code() == Some(HUNG)).await;
+}
+
+#[tokio::test]
 async fn a_run_that_was_handled_when_the_process_died_is_cleared_once_it_was_handled_again() {
     let dir = tempfile::tempdir().unwrap();
-    let (poisoned, _) = prepare(dir.path()).await;
+    let (poisoned, _) = prepare(dir.path(), "f").await;
     assert!(!process(dir.path(), "abort").success());
     let mut rig = open(dir.path(), Config::default());
     rig.work(1, |task| done(json!(task.activation)));

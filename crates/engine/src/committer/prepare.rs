@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use eddyline_machine::{Answer, Input, Millis, Run, RunId};
+use eddyline_machine::{Answer, Input, Millis, Run, RunId, Version};
 use eddyline_store::{CommandId, Namespace, RunCommit, StartKey, Taken};
 use uuid::Uuid;
 
@@ -58,8 +58,12 @@ impl Committer {
             return self.prepare(run);
         }
         if let Some(suspicion) = self.suspects.get(&run).filter(|suspicion| suspicion.quarantined) {
-            let refusal = quarantine::refusal(run, suspicion.deaths);
+            let refusal = match hot.run.header.version {
+                Version(0) => quarantine::refusal_to_start(run, suspicion.deaths),
+                _ => quarantine::refusal(run, suspicion.deaths),
+            };
             self.refuse(run, &refusal);
+            self.hot.remove(run);
             self.release(run);
             return None;
         }

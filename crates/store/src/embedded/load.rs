@@ -229,12 +229,17 @@ pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
     let messages = inbox(conn, run, MAX_INBOX as i64)?;
     let mut statement = conn.prepare_cached("SELECT position, trimmed FROM runs WHERE id = ?1")?;
     let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    let Some((position, trimmed)) = found else { return Ok(Beside { messages, ..Beside::default() }) };
+    let Some((position, trimmed)) = found else {
+        let mut statement = conn.prepare_cached("SELECT ns FROM messages WHERE target = ?1 LIMIT 1")?;
+        let ns: Option<String> = statement.query_row([run.0.as_bytes()], |row| row.get(0)).optional()?;
+        return Ok(Beside { messages, unstored_in: ns.as_deref().map(Namespace::new), ..Beside::default() });
+    };
     Ok(Beside {
         tasks: tasks(conn, run, position)?,
         timers: timers_of(conn, run, position)?,
         gates: if trimmed { Vec::new() } else { gates(conn, run, position)? },
         messages,
+        unstored_in: None,
     })
 }
 

@@ -96,7 +96,11 @@ impl KeptRun {
 impl Rows {
     pub fn beside(&self, run: RunId, now: Millis) -> Beside {
         let messages = self.inbox(run, MAX_INBOX);
-        let Some(kept) = self.runs.get(&run) else { return Beside { messages, ..Beside::default() } };
+        let Some(kept) = self.runs.get(&run) else {
+            let place = self.inboxes.get(&run).and_then(|inbox| inbox.places.iter().next());
+            let unstored_in = place.and_then(|place| self.messages.get(place)).map(|(ns, _)| ns.clone());
+            return Beside { messages, unstored_in, ..Beside::default() };
+        };
         let row = |(fence, row): (Fence, &Row)| TaskRow {
             task: Task::clone(&row.task),
             queued_at: row.queued_at,
@@ -109,6 +113,7 @@ impl Rows {
             timers: kept.timers.values().copied().collect(),
             gates: kept.gates.values().cloned().collect(),
             messages,
+            unstored_in: None,
         }
     }
 
