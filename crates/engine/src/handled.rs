@@ -12,9 +12,9 @@ const LOOK: Duration = Duration::from_secs(1);
 
 pub(crate) struct Handled {
     store: Arc<dyn Store>,
+    /// Never held while the note is written, which may take long on a bad disk. Only the committer writes it, and there is
+    /// one: so what is newest is written last.
     now: Mutex<Now>,
-    /// Held while the note is written, which may take long on a bad disk. Whoever writes writes what is newest.
-    writing: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct Now {
 
 impl Handled {
     pub fn new(store: Arc<dyn Store>) -> Handled {
-        Handled { store, now: Mutex::default(), writing: Mutex::default() }
+        Handled { store, now: Mutex::default() }
     }
 
     /// These runs are decided on from now on, one after the other.
@@ -55,19 +55,26 @@ impl Handled {
         });
     }
 
+    /// It is decided on. The thread that did it does not wait for a disk: the note follows when the committer hears of it
+    /// ([`Handled::heard_apart`]). If the process dies before that, the run is handled with care for nothing.
     pub fn end_apart(&self, run: RunId) {
-        self.note(|now| {
-            if let Some(at) = now.handling.apart.iter().position(|apart| *apart == run) {
-                now.handling.apart.remove(at);
-                now.apart.remove(at);
-            }
-        });
+        let mut now = self.now();
+        if let Some(at) = now.handling.apart.iter().position(|apart| *apart == run) {
+            now.handling.apart.remove(at);
+            now.apart.remove(at);
+        }
+    }
+
+    pub fn heard_apart(&self) {
+        self.note(|_| {});
     }
 
     fn note(&self, change: impl FnOnce(&mut Now)) {
-        change(&mut self.now());
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let handling = self.now().handling.clone();
+        let handling = {
+            let mut now = self.now();
+            change(&mut now);
+            now.handling.clone()
+        };
         self.store.note_handling(&handling);
     }
 

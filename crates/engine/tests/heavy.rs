@@ -449,3 +449,41 @@ async fn runs_that_read_much_at_the_same_time_are_all_decided() {
     }
     rig.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_that_decides_elsewhere_never_waits_for_the_disk_while_others_want_to_note() {
+    let (go, held) = watch::channel(false);
+    let apart: Arc<Mutex<Vec<std::thread::ThreadId>>> = Arc::default();
+    let noting = apart.clone();
+    let on_note = move || {
+        // The disk hangs for whoever notes on a thread that decides.
+        if noting.lock().unwrap().contains(&std::thread::current().id()) {
+            let _ = blocking(held.clone().wait_for(|go| *go));
+        }
+    };
+    let on_decision = move |decision: Decision| {
+        if decision.apart {
+            apart.lock().unwrap().push(std::thread::current().id());
+        }
+    };
+    let store = Hooked { on_note: Box::new(on_note), ..Hooked::new(Arc::new(Memory::new())) };
+    let rig = Rig::on(Arc::new(store), Config { on_decision: Some(Arc::new(on_decision)), ..Config::default() });
+    rig.register(HEAVY).await;
+    rig.register(LIGHT).await;
+    let engine = rig.engine.clone();
+    let heavy = tokio::spawn(async move {
+        let request = StartRequest { flow: "heavy".to_owned(), ..StartRequest::default() };
+        engine.start_run(&Namespace::default(), request).await.unwrap().run
+    });
+    let light = async {
+        for _ in 0..50 {
+            rig.start("light", json!(null)).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let answered = tokio::time::timeout(Duration::from_secs(10), light).await;
+    go.send_replace(true);
+    assert!(answered.is_ok(), "starts wait for the note of a decision elsewhere");
+    rig.output(heavy.await.unwrap()).await;
+    rig.stop().await;
+}

@@ -361,10 +361,12 @@ impl Store for Embedded {
     }
 
     fn note_handling(&self, handling: &Handling) {
-        // Usually the kernel takes it at once; a disk that hangs may keep even that waiting.
+        // Usually the kernel takes it at once; a disk that hangs may keep even that waiting. The last thread of a runtime
+        // that listens to its network and clock must not.
         let watch = self.watcher.watch();
-        let _waiting = watch.wait(For::Note);
-        self.note.write(handling);
+        let waiting = watch.wait(For::Note);
+        let may_wait = waiting.is_some() || tokio::runtime::Handle::try_current().is_err();
+        self.note.write(handling, may_wait);
     }
 
     fn handled_before(&self) -> Handling {

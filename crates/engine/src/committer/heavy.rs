@@ -118,6 +118,7 @@ impl Committer {
     /// A decision was made elsewhere: the run goes on with it.
     pub(super) fn thought(&mut self, thought: Thought) {
         let run = thought.run;
+        self.handled.heard_apart();
         if let Some(lane) = self.lanes.get_mut(&run) {
             // What it lacks is read, and it is next.
             lane.has_turn = matches!(thought.decided, Err(Obstacle::Values(_)));

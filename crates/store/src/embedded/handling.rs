@@ -2,9 +2,12 @@
 //! case that the process dies, and the kernel keeps what was written then. After a power cut it may say anything old;
 //! then a run is handled with care for nothing.
 
-use std::fs::File;
+use std::fmt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use eddyline_machine::RunId;
 use uuid::Uuid;
@@ -19,11 +22,14 @@ const MAGIC: [u8; 4] = *b"EDH1";
 const HEAD: usize = 12;
 const ID: usize = 16;
 
+/// How long a thread that must not wait for a disk waits for the note, which usually takes microseconds.
+const PATIENCE: Duration = Duration::from_millis(20);
+
 #[derive(Debug)]
 pub(super) struct Note {
-    file: File,
     /// What was noted when the last process ended.
     before: Handling,
+    scribe: Scribe,
 }
 
 impl Note {
@@ -39,26 +45,116 @@ impl Note {
                 more => read += more,
             }
         }
-        Ok(Note { file, before: parse(&bytes[..read]) })
+        // Nobody is refused because it can't be noted what would be suspected.
+        let write = move |handling: &Handling| drop(file.write_all_at(&written(handling), 0));
+        Ok(Note { before: parse(&bytes[..read]), scribe: Scribe::start(write)? })
     }
 
     pub fn before(&self) -> &Handling {
         &self.before
     }
 
-    /// In one write, so that a process that dies meanwhile has noted all of it or nothing.
-    pub fn write(&self, handling: &Handling) {
-        let apart = handling.apart.len().min(MOST);
-        let batch = handling.batch.len().min(MOST - apart);
-        let mut bytes = Vec::with_capacity(HEAD + (batch + apart) * ID);
-        bytes.extend(MAGIC);
-        bytes.extend((batch as u32).to_le_bytes());
-        bytes.extend((apart as u32).to_le_bytes());
-        for run in handling.batch[..batch].iter().chain(&handling.apart[..apart]) {
-            bytes.extend(run.0.into_bytes());
+    /// Writes a note in place of the one before. A thread that may not wait for the disk has it written by another one,
+    /// and goes on when that takes too long.
+    pub fn write(&self, handling: &Handling, may_wait: bool) {
+        self.scribe.write(handling, may_wait);
+    }
+}
+
+/// In one piece, so that a process that dies meanwhile has noted all of it or nothing.
+fn written(handling: &Handling) -> Vec<u8> {
+    let apart = handling.apart.len().min(MOST);
+    let batch = handling.batch.len().min(MOST - apart);
+    let mut bytes = Vec::with_capacity(HEAD + (batch + apart) * ID);
+    bytes.extend(MAGIC);
+    bytes.extend((batch as u32).to_le_bytes());
+    bytes.extend((apart as u32).to_le_bytes());
+    for run in handling.batch[..batch].iter().chain(&handling.apart[..apart]) {
+        bytes.extend(run.0.into_bytes());
+    }
+    bytes
+}
+
+/// Writes the newest note, on the thread that notes or on one of its own. No lock is held meanwhile.
+struct Scribe {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Desk {
+    write: Box<dyn Fn(&Handling) + Send + Sync>,
+    state: Mutex<State>,
+    change: Condvar,
+}
+
+/// What the thread has to write.
+#[derive(Default)]
+struct State {
+    next: Option<Handling>,
+    asked: u64,
+    /// The last of these that is written. While it is behind, nobody else writes: an old note must not come last.
+    written: u64,
+    ended: bool,
+}
+
+impl Scribe {
+    fn start(write: impl Fn(&Handling) + Send + Sync + 'static) -> Result<Scribe> {
+        let desk = Arc::new(Desk { write: Box::new(write), state: Mutex::default(), change: Condvar::new() });
+        let served = desk.clone();
+        let thread = super::spawn("eddyline-note", move || served.run())?;
+        Ok(Scribe { desk, thread: Some(thread) })
+    }
+
+    fn write(&self, handling: &Handling, may_wait: bool) {
+        let mut state = self.desk.state();
+        if may_wait && state.written == state.asked {
+            drop(state);
+            return (self.desk.write)(handling);
         }
-        // Nobody is refused because it can't be noted what would be suspected.
-        let _ = self.file.write_all_at(&bytes, 0);
+        state.next = Some(handling.clone());
+        state.asked += 1;
+        let asked = state.asked;
+        self.desk.change.notify_all();
+        let unwritten = |state: &mut State| state.written < asked;
+        drop(self.desk.change.wait_timeout_while(state, PATIENCE, unwritten));
+    }
+}
+
+impl Drop for Scribe {
+    fn drop(&mut self) {
+        self.desk.state().ended = true;
+        self.desk.change.notify_all();
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl fmt::Debug for Scribe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scribe").finish_non_exhaustive()
+    }
+}
+
+impl Desk {
+    fn run(&self) {
+        let mut state = self.state();
+        loop {
+            if let Some(next) = state.next.take() {
+                let asked = state.asked;
+                drop(state);
+                (self.write)(&next);
+                state = self.state();
+                state.written = asked;
+                self.change.notify_all();
+            } else if state.ended {
+                return;
+            } else {
+                state = self.change.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,16 +187,45 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let note = Note::open(dir.path()).unwrap();
         assert!(note.before().is_empty());
-        note.write(&Handling { batch: runs(&[1, 2, 3]), apart: runs(&[4]) });
+        note.write(&Handling { batch: runs(&[1, 2, 3]), apart: runs(&[4]) }, true);
         let handling = Handling { batch: runs(&[5]), apart: runs(&[6, 7]) };
-        note.write(&handling);
+        note.write(&handling, false);
         assert_eq!(Note::open(dir.path()).unwrap().before(), &handling);
-        note.write(&Handling::default());
+        note.write(&Handling::default(), true);
         assert!(Note::open(dir.path()).unwrap().before().is_empty());
         let many = Handling { batch: runs(&(0..2_000).collect::<Vec<_>>()), apart: runs(&[9]) };
-        note.write(&many);
+        note.write(&many, true);
         let found = Note::open(dir.path()).unwrap().before().clone();
         assert_eq!((found.batch.len(), found.apart), (MOST - 1, runs(&[9])));
+    }
+
+    #[test]
+    fn whoever_must_not_wait_for_a_disk_that_hangs_does_not_and_the_newest_note_is_written_last() {
+        let (hang, hung) = std::sync::mpsc::channel();
+        let (go_on, gone_on) = std::sync::mpsc::channel::<()>();
+        let (found, gone_on) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(gone_on));
+        let noted = found.clone();
+        let scribe = Scribe::start(move |handling: &Handling| {
+            if handling.apart.len() == 1 {
+                hang.send(()).unwrap();
+                let _ = gone_on.lock().unwrap().recv();
+            }
+            noted.lock().unwrap().push(handling.clone());
+        });
+        let scribe = scribe.unwrap();
+        let [first, second, last] =
+            [1, 2, 3].map(|n| Handling { batch: Vec::new(), apart: runs(&(0..n).collect::<Vec<_>>()) });
+        let since = std::time::Instant::now();
+        scribe.write(&first, false);
+        hung.recv().unwrap();
+        // Even one that may wait does not write past it.
+        scribe.write(&second, true);
+        scribe.write(&last, true);
+        assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        assert!(found.lock().unwrap().is_empty());
+        go_on.send(()).unwrap();
+        drop(scribe);
+        assert_eq!(*found.lock().unwrap(), [first, last]);
     }
 
     #[test]
