@@ -225,7 +225,7 @@ impl Delivery {
         let Instance { store, config, flows, .. } = &self.instance;
         match self.lineage.obstacle(&**store, &self.ns, &start, config.max_descendants).await? {
             None => {}
-            // It would be cancelled as soon as it had started.
+            // An attached one would be cancelled as soon as it had started.
             Some(Obstacle::Orphan) => return self.drop_messages(vec![id.to_owned()], Vec::new()).await,
             Some(Obstacle::Refused(failure)) => return self.refuse(id, &start, failure).await,
         }

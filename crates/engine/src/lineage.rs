@@ -3,13 +3,15 @@
 //! A flow that starts itself grows without end, and a cancel that only follows the messages from parent to child would
 //! never catch up with it. So every start looks at the runs above it: if one of them has ended or is being cancelled, the
 //! child does not start. And the runs that descend from one root are counted.
+//!
+//! A detached child is on its own as soon as it has started; until then it is a child like any other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use eddyline_machine::{Failure, RunId, Start};
-use eddyline_store::{Namespace, RunFilter, Store};
+use eddyline_store::{Namespace, RunFilter, Store, Summary};
 use tokio::time::Instant;
 
 use crate::error::Result;
@@ -53,7 +55,7 @@ struct Seen {
 /// What stands in the way of a start.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Obstacle {
-    /// Its parent has ended: nobody waits for it.
+    /// Its parent has ended, or its step was cancelled: nobody waits for it.
     Orphan,
     Refused(Failure),
 }
@@ -67,12 +69,13 @@ impl Lineage {
         start: &Start,
         most: u64,
     ) -> Result<Option<Obstacle>> {
-        if let Some(parent) = start.parent {
-            let seen = self.look_at(store, parent.run).await?;
-            if !seen.takes_children {
+        if let Some(parent) = start.asked_by() {
+            let (seen, summary) = self.look_at(store, parent.run).await?;
+            let Some(Summary { header, .. }) = summary.filter(|summary| summary.header.wants(start)) else {
                 return Ok(Some(Obstacle::Orphan));
-            }
-            if !self.is_wanted(store, seen.parent, start.depth).await? {
+            };
+            // What becomes of the runs above one that has completed is nothing to its detached children.
+            if !header.has_completed() && !self.is_wanted(store, seen.parent, start.depth).await? {
                 let message = "a run above it has ended or is being cancelled";
                 return Ok(Some(Obstacle::Refused(Failure::new(NOT_WANTED, message))));
             }
@@ -93,7 +96,7 @@ impl Lineage {
             let known = self.runs().get(&run).copied().filter(|seen| seen.at.elapsed() < KNOWN_FOR);
             let seen = match known {
                 Some(seen) => seen,
-                None => self.look_at(store, run).await?,
+                None => self.look_at(store, run).await?.0,
             };
             if !seen.takes_children {
                 return Ok(false);
@@ -103,7 +106,7 @@ impl Lineage {
         Ok(true)
     }
 
-    async fn look_at(&self, store: &dyn Store, run: RunId) -> Result<Seen> {
+    async fn look_at(&self, store: &dyn Store, run: RunId) -> Result<(Seen, Option<Summary>)> {
         let summary = store.summary(run).await?;
         let header = summary.as_ref().map(|summary| &summary.header);
         let seen = Seen {
@@ -116,7 +119,7 @@ impl Lineage {
             runs.clear();
         }
         runs.insert(run, seen);
-        Ok(seen)
+        Ok((seen, summary))
     }
 
     /// How many runs descend from a root, with this one.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use eddyline_engine::{Config, StartRequest};
 use eddyline_machine::{RunId, Status};
-use eddyline_store::{Memory, RunFilter};
+use eddyline_store::{Memory, Page, RunFilter};
 use rig::{LONG, Rig, done};
 use serde_json::{Value, json};
 
@@ -99,6 +99,25 @@ async fn a_flow_that_starts_itself_twice_is_stopped_at_the_limit_of_descendants(
     // Those that are under way are not counted yet.
     assert!((300..1_500).contains(&all), "{all}");
     assert_eq!(count(&rig, &GOING).await, 0, "the failure of the last reaches all");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_flow_that_starts_itself_twice_detached_is_quiet_at_the_limit_of_descendants() {
+    let config = Config { max_descendants: 300, ..Config::default() };
+    let rig = Rig::on(Arc::new(Memory::new()), config);
+    rig.register("{name: bomb, steps: {a: {flow: bomb, detached: true}, b: {flow: bomb, detached: true}}}").await;
+    rig.start("bomb", json!(null)).await;
+    let mut rounds = rig.engine.rounds("inbox").unwrap();
+    while count(&rig, &[]).await < 300 || count(&rig, &GOING).await > 0 {
+        tokio::time::timeout(LONG, rounds.changed()).await.unwrap().unwrap();
+    }
+    let all = count(&rig, &[]).await;
+    assert!((300..1_500).contains(&all), "{all}");
+    let filter = RunFilter { status: vec![Status::Failed], ..RunFilter::default() };
+    let failed = rig.engine.store().runs(Some(&rig.ns), &filter, Page { limit: 1, ..Page::default() }).await.unwrap();
+    let (kind, message) = error_of(&rig, failed[0].run).await;
+    assert_eq!(kind, "TooManyDescendants", "{message}");
     rig.stop().await;
 }
 

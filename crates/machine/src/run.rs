@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::flow::{Body, Flow, Graph, Retry};
 use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Reason, Skipped, TriggeredBy};
-use crate::transition::Transition;
+use crate::transition::{Start, Transition};
 
 /// How many tasks of one activation are remembered, for reports that come twice.
 pub const REMEMBERED_TASKS: usize = 8;
@@ -502,8 +502,21 @@ impl Header {
         }
     }
 
-    /// Whether a child that it has asked for may start: not after its end, and not while it is being cancelled. Steps of
-    /// `finally` may have children after that.
+    /// Whether a child that it asked for may start: the step that waits for it is still open. A run that has completed
+    /// wants its detached children, though nobody in it waits for them any more.
+    pub fn wants(&self, child: &Start) -> bool {
+        // A later phase has cancelled whatever was open before. A continued run is not asked for in any phase.
+        let same_phase = child.asked_in == Phase::New || child.asked_in == self.phase;
+        (child.parent.is_none() && self.has_completed()) || (self.takes_children() && same_phase)
+    }
+
+    /// Whether it has completed, except that `finally` may still run.
+    pub fn has_completed(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Completed(_)))
+    }
+
+    /// Whether children may start below it: not after its end, and not while it is being cancelled. Steps of `finally` may
+    /// have children after that.
     pub fn takes_children(&self) -> bool {
         match self.phase {
             Phase::New | Phase::Delayed | Phase::Going => !self.cancelling,

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::flow::Retry;
 use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, GateReason, Record, TriggeredBy};
-use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Reused, is_default};
+use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Phase, Reused, is_default};
 
 /// One thing that happens to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,6 +95,9 @@ pub struct Start {
     /// Of a detached run: the activation that completes when this run has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_by: Option<Parent>,
+    /// Of a child, attached or detached: the phase in which its parent asked for it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub asked_in: Phase,
     /// The run at the top of the tree of children that it is part of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<RunId>,
@@ -119,9 +122,14 @@ pub struct Start {
 }
 
 impl Start {
+    /// The activation that asked for the run and waits to hear of it: a detached one only until the run has started.
+    pub fn asked_by(&self) -> Option<Parent> {
+        self.parent.or(self.started_by)
+    }
+
     /// What is said to the activation that waits for a run, if the run cannot be started.
     pub fn refused(&self, run: RunId, failure: Failure) -> Option<Message> {
-        let waits = self.parent.or(self.started_by)?;
+        let waits = self.asked_by()?;
         let (activation, end) = (waits.activation, ChildEnd::Refused(failure));
         // A run that was continued is still the child that its parent started.
         let child = child_id(waits.run, activation);

@@ -789,7 +789,40 @@ fn the_step_of_a_detached_child_is_open_until_the_child_has_started() {
     model.deliver_all();
     let t = Trial { model, run };
     assert_eq!((t.status(), t.step("c")), ("cancelled", "cancelled"));
-    assert_eq!(t.offered(), ["x"], "the child is not cancelled with the run that started it");
+    assert_eq!(t.model.runs.len(), 1, "nobody waits for the child any more");
+}
+
+#[test]
+fn a_detached_child_that_has_started_outlives_the_cancel_of_the_run_that_started_it() {
+    let flow = "{name: p, steps: {c: {flow: k, detached: true}, d: {await: {manual: true}}}}";
+    let mut t = Trial::with(&[flow, CHILD], json!(null));
+    t.cancel();
+    assert_eq!((t.status(), t.step("c")), ("cancelled", "completed"));
+    assert_eq!(t.offered(), ["x"]);
+}
+
+#[test]
+fn a_child_asked_for_before_a_cancel_does_not_start_during_finally() {
+    for detached in [false, true] {
+        let mut model = Model::new();
+        let flow = format!(
+            "{{name: p, steps: {{c: {{flow: k, detached: {detached}}}}},
+               finally: {{steps: {{clean: {{await: {{manual: true}}}}}}}}}}"
+        );
+        let names = [&flow, CHILD].map(|flow| model.register(flow));
+        let run = model.start(&names[0], Start::default());
+        model.submit(run, vec![Input::Cancel { by: "me".to_owned(), reason: None }]);
+        model.deliver_all();
+        let t = Trial { model, run };
+        assert_eq!((t.status(), t.step("c"), t.model.runs.len()), ("waiting", "cancelled", 1));
+    }
+}
+
+#[test]
+fn a_detached_child_starts_though_its_parent_has_completed_meanwhile() {
+    let flow = "{name: p, steps: {c: {flow: k, detached: true}, r: {return: 1}}}";
+    let t = Trial::with(&[flow, CHILD], json!(null));
+    assert_eq!((t.status(), t.offered()), ("completed", vec!["x".to_owned()]));
 }
 
 #[test]

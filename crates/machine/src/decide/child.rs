@@ -32,6 +32,7 @@ impl Decider<'_> {
             input: self.at(id).input.clone(),
             parent: Some(parent).filter(|_| !detached),
             started_by: Some(parent).filter(|_| detached),
+            asked_in: self.header.phase,
             root: Some(self.header.root.unwrap_or(self.header.run)),
             depth: self.header.depth + 1,
             priority: self.header.priority,

@@ -253,6 +253,10 @@ impl Model {
         let Some(message) = self.inbox.pop_front() else { return false };
         match message.body {
             MessageBody::Start { flow, start } => {
+                let parent = start.asked_by().and_then(|parent| self.runs.get(&parent.run));
+                if parent.is_some_and(|parent| !parent.run.header.wants(&start)) {
+                    return true;
+                }
                 if self.flows.contains_key(&flow) {
                     self.start_as(message.to, &flow, *start);
                 } else {

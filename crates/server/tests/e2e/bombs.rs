@@ -23,6 +23,14 @@ async fn going(client: &Client) -> u64 {
     all
 }
 
+async fn until_quiet(client: &Client) {
+    let since = Instant::now();
+    while going(client).await > 0 {
+        assert!(since.elapsed() < LONG, "{} of {} runs go on", going(client).await, count(client, "").await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_fork_bomb_is_quiet_soon_after_its_root_is_cancelled() {
     let eddy = Eddy::start(&[]);
@@ -36,11 +44,8 @@ async fn a_fork_bomb_is_quiet_soon_after_its_root_is_cancelled() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     root.cancel(None).await.unwrap();
-    let (cancelled, at_cancel) = (Instant::now(), count(&client, "").await);
-    while going(&client).await > 0 {
-        assert!(cancelled.elapsed() < LONG, "{} of {} runs go on", going(&client).await, count(&client, "").await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let at_cancel = count(&client, "").await;
+    until_quiet(&client).await;
     let all = count(&client, "").await;
     // Those that were being delivered may still start; without an end to it there would be 100,000.
     assert!(all < at_cancel + 20_000, "{at_cancel} runs at the cancel, {all} at the end");
@@ -60,6 +65,50 @@ async fn a_detached_child_that_cannot_start_fails_its_step_over_http() {
         let run = client.start("parent", &json!(null)).await.unwrap();
         let ended = run.wait(LONG).await.unwrap().unwrap();
         assert_eq!((ended.status.as_str(), ended.error.unwrap().kind.as_str()), ("failed", kind));
+    }
+}
+
+#[tokio::test]
+async fn detached_children_that_have_not_started_when_their_parent_is_cancelled_never_do() {
+    const CHILDREN: u64 = 900;
+    let eddy = Eddy::start(&[]);
+    let client = eddy.client();
+    client.register_flow("kid", "{steps: {a: {set: 1}}}").await.unwrap();
+    let flow = format!("{{steps: {{each: {{spread: 'range({CHILDREN})', flow: kid, detached: true}}}}}}");
+    client.register_flow("parent", &flow).await.unwrap();
+    // All of them are asked for in the first commit, and start one by one.
+    let parent = client.start("parent", &json!(null)).await.unwrap();
+    parent.cancel(None).await.unwrap();
+    assert_eq!(parent.wait(LONG).await.unwrap().unwrap().status.as_str(), "cancelled");
+    until_quiet(&client).await;
+    let (all, completed) = (count(&client, "").await, count(&client, "completed").await);
+    assert!(all < CHILDREN, "{all} runs: children start though nobody waits for them");
+    assert_eq!(completed, all - 1, "a detached child that has started is not cancelled with its parent");
+}
+
+#[tokio::test]
+async fn runs_that_start_each_other_too_deep_fail_by_kind_detached_or_not() {
+    /// The first, and those below it.
+    const CHAIN: u64 = 65;
+    let eddy = Eddy::start(&[]);
+    let client = eddy.client();
+    for detached in [true, false] {
+        let flow = format!("{{steps: {{a: {{flow: chain, detached: {detached}}}}}}}");
+        client.register_flow("chain", &flow).await.unwrap();
+        let before = count(&client, "").await;
+        client.start("chain", &json!(null)).await.unwrap();
+        let began = Instant::now();
+        while count(&client, "").await < before + CHAIN {
+            assert!(began.elapsed() < LONG, "the chain does not grow");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        until_quiet(&client).await;
+        assert_eq!(count(&client, "").await, before + CHAIN);
+        let query = [("status", "failed".to_owned()), ("limit", "1".to_owned())];
+        let page: Value = client.call(Method::GET, "/v1/runs", &query, None::<&Value>).await.unwrap();
+        let deepest = page["items"][0]["run_id"].as_str().unwrap();
+        let run: Value = client.call(Method::GET, &format!("/v1/runs/{deepest}"), &[], None::<&Value>).await.unwrap();
+        assert_eq!(run["error"]["kind"], "TooDeep", "{run}");
     }
 }
 
