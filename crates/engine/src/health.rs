@@ -63,6 +63,11 @@ impl Engine {
         self.health.now()
     }
 
+    /// Says that the engine is of no use any more, because something around it has ended: what accepts requests, for one.
+    pub fn report_failure(&self, why: &str) {
+        self.health.failed(why);
+    }
+
     /// Returns when the engine has failed, with the reason. The engine never ends the process by itself: whoever runs it
     /// does so then, with an exit code that says so.
     pub async fn failed(&self) -> Arc<str> {

@@ -27,6 +27,7 @@ mod restore;
 mod schema;
 mod shared;
 mod stats;
+mod threads;
 mod timers;
 mod touched;
 mod transition;
@@ -61,11 +62,12 @@ use intact::Intact;
 use lock::Lock;
 use readers::Readers;
 use shared::Shared;
+use threads::{spawn, spawn_essential};
 use trouble::{Gravity, Outcome, Trouble};
 use watch::{For, Watcher};
 use writer::{Desk, Request, Writer};
 
-pub use options::{DiskFailure, Hook, Options};
+pub use options::{Hook, Options, StoreFailure};
 pub use stats::Stats;
 
 /// A store in a directory. Dropping it finishes what was asked for and leaves everything in one file; it blocks for as
@@ -101,8 +103,8 @@ impl Embedded {
         shared.deletions_from.store(found.deletions_from, Ordering::Relaxed);
         let note = Note::open(dir)?;
         let (requests, queue) = mpsc::channel(writer::WAITING);
-        let watcher = Watcher::start()?;
-        let readers = Readers::start(dir, shared.options.readers, watcher.watch())?;
+        let watcher = Watcher::start(&shared)?;
+        let readers = Readers::start(&shared, watcher.watch())?;
         let keeper = files::open_checkpointer(dir)
             .and_then(|conn| Keeper::new(conn, shared.clone(), requests.downgrade()))
             .map_err(|trouble| failed_to_open(dir, trouble))?;
@@ -112,11 +114,11 @@ impl Embedded {
         let stop = Arc::new(Stop::default());
         let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
         let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers), watcher.watch()));
-        let answerer = spawn("eddyline-answer", move || writer::answer(durable))?;
+        let answerer = spawn_essential("eddyline-answer", &shared, move || writer::answer(durable))?;
         let served = desk.clone();
-        let writer = spawn("eddyline-write", move || served.run(queue))?;
+        let writer = spawn_essential("eddyline-write", &shared, move || served.run(queue))?;
         let asked = stop.clone();
-        let keeper = spawn("eddyline-keep", move || keeper.run(&asked))?;
+        let keeper = spawn_essential("eddyline-keep", &shared, move || keeper.run(&asked))?;
         Ok(Embedded {
             shared,
             requests: Some(requests),
@@ -227,9 +229,10 @@ impl Store for Embedded {
         self.shared.check_files()?;
         match self.shared.refused.load(Ordering::Relaxed) {
             // The last commit could not be written. Whether one can be now is told by trying.
-            true => self.write(|answer| Request::Probe { answer }).await,
-            false => Ok(()),
+            true => self.write(|answer| Request::Probe { answer }).await?,
+            false => {}
         }
+        self.read(opening::latest).await.map(drop)
     }
 
     async fn deletion_waits(&self) -> Result<Option<Millis>> {
@@ -425,9 +428,4 @@ fn failed_to_open(dir: &Path, trouble: Trouble) -> StoreError {
         StoreError::Full(what) => StoreError::Full(format!("{}: {what}", path.display())),
         other => other,
     }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    thread.map_err(|error| StoreError::Unavailable(format!("no thread can be started: {error}")))
 }

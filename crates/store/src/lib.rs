@@ -28,7 +28,7 @@ pub use claim::*;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use commit::*;
 pub use document::*;
-pub use embedded::{DiskFailure, Embedded, Hook, Options, Stats};
+pub use embedded::{Embedded, Hook, Options, Stats, StoreFailure};
 pub use error::*;
 pub use handling::Handling;
 pub use hints::{Heard, Hints};
@@ -44,7 +44,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// The store's clock, from which every time that it stores or compares is taken. It never goes back.
     async fn now(&self) -> Result<Millis>;
 
-    /// Whether commits can be made, as far as the store can tell: at the latest when the next one would fail.
+    /// Whether commits and reads can be made, as far as the store can tell: at the latest when the next one would fail.
     async fn health(&self) -> Result<()> {
         Ok(())
     }

@@ -293,7 +293,7 @@ async fn writes_then_panics() -> String {
         drop(seen);
         assert!(!again, "on purpose");
     });
-    let on_failure = Arc::new(move |_: &DiskFailure| _ = tell.fetch_add(1, Ordering::Relaxed));
+    let on_failure = Arc::new(move |_: &StoreFailure| _ = tell.fetch_add(1, Ordering::Relaxed));
     let options = Options { before_commit: Some(before_commit), on_failure, ..Options::default() };
     let store = Arc::new(Embedded::open(dir.path(), options).unwrap());
     // A task of the runtime: what is outside of one is nobody's thread but the caller's.
@@ -487,7 +487,7 @@ async fn a_store_that_cannot_trust_its_disk_gives_up() {
     let told = Arc::new(Mutex::new(vec![]));
     let tell = told.clone();
     let on_failure =
-        Arc::new(move |failure: &eddyline_store::DiskFailure| tell.lock().unwrap().push(failure.to_string()));
+        Arc::new(move |failure: &eddyline_store::StoreFailure| tell.lock().unwrap().push(failure.to_string()));
     let store = Embedded::open(dir.path(), Options { on_failure, ..Options::default() }).unwrap();
     let other = tempfile::tempdir().unwrap();
     let commit = Decider::new().start(&open(other.path()), 2, "line", json!(1)).await;

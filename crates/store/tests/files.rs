@@ -97,7 +97,7 @@ async fn loses(what: &str, take: impl FnOnce(&Path), expected: &str) {
     let dir = root.path().join("store");
     let failed = Arc::new(AtomicBool::new(false));
     let tell = failed.clone();
-    let on_failure = Arc::new(move |_: &DiskFailure| tell.store(true, Ordering::Relaxed));
+    let on_failure = Arc::new(move |_: &StoreFailure| tell.store(true, Ordering::Relaxed));
     let store = Embedded::open(&dir, Options { on_failure, ..Options::default() }).unwrap();
     start(&store, 1).await.unwrap();
     assert_eq!(store.health().await, Ok(()));

@@ -4,6 +4,7 @@ mod accept;
 mod args;
 mod first_key;
 mod logs;
+mod loops;
 mod open_files;
 mod patience;
 mod settings;
@@ -31,8 +32,9 @@ pub use size::Size;
 
 use crate::api::{About, Api, counts, keyring};
 
-/// The exit code when the engine has failed: a part of it panicked or ended, and only a new process can go on.
-const ENGINE_FAILED: i32 = 70;
+/// The exit code when the engine, the store or the server has failed: a part of it panicked or ended, or the disk can't be
+/// trusted, and only a new process can go on.
+const FAILED: i32 = 70;
 /// The exit code when a decision hangs. The run that it is about is handled alone by the next process, and quarantined if
 /// it hangs again.
 const HUNG: i32 = 71;
@@ -107,9 +109,10 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         api.engine().shutdown().await;
         return Err(error);
     }
-    tokio::spawn(counts::keep(stopping.clone()));
-    let watching = tokio::spawn(keyring::keep_watch(api.clone(), stopping.clone()));
-    let accepting = tokio::spawn(accept::run(listener, tls, api.clone(), stopping, connection));
+    let spawn = |name, run| loops::spawn(name, api.engine(), &stopping, run);
+    spawn("metrics", counts::keep(stopping.clone()).boxed());
+    let watching = spawn("keys", keyring::keep_watch(api.clone(), stopping.clone()).boxed());
+    let accepting = spawn("accept", accept::run(listener, tls, api.clone(), stopping.clone(), connection).boxed());
     tracing::info!(instance = api.about().settings.instance, url, store = kind, keys, "listening");
     Ok(Server { addr, url, api, stop, accepting, watching, connections })
 }
@@ -126,11 +129,11 @@ pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
     tokio::select! {
         () = signals.next() => {}
         why = engine.failed() => {
-            tracing::error!("the process ends with exit code {ENGINE_FAILED}: the engine has failed: {why}");
+            tracing::error!("the process ends with exit code {FAILED}: the engine has failed: {why}");
             // Whatever made the engine fail may make this fail as well: the exit code is the same.
             let stopped = AssertUnwindSafe(server.stop()).catch_unwind();
             let _ = tokio::time::timeout(LAST_COMMITS, stopped).await;
-            std::process::exit(ENGINE_FAILED);
+            std::process::exit(FAILED);
         }
     }
     tracing::info!("stopping");

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use eddyline_store::{Embedded, Memory, Options, Store};
+use eddyline_store::{Embedded, Memory, Options, Store, StoreFailure};
 
+use super::FAILED;
 use super::settings::StartError;
 
 /// The store, and the word for its kind.
@@ -25,7 +26,11 @@ pub(super) async fn open(url: &str, reset_clock: bool) -> Result<(Arc<dyn Store>
     if dir.as_os_str().is_empty() {
         return Err(StartError::Usage("the store has no directory: expected sqlite:DIR".to_owned()));
     }
-    let options = Options { reset_clock, ..Options::default() };
+    let on_failure = Arc::new(|failure: &StoreFailure| {
+        eprintln!("eddyline: the process ends with exit code {FAILED}: {failure}");
+        std::process::exit(FAILED);
+    });
+    let options = Options { reset_clock, on_failure, ..Options::default() };
     let opened = tokio::task::spawn_blocking(move || Embedded::open(&dir, options)).await;
     let failed = |source| StartError::Store { url: url.to_owned(), source };
     match opened {

@@ -23,8 +23,12 @@ const IDLE_THREADS_END: Duration = Duration::from_secs(11);
 const HEAVY: &str = "{steps: {a: {set: '${size(range(90000).filter(i, i % 2 == 0))}'}}}";
 
 fn library(to: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/no_threads.c");
-    let library = to.join("no_threads.so");
+    compiled("tests/e2e/no_threads.c", to)
+}
+
+fn compiled(source: &str, to: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let library = to.join("layer.so");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let mut compile = Command::new(compiler);
     compile.args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).arg("-ldl");
@@ -64,6 +68,39 @@ async fn a_server_whose_committer_panics_says_so_and_ends_with_its_exit_code() {
     std::fs::remove_file(&none).unwrap();
     eddy.restart();
     client.start("heavy", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
+}
+
+/// The layer under the store's own tests (`disk.c`): so many writes succeed, so many then fail, with this error.
+fn set_faults(file: &Path, succeed: i32, fail: i32, error: i32) {
+    let bytes: Vec<u8> = [succeed, fail, error, 0, 0].iter().flat_map(|number| number.to_ne_bytes()).collect();
+    // In place: the server has it mapped.
+    let mut file = std::fs::File::options().create(true).truncate(false).write(true).open(file).unwrap();
+    file.write_all(&bytes).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_disk_fails_ends_with_its_exit_code() {
+    const EIO: i32 = 5;
+    let dir = tempfile::tempdir().unwrap();
+    let (library, faults) = (compiled("../store/tests/shim/disk.c", dir.path()), dir.path().join("faults"));
+    set_faults(&faults, 0, 0, 0);
+    let root = std::env::temp_dir();
+    let envs: [(&str, &Path); 3] = [("LD_PRELOAD", &library), ("DISK_ROOT", &root), ("DISK_FAULTS", &faults)];
+    let mut eddy = Eddy::start_with(&[], &envs);
+    let client = eddy.client();
+    client.register_flow("f", "{steps: {a: {set: 1}}}").await.unwrap();
+    assert_eq!(ready(eddy.addr).unwrap().0, 200);
+    set_faults(&faults, 0, 1_000, EIO);
+    let started = client.call::<Value>(eddyline::Method::POST, "/v1/flows/f/runs", &[], Some(&json!({}))).await;
+    assert!(started.is_err(), "nothing was written: {started:?}");
+    let status = eddy.ended().await;
+    assert_eq!(status.code(), Some(ENGINE_FAILED), "{status}");
+    let log = eddy.log();
+    assert!(log.contains("the process ends with exit code 70: the store in") && log.contains("gave up"), "{log}");
+
+    set_faults(&faults, 0, 0, 0);
+    eddy.restart();
+    client.start("f", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
 }
 
 /// Tells [`a_server_whose_engine_has_failed`], in a process of its own, where the file is that allows no threads.

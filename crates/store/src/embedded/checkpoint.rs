@@ -60,7 +60,7 @@ pub(super) fn run(conn: &Connection, mode: Mode) -> Outcome<Done> {
 /// means that it can't be trusted.
 pub(super) fn failed(shared: &Shared, trouble: Trouble) {
     match trouble.gravity() {
-        Gravity::Fatal => shared.fail(&trouble.into_error().to_string()),
+        Gravity::Fatal => shared.disk_failed(&trouble.into_error()),
         Gravity::Full | Gravity::Locked | Gravity::Passing => {
             tracing::warn!(error = %trouble.into_error(), "the log could not be copied back yet");
         }

@@ -16,9 +16,10 @@ pub struct Options {
     pub reset_clock: bool,
     /// Threads that read, each with a connection of its own.
     pub readers: usize,
-    /// What to do when the disk can't be trusted any more. The store is closed by then. The default says so on stderr and
-    /// ends the process: whatever it still holds in memory may be ahead of what is stored.
-    pub on_failure: Arc<dyn Fn(&DiskFailure) + Send + Sync>,
+    /// What to do when the disk can't be trusted any more, or a thread of the store panicked. The store is closed by then.
+    /// The default says so on stderr and ends the process: whatever it still holds in memory may be ahead of what is
+    /// stored.
+    pub on_failure: Arc<dyn Fn(&StoreFailure) + Send + Sync>,
     /// When the log has grown by so much, it is copied back into the database while writing goes on.
     pub checkpoint_bytes: u64,
     /// When the log is larger than this, the writer makes it start over.
@@ -36,19 +37,15 @@ pub struct Options {
 
 /// Why a store gave up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskFailure {
+pub struct StoreFailure {
     pub directory: String,
     pub reason: String,
 }
 
-impl fmt::Display for DiskFailure {
+impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the store in {} gave up, since its disk can't be trusted any more: {}. Nothing was acknowledged that is not \
-             stored; check the disk before starting again",
-            self.directory, self.reason
-        )
+        let StoreFailure { directory, reason } = self;
+        write!(f, "the store in {directory} gave up: {reason}. Nothing was acknowledged that is not stored")
     }
 }
 
@@ -76,7 +73,7 @@ pub(super) fn call(hook: &Option<Hook>) {
     }
 }
 
-fn say_and_abort(failure: &DiskFailure) {
+fn say_and_abort(failure: &StoreFailure) {
     eprintln!("eddyline: {failure}");
     std::process::abort();
 }

@@ -1,6 +1,6 @@
 //! The threads that read, each with a connection of its own: beside the writer, and never in its way.
 
-use std::path::Path;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -8,6 +8,8 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use super::files;
+use super::shared::Shared;
+use super::threads::{said, spawn_essential};
 use super::trouble::{Outcome, Trouble};
 use super::watch::{For, Watch};
 use crate::error::{Result, StoreError};
@@ -28,7 +30,8 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub fn start(dir: &Path, count: usize, watch: Arc<Watch>) -> Result<Readers> {
+    pub fn start(shared: &Arc<Shared>, watch: Arc<Watch>) -> Result<Readers> {
+        let (dir, count) = (&shared.dir, shared.options.readers);
         let (jobs, queue) = mpsc::channel(WAITING);
         let queue: Jobs = Arc::new(Mutex::new(queue));
         let quick = files::open_reader(dir).map_err(Trouble::into_error)?;
@@ -36,7 +39,7 @@ impl Readers {
         for n in 0..count.max(1) {
             let conn = files::open_reader(dir).map_err(Trouble::into_error)?;
             let queue = queue.clone();
-            let thread = super::spawn(&format!("eddyline-read-{n}"), move || serve(&conn, &queue))?;
+            let thread = spawn_essential(&format!("eddyline-read-{n}"), shared, move || serve(&conn, &queue))?;
             readers.threads.push(thread);
         }
         Ok(readers)
@@ -50,7 +53,7 @@ impl Readers {
         let closed = || StoreError::Closed("it was closed by its owner".to_owned());
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |conn| {
-            let _ = answer.send(at_one_moment(conn, read).map_err(Trouble::into_error));
+            let _ = answer.send(at_one_moment(conn, read));
         });
         let jobs = self.jobs.as_ref().ok_or_else(closed)?;
         jobs.send(job).await.map_err(|_| closed())?;
@@ -67,7 +70,7 @@ impl Readers {
             && let Some(conn) = &*quick
             && let Some(_waiting) = self.watch.wait(For::Read)
         {
-            return at_one_moment(conn, read).map_err(Trouble::into_error);
+            return at_one_moment(conn, read);
         }
         self.read(read).await
     }
@@ -99,7 +102,20 @@ pub(super) fn renew_snapshot(conn: &Connection) -> Outcome<()> {
     Ok(())
 }
 
-fn at_one_moment<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Outcome<T> {
+/// Everything as of one moment. A read that panics is an error for its caller, and the connection is used again: what is
+/// left of the read is rolled back before the next one.
+fn at_one_moment<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(|| in_transaction(conn, read))) {
+        Ok(outcome) => outcome.map_err(Trouble::into_error),
+        Err(panic) => {
+            let said = said(&*panic);
+            tracing::error!("a read panicked: {said}");
+            Err(StoreError::Unavailable(format!("the read panicked: {said}")))
+        }
+    }
+}
+
+fn in_transaction<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Outcome<T> {
     if !conn.is_autocommit() {
         conn.execute_batch("ROLLBACK")?;
     }

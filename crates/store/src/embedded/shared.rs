@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::intact::Intact;
-use super::options::{DiskFailure, Options};
+use super::options::{Options, StoreFailure};
 use super::stats::Counters;
 use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
@@ -106,10 +106,15 @@ impl Shared {
         }
     }
 
-    /// The disk can't be trusted: closes the store for good, then tells whoever wants to know.
+    /// The disk can't be trusted any more.
+    pub fn disk_failed(&self, error: &StoreError) {
+        self.fail(&format!("its disk can't be trusted any more ({error}); check it before starting again"));
+    }
+
+    /// Closes the store for good, then tells whoever wants to know.
     pub fn fail(&self, reason: &str) {
         if self.failed.set(reason.to_owned()).is_ok() {
-            let failure = DiskFailure { directory: self.dir.display().to_string(), reason: reason.to_owned() };
+            let failure = StoreFailure { directory: self.dir.display().to_string(), reason: reason.to_owned() };
             tracing::error!(directory = %failure.directory, reason, "the store gave up");
             (self.options.on_failure)(&failure);
         }

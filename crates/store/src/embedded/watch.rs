@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
+use super::shared::Shared;
+use super::threads::spawn_essential;
 use crate::error::Result;
 
 /// How often it is looked, while the disk is in use; and so, how long a runtime may listen to nobody.
@@ -54,10 +56,10 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub fn start() -> Result<Watcher> {
+    pub fn start(shared: &Arc<Shared>) -> Result<Watcher> {
         let watch = Arc::new(Watch::default());
         let watching = watch.clone();
-        let thread = super::spawn("eddyline-watch", move || watching.run())?;
+        let thread = spawn_essential("eddyline-watch", shared, move || watching.run())?;
         Ok(Watcher { watch, thread: Some(thread) })
     }
 

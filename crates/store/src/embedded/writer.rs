@@ -218,7 +218,7 @@ impl Writer {
             Ok(trouble) => trouble,
             Err(fatal) => {
                 // Not rolled back any further: nothing more is to be done to that disk.
-                self.shared.fail(&fatal.into_error().to_string());
+                self.shared.disk_failed(&fatal.into_error());
                 let closed = self.shared.check().err().unwrap_or(StoreError::Unknown);
                 return refuse(group, &closed);
             }
