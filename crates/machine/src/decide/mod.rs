@@ -56,14 +56,14 @@ pub const MAX_TOUCHED: usize = 1_000;
 /// finished, and that uses at most [`crate::expr::EVALUATION`]; so a transition takes no longer than both together.
 pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20, read: 16 << 20 };
 /// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided on, and a run is
-/// decided on as a whole.
-pub const MAX_ACTIVATIONS: u32 = 600_000;
+/// decided on as a whole: two such runs fit into the engine's cache. Runs that do not are loaded whole for each commit.
+pub const MAX_ACTIVATIONS: u32 = 120_000;
 /// `finally` may have a part of that in any case, so that a run that grew too large can clean up after itself.
 const FINALLY_SHARE: u32 = 10;
 /// What one input touches by itself, at most.
 const TOUCHED_BY_AN_INPUT: usize = 4;
 /// How many items a spread has at most: when it ends its outputs are put together in one piece.
-pub const MAX_ITEMS: usize = 500_000;
+pub const MAX_ITEMS: usize = 100_000;
 /// How deep runs start runs.
 pub const MAX_DEPTH: u32 = 64;
 /// What a piece of work costs besides its evaluations: about 1 µs, and a changed activation.

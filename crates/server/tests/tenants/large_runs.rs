@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use eddyline_machine::decide::MAX_ACTIVATIONS;
+use futures_util::future::join_all;
 use serde_json::json;
 
 use crate::rig::{Rig, withstands};
@@ -22,29 +24,29 @@ fn patience() -> Duration {
 }
 
 async fn start(rig: &Rig) -> String {
-    // A spread takes at most 100,000 items, so larger runs have several of them.
-    let items = activations() / PER_ITEM;
-    let spreads = items.div_ceil(100_000);
-    let steps = (0..spreads).map(|at| {
-        let spread = format!("range({})", items / spreads);
-        let each = json!({"spread": spread, "steps": {"a": {"set": "${index}"}, "b": {"after": ["a"], "set": 1}}});
-        (format!("each{at}"), each)
-    });
-    let steps: serde_json::Value = steps.collect();
-    assert!(rig.attacker.register("huge", &json!({ "steps": steps })).await);
+    let spread = format!("range({})", activations() / PER_ITEM);
+    let each = json!({"spread": spread, "steps": {"a": {"set": "${index}"}, "b": {"after": ["a"], "set": 1}}});
+    assert!(rig.attacker.register("huge", &json!({"steps": {"each": each}})).await);
     rig.attacker.start("huge", &json!(null)).await
+}
+
+/// How long it took, which is not too long.
+async fn until_ended(rig: &Rig, run: &str) -> Duration {
+    let since = Instant::now();
+    loop {
+        if let Some(result) = rig.attacker.result(run, 5).await {
+            assert_eq!(result["status"], "completed", "{result}");
+            return since.elapsed();
+        }
+        assert!(since.elapsed() < patience(), "{} activations take longer than {:?}", activations(), patience());
+    }
 }
 
 #[tokio::test]
 async fn a_very_large_run_ends_and_cancels_beside_other_load() {
     withstands(&[], async |rig| {
-        let (since, run) = (Instant::now(), start(rig).await);
-        let mut ended = None;
-        while ended.is_none() {
-            assert!(since.elapsed() < patience(), "{} activations take longer than {:?}", activations(), patience());
-            ended = rig.attacker.result(&run, 5).await;
-        }
-        println!("{} activations took {:?}: {}", activations(), since.elapsed(), ended.unwrap()["status"]);
+        let run = start(rig).await;
+        println!("{} activations took {:?}", activations(), until_ended(rig, &run).await);
 
         let run = start(rig).await;
         rig.attacker.result(&run, 2).await;
@@ -55,6 +57,38 @@ async fn a_very_large_run_ends_and_cancels_beside_other_load() {
             assert!(since.elapsed() < patience(), "the cancel takes longer than {:?}", patience());
         }
         println!("its cancel took {:?}", since.elapsed());
+    })
+    .await;
+}
+
+/// The most that the cached runs take, for as long as it is looked.
+async fn most_cached(rig: &Rig, bytes: &mut f64) {
+    loop {
+        *bytes = bytes.max(rig.metric("eddyline_cached_runs_bytes").await);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What the engine keeps of its cache for large runs.
+const CACHE_BYTES: f64 = 0.75 * (256 << 20) as f64;
+/// So many runs of the largest size get on side by side.
+const SIDE_BY_SIDE: u32 = 2;
+
+#[tokio::test]
+async fn two_very_large_runs_side_by_side_keep_their_pace() {
+    withstands(&[], async |rig| {
+        let mut cached = 0.0;
+        let runs = [start(rig).await, start(rig).await];
+        let ended = join_all(runs.iter().map(|run| until_ended(rig, run)));
+        tokio::select! {
+            took = ended => println!("two runs of {} activations took {took:?}", activations()),
+            () = most_cached(rig, &mut cached) => {}
+        }
+        // Runs that evict each other are loaded whole for each commit, and fall behind the more the larger they are.
+        let each = cached / (2 * activations()) as f64;
+        let largest = each * f64::from(SIDE_BY_SIDE * MAX_ACTIVATIONS);
+        println!("{each:.0} bytes an activation, {largest:.0} for {SIDE_BY_SIDE} runs of the largest size");
+        assert!(each > 100.0 && largest < CACHE_BYTES, "they do not fit into {CACHE_BYTES}");
     })
     .await;
 }
