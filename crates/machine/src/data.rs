@@ -20,6 +20,9 @@ const READ_VALUE: usize = 8;
 /// What a reference takes where it is written.
 const REF_BYTES: usize = 24;
 
+/// What something that is allocated takes beside itself, about: counts of its owners, room to grow, rounding.
+const ALLOCATED: usize = 24;
+
 /// A payload as the machine handles it: JSON at hand, a reference to a stored value, or an aggregate of both. An
 /// aggregate is a list of references, so a fan-in of 10,000 outputs copies none of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,6 +119,22 @@ impl Data {
             }
     }
 
+    /// What it takes in memory, about, without what it refers to. Small elements take far more there than as JSON.
+    pub fn memory_bytes(&self) -> usize {
+        let inside = match self {
+            Data::Json(json) => ALLOCATED + json_memory(json),
+            Data::Ref(_) => 0,
+            Data::List(items) => ALLOCATED + items.iter().map(Data::memory_bytes).sum::<usize>(),
+            Data::Map(fields) => {
+                let field = |(key, item): &(Arc<str>, Data)| {
+                    size_of::<Arc<str>>() + ALLOCATED + key.len() + item.memory_bytes()
+                };
+                ALLOCATED + fields.iter().map(field).sum::<usize>()
+            }
+        };
+        size_of::<Data>() + inside
+    }
+
     /// Its JSON, with every reference followed through `load`. Its size is looked at before anything is built, and
     /// again while it is, in case a reference says less than it stands for.
     pub fn materialise<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Value, Unbuilt> {
@@ -205,6 +224,16 @@ fn json_depth(json: &Value) -> u16 {
 
 fn deeper(depths: impl Iterator<Item = u16>) -> u16 {
     depths.max().unwrap_or(0).saturating_add(1)
+}
+
+fn json_memory(json: &Value) -> usize {
+    let inside = match json {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => ALLOCATED + text.len(),
+        Value::Array(items) => ALLOCATED + items.iter().map(json_memory).sum::<usize>(),
+        Value::Object(fields) => fields.iter().map(|(key, item)| 2 * ALLOCATED + key.len() + json_memory(item)).sum(),
+    };
+    size_of::<Value>() + inside
 }
 
 fn json_bytes(json: &Value, limit: usize) -> usize {

@@ -250,13 +250,13 @@ impl Store for Embedded {
     }
 
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        let ids: Arc<[ValueId]> = ids.into();
         if ids.len() <= load::FEW_VALUES {
-            let few = ids.to_vec();
+            let few = ids.clone();
             if let Some(values) = self.read_few(move |conn| load::few_values(conn, run, &few)).await? {
                 return Ok(values);
             }
         }
-        let ids = ids.to_vec();
         self.read(move |conn| load::values(conn, run, &ids)).await
     }
 

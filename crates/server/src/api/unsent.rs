@@ -1,7 +1,5 @@
 //! Answers that wait to be sent. Readers may be slow; all of them together keep only so much in memory.
 
-use std::time::Duration;
-
 use axum::body::{Body, HttpBody};
 use axum::response::Response;
 use bytes::Bytes;
@@ -29,19 +27,24 @@ impl Unsent {
         self.try_hold(ns, response).await.unwrap_or_else(Failure::response)
     }
 
+    /// Room for what a streamed answer is made from, for as long as the stream has it.
+    pub fn room(&self, ns: &Namespace, bytes: usize) -> Result<Reservation, Failure> {
+        let mut room = self.0.reservation(ns);
+        room.try_grow_to(bytes).map_err(|_| {
+            metrics::counter!("eddyline_answers_refused_total").increment(1);
+            Failure::new(Code::TooMany, "too many large answers wait to be read; come back in a second")
+        })?;
+        Ok(room)
+    }
+
     /// The same for those who have something to undo where there is no room. An answer that has its room keeps it.
     pub async fn try_hold(&self, ns: &Namespace, response: Response) -> Result<Response, Failure> {
         if response.extensions().get::<HasRoom>().is_some() {
             return Ok(response);
         }
-        // One that is streamed has no length, and is in memory only piece by piece.
+        // One that is streamed has no length, and room of its own for what it is made from.
         let bytes = response.body().size_hint().exact().unwrap_or(0);
-        let mut room = self.0.reservation(ns);
-        if room.grow_within(usize::try_from(bytes).unwrap_or(usize::MAX), Duration::ZERO).await.is_err() {
-            metrics::counter!("eddyline_answers_refused_total").increment(1);
-            let message = "too many large answers wait to be read; come back in a second";
-            return Err(Failure::new(Code::TooMany, message));
-        }
+        let room = self.room(ns, usize::try_from(bytes).unwrap_or(usize::MAX))?;
         if !room.is_counted() {
             return Ok(response);
         }

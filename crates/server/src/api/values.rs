@@ -7,10 +7,12 @@ use bytes::Bytes;
 use eddyline_engine::Stored;
 use eddyline_machine::wire::reference;
 use eddyline_machine::{Data, RunId};
-use eddyline_protocol::Scope;
+use eddyline_protocol::{Code, Scope};
 use futures_util::stream;
 
 use super::call::{Answer, Call};
+use super::failure::Failure;
+use super::memory_budget::Reservation;
 use super::secrets;
 
 /// An answer that is written element by element goes out in pieces of about this many bytes.
@@ -22,8 +24,10 @@ pub(crate) async fn show(call: Call) -> Answer {
     match call.engine().value(call.ns(), run, call.param("key")).await? {
         Stored::Whole(value) => call.show(StatusCode::OK, &value),
         Stored::Parts(data) => {
+            // It may have hundreds of thousands of elements: its text is never in memory as a whole, but they are.
+            let mut data = Held::measure(data).await?;
+            data.room = Some(call.api.unsent().room(call.ns(), data.bytes)?);
             let parts = Parts { run, data, next: 0, secrets: call.may(Scope::Signal) };
-            // It may have hundreds of thousands of elements, and is never in memory as text.
             let body = stream::iter(parts.map(Ok::<_, std::convert::Infallible>));
             let mut response = Response::new(Body::from_stream(body));
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -32,10 +36,35 @@ pub(crate) async fn show(call: Call) -> Answer {
     }
 }
 
+/// A payload of many elements. To count or to free them takes milliseconds, so it is done on a thread where nobody waits.
+struct Held {
+    data: Data,
+    /// What it takes in memory, about.
+    bytes: usize,
+    /// Given back when it is freed.
+    room: Option<Reservation>,
+}
+
+impl Held {
+    async fn measure(data: Data) -> Result<Held, Failure> {
+        let measured = tokio::task::spawn_blocking(move || Held { bytes: data.memory_bytes(), data, room: None }).await;
+        measured.map_err(|_| Failure::new(Code::Internal, "the value could not be measured"))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let freed = (std::mem::replace(&mut self.data, Data::null()), self.room.take());
+        if tokio::runtime::Handle::try_current().is_ok() {
+            tokio::task::spawn_blocking(move || drop(freed));
+        }
+    }
+}
+
 /// The JSON of an aggregate, with references for its elements, in pieces.
 struct Parts {
     run: RunId,
-    data: Data,
+    data: Held,
     next: usize,
     /// Whether the URLs of gates are shown with their tokens.
     secrets: bool,
@@ -45,7 +74,7 @@ impl Iterator for Parts {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
-        let (open, close, count) = match &self.data {
+        let (open, close, count) = match &self.data.data {
             Data::List(items) => ('[', ']', items.len()),
             Data::Map(fields) => ('{', '}', fields.len()),
             // In one piece.
@@ -75,7 +104,7 @@ impl Iterator for Parts {
 
 impl Parts {
     fn element(&self) -> String {
-        let text = match &self.data {
+        let text = match &self.data.data {
             Data::List(items) => reference(self.run, &items[self.next]).to_string(),
             Data::Map(fields) => {
                 let (key, item) = &fields[self.next];
@@ -98,6 +127,7 @@ mod tests {
     use super::*;
 
     fn whole(data: Data) -> (usize, Value) {
+        let data = Held { bytes: data.memory_bytes(), data, room: None };
         let parts = Parts { run: RunId::default(), data, next: 0, secrets: false };
         let pieces: Vec<Bytes> = parts.collect();
         (pieces.len(), serde_json::from_slice(&pieces.concat()).unwrap())

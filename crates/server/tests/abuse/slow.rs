@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use eddyline::Client;
+use eddyline::protocol::Reference;
 use futures_util::future::join_all;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,6 +16,9 @@ use crate::eddy::{Eddy, LONG, metric};
 const SLOW: usize = 100;
 /// So many readers of two megabytes have more than the server keeps for all of them.
 const READERS: usize = 200;
+/// A list of so many elements, each small enough to be kept in the list itself, has nearly as many bytes.
+const ELEMENTS: usize = 10_000;
+const ELEMENT_BYTES: usize = 240;
 
 /// Sends `bytes`, one a second, until the server has had enough.
 async fn drip(eddy: &Eddy, bytes: &[u8]) {
@@ -76,22 +80,49 @@ async fn large_run(client: &Client) -> String {
 async fn readers_that_do_not_read_what_they_asked_for() {
     undisturbed(&[], async |eddy| {
         let run = large_run(&eddy.client()).await;
-        // The first answers may fill what lies between; behind them the server is stuck with the next.
-        let request = format!("GET /v1/runs/{run} HTTP/1.1\r\nhost: {}\r\n\r\n", eddy.addr).repeat(3);
-        let mut slow = Vec::new();
-        // One after the other: what is abused here is memory. Until the server has no more room for them.
-        while metric(eddy, "eddyline_answers_refused_total").await == 0.0 {
-            assert!(slow.len() < READERS, "the server keeps as much as anybody wants");
-            let socket = TcpSocket::new_v4().unwrap();
-            socket.set_recv_buffer_size(4 << 10).unwrap();
-            let mut stream = socket.connect(eddy.addr).await.unwrap();
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let mut first = [0; 12];
-            stream.read_exact(&mut first).await.unwrap();
-            assert!(matches!(&first, b"HTTP/1.1 200" | b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&first));
-            slow.push(stream);
-        }
-        drop(slow);
+        crowd_until_refused(eddy, &format!("/v1/runs/{run}")).await;
     })
     .await;
+}
+
+/// The path under which the output of a run is read, which is a list of many elements that are nowhere else.
+async fn list_of_many(client: &Client) -> String {
+    let steps = json!({"a": {"set": "x".repeat(ELEMENT_BYTES)}});
+    let each = json!({"spread": format!("range({ELEMENTS})"), "steps": steps, "output": "${steps.a.output}"});
+    let flow = json!({"steps": {"each": each}, "output": "${steps.each.output}"});
+    client.register_flow("many", &flow.to_string()).await.unwrap();
+    let run = client.start("many", &json!(null)).await.unwrap();
+    let output = run.wait(LONG).await.unwrap().expect("the run ends").output;
+    let reference = Reference::read(&output).unwrap_or_else(|| panic!("{output} is not a reference"));
+    let (run, key) = reference.parts().unwrap();
+    format!("/v1/runs/{run}/values/{key}")
+}
+
+#[tokio::test]
+async fn readers_of_a_list_of_many_elements_that_do_not_read_it() {
+    undisturbed(&[], async |eddy| {
+        let path = list_of_many(&eddy.client()).await;
+        crowd_until_refused(eddy, &path).await;
+    })
+    .await;
+}
+
+/// Readers that take the beginning of an answer, one after the other: what is abused here is memory. Until the server has
+/// no more room for them.
+async fn crowd_until_refused(eddy: &Eddy, path: &str) {
+    // The first answers may fill what lies between; behind them the server is stuck with the next.
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", eddy.addr).repeat(3);
+    let mut slow = Vec::new();
+    while metric(eddy, "eddyline_answers_refused_total").await == 0.0 {
+        assert!(slow.len() < READERS, "the server keeps as much as anybody wants");
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4 << 10).unwrap();
+        let mut stream = socket.connect(eddy.addr).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut first = [0; 12];
+        stream.read_exact(&mut first).await.unwrap();
+        assert!(matches!(&first, b"HTTP/1.1 200" | b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&first));
+        slow.push(stream);
+    }
+    drop(slow);
 }

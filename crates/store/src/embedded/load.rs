@@ -129,31 +129,37 @@ const FEW_BYTES: i64 = 64 << 10;
 
 /// The values, unless they are large.
 pub(super) fn few_values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Option<Vec<(ValueId, Data)>>> {
-    let Some(position) = position(conn, run)? else { return Ok(Some(Vec::new())) };
-    let mut statement = conn.prepare_cached("SELECT octet_length(body) FROM \"values\" WHERE key = ?1")?;
-    let mut bytes = 0;
-    for id in ids {
-        let body: Option<i64> = statement.query_row([key_of(position, id.0.into())], |row| row.get(0)).optional()?;
-        bytes += body.unwrap_or(0);
-        if bytes > FEW_BYTES {
-            return Ok(None);
-        }
-    }
-    values(conn, run, ids).map(Some)
+    values_within(conn, run, ids, FEW_BYTES)
 }
 
 pub(super) fn values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Vec<(ValueId, Data)>> {
-    let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
-    let mut statement = conn.prepare_cached("SELECT crc, body FROM \"values\" WHERE key = ?1")?;
-    let mut found = Vec::with_capacity(ids.len());
+    Ok(values_within(conn, run, ids, i64::MAX)?.unwrap_or_default())
+}
+
+/// The same, unless they have more than so many bytes together: of those that do not fit, only the length is read.
+fn values_within(
+    conn: &Connection,
+    run: RunId,
+    ids: &[ValueId],
+    bytes: i64,
+) -> Outcome<Option<Vec<(ValueId, Data)>>> {
+    let Some(position) = position(conn, run)? else { return Ok(Some(Vec::new())) };
+    let mut statement = conn.prepare_cached(
+        "SELECT crc, CASE WHEN octet_length(body) <= ?2 THEN body END, octet_length(body) FROM \"values\" WHERE key = ?1",
+    )?;
+    let (mut found, mut left) = (Vec::with_capacity(ids.len()), bytes);
     for id in ids {
         let key = key_of(position, id.0.into());
-        let mut rows = statement.query([key])?;
+        let mut rows = statement.query([key, left])?;
         if let Some(row) = rows.next()? {
+            left -= row.get::<_, i64>(2)?;
+            if left < 0 {
+                return Ok(None);
+            }
             found.push((*id, body::read(row, 0, &[key], || format!("values: value {id} of run {run}"))?));
         }
     }
-    Ok(found)
+    Ok(Some(found))
 }
 
 pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -> Outcome<Vec<Numbered>> {
