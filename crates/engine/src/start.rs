@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_start_without_a_copy_of_its_input_has_the_fingerprint_it_always_had() {
+    fn the_fingerprint_of_a_start_is_that_of_its_canonical_json() {
         for (input, version, canonical) in [
             (json!(null), None, "[null,null]"),
             (

@@ -8,8 +8,8 @@ use crate::client::{ADMIN_KEY, Client, Reply, Rig};
 use crate::process::{serve, until_waiting};
 use crate::socket::Socket;
 
-/// A second, and what a busy machine may add to it; far less than anything here would wait.
-const SOON: Duration = Duration::from_secs(6);
+/// A second, and what a busy machine may add to it.
+const SOON: Duration = Duration::from_secs(2);
 
 async fn key(admin: &Client, asked: Value) -> (Client, String) {
     let made = admin.post("/v1/keys", asked).await;
@@ -36,12 +36,13 @@ fn waiting(client: &Client, run: &str) -> Vec<tokio::task::JoinHandle<Reply>> {
     ]
 }
 
-async fn all_are_refused(waiting: Vec<tokio::task::JoinHandle<Reply>>, since: Instant) {
+/// Soon after the key is no longer valid.
+async fn all_are_refused(waiting: Vec<tokio::task::JoinHandle<Reply>>, invalid_from: Instant) {
     for (at, reply) in waiting.into_iter().enumerate() {
-        let reply = tokio::time::timeout(SOON, reply).await.unwrap_or_else(|_| panic!("number {at} waits on"));
+        let reply = tokio::time::timeout_at((invalid_from + SOON).into(), reply).await;
+        let reply = reply.unwrap_or_else(|_| panic!("number {at} waits on"));
         assert_eq!(reply.unwrap().code(), (401, "unauthorized"), "number {at}");
     }
-    assert!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
 }
 
 async fn is_closed(socket: &mut Socket) {
@@ -84,7 +85,7 @@ async fn a_key_that_expires_loses_its_socket_and_its_polls() {
     let (tenant, _) = key(&admin, asked).await;
     let mut socket = Socket::open(&tenant, json!({"queues": ["empty"]})).await;
     let waits = waiting(&tenant, &run);
-    all_are_refused(waits, since).await;
+    all_are_refused(waits, since + lives).await;
     is_closed(&mut socket).await;
     assert!(since.elapsed() >= lives, "before its time, after {:?}", since.elapsed());
 }
