@@ -227,10 +227,9 @@ impl Store for Embedded {
 
     async fn health(&self) -> Result<()> {
         self.shared.check_files()?;
-        match self.shared.refused.load(Ordering::Relaxed) {
+        if self.shared.refused.load(Ordering::Relaxed) {
             // The last commit could not be written. Whether one can be now is told by trying.
-            true => self.write(|answer| Request::Probe { answer }).await?,
-            false => {}
+            self.write(|answer| Request::Probe { answer }).await?;
         }
         self.read(opening::latest).await.map(drop)
     }

@@ -36,7 +36,9 @@ async fn failure(failed: &mpsc::Receiver<StoreFailure>) -> String {
     }
 }
 
-fn on_failure() -> (Arc<dyn Fn(&StoreFailure) + Send + Sync>, mpsc::Receiver<StoreFailure>) {
+type OnFailure = Arc<dyn Fn(&StoreFailure) + Send + Sync>;
+
+fn on_failure() -> (OnFailure, mpsc::Receiver<StoreFailure>) {
     let (tell, failed) = mpsc::channel();
     let tell = Mutex::new(tell);
     (Arc::new(move |failure| tell.lock().unwrap().send(failure.clone()).unwrap()), failed)
@@ -51,12 +53,12 @@ async fn a_read_that_panics_is_an_error_and_its_thread_goes_on() {
     let options = Options { after_due_read: Some(hook), readers: 1, ..Options::default() };
     let store = Embedded::open(dir.path(), options).unwrap();
     for _ in 0..3 {
-        let error = tokio::time::timeout(LONG, store.due(Due::Timers, 10)).await.unwrap().unwrap_err();
+        let error = tokio::time::timeout(LONG, store.due(Due::Timers, &[], 10)).await.unwrap().unwrap_err();
         assert_eq!(error, StoreError::Unavailable("the read panicked: on purpose".to_owned()));
         store.health().await.unwrap();
     }
     armed.store(false, Ordering::SeqCst);
-    store.due(Due::Timers, 10).await.unwrap();
+    store.due(Due::Timers, &[], 10).await.unwrap();
     store.close().unwrap();
 }
 

@@ -137,12 +137,7 @@ pub(super) fn values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<
 }
 
 /// The same, unless they have more than so many bytes together: of those that do not fit, only the length is read.
-fn values_within(
-    conn: &Connection,
-    run: RunId,
-    ids: &[ValueId],
-    bytes: i64,
-) -> Outcome<Option<Vec<(ValueId, Data)>>> {
+fn values_within(conn: &Connection, run: RunId, ids: &[ValueId], bytes: i64) -> Outcome<Option<Vec<(ValueId, Data)>>> {
     let Some(position) = position(conn, run)? else { return Ok(Some(Vec::new())) };
     let mut statement = conn.prepare_cached(
         "SELECT crc, CASE WHEN octet_length(body) <= ?2 THEN body END, octet_length(body) FROM \"values\" WHERE key = ?1",
