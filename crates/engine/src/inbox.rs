@@ -34,8 +34,9 @@ const BAD_FLOW: &str = "InvalidFlow";
 const BYTES_AT_ONCE: usize = 4 << 20;
 /// Deliveries that are under way at most, as a multiple of the messages' batch. Slow ones leave room for others.
 const BATCHES: usize = 8;
-/// Of them those of one namespace.
-const BATCHES_A_NAMESPACE: usize = 2;
+/// Runs to which messages are handed out at a time. A namespace gets no more while it has as many under way: a delivery
+/// holds up to a thousand messages in memory.
+const RUNS_AT_ONCE: usize = 64;
 
 pub(crate) struct Inbox {
     instance: Instance,
@@ -56,7 +57,7 @@ impl Chore for Inbox {
 
     async fn round(&mut self) -> Result<Option<Millis>> {
         let batch = self.instance.config.due_batch.max(1);
-        let room = (BATCHES * batch).saturating_sub(self.deliveries.len()).min(batch);
+        let room = (BATCHES * batch).saturating_sub(self.deliveries.len()).min(batch).min(RUNS_AT_ONCE);
         self.full = room == 0;
         if self.full {
             return Ok(None);
@@ -97,7 +98,7 @@ impl Chore for Inbox {
 
 impl Inbox {
     pub fn new(instance: Instance) -> Inbox {
-        let shares = Shares::of(BATCHES_A_NAMESPACE * instance.config.due_batch);
+        let shares = Shares::of(instance.config.due_batch.min(RUNS_AT_ONCE));
         Inbox {
             instance,
             lineage: Arc::default(),
