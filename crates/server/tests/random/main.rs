@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! EDDYLINE_RANDOM_SECONDS=1800 EDDYLINE_RANDOM_SEED=$RANDOM \
-//!     cargo nextest run -p eddyline-server --test random --no-capture
+//!     cargo nextest run -p eddyline-server --test random --ignore-default-filter --no-capture
 //! ```
 //!
 //! A failure prints the seed of its round. `EDDYLINE_RANDOM_SEED` begins with that round. What the generator makes is

@@ -49,7 +49,8 @@ impl Thrower {
     /// What it is for: most of what is made up must be taken, or nothing is tested.
     pub fn check_generator(&self) {
         let count = |status| self.answers.get(&("register", status)).copied().unwrap_or(0);
-        assert!(count(200) > count(422) / 4, "hardly anything can be registered: {self}");
+        // A few may be refused by chance; when others are slow, few are made.
+        assert!(count(422) <= 4 * count(200) + 4, "hardly anything can be registered: {self}");
     }
 
     pub fn into_runs(self) -> Vec<String> {
