@@ -247,7 +247,7 @@ impl Delivery {
         let inputs = vec![Input::Start(start.clone())];
         let answer = self.instance.committing.hand_in(self.to, inputs, taken, Some(new)).await?;
         match self.heard(vec![(id.to_owned(), answer)]).await {
-            // If nobody waits for it, it stays where it is until somebody releases it.
+            // If no step waits for it, the start stays in the store until an operator releases it.
             Err(EngineError::Quarantined(why)) if start.parent.or(start.started_by).is_some() => {
                 let failure = Failure::new(quarantine::NOT_STARTED, why);
                 let told = self.refusal(&start, failure);

@@ -1,8 +1,8 @@
 //! Runs that ended the process. Before anything is decided, the store notes on which runs ([`Handling`]). A process that
 //! dies leaves the note, and the next one suspects these runs: each is handled alone. One that was being handled alone
-//! when the process died again is quarantined: nothing is decided on it until somebody releases it. A run that is started
-//! by a message is suspected in the same way before it is there; if it is quarantined, it does not start, and the step that
-//! waits for it is told.
+//! when the process died again is quarantined: it is not decided on until an operator releases it. A run that is started by
+//! a message is suspected in the same way before it is stored; if it is quarantined, it does not start, and the step that
+//! waits for it fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,7 @@ async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
     let alone = blamed.len() == 1;
     let now = instance.store.now().await?;
     for run in blamed {
-        // If nothing says that it is to be started, somebody outside was starting it, who tries again or not.
+        // Without a waiting start message, a client was starting it; the client may retry.
         let Some(ns) = namespace_of(&*instance.store, run).await? else { continue };
         let deaths = known.get(&run).map_or(0, |suspicion| suspicion.deaths) + 1;
         let suspicion = Suspicion { deaths, quarantined: alone && deaths >= DEATHS, at: now };

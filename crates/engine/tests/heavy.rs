@@ -456,7 +456,7 @@ async fn a_thread_that_decides_elsewhere_never_waits_for_the_disk_while_others_w
     let apart: Arc<Mutex<Vec<std::thread::ThreadId>>> = Arc::default();
     let noting = apart.clone();
     let on_note = move || {
-        // The disk hangs for whoever notes on a thread that decides.
+        // The disk hangs for a thread that decides elsewhere and writes the note.
         if noting.lock().unwrap().contains(&std::thread::current().id()) {
             let _ = blocking(held.clone().wait_for(|go| *go));
         }

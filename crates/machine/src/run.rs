@@ -503,7 +503,7 @@ impl Header {
     }
 
     /// Whether a child that it asked for may start: the step that waits for it is still open. A run that has completed
-    /// wants its detached children, though nobody in it waits for them any more.
+    /// wants its detached children, though none of its steps waits for them any more.
     pub fn wants(&self, child: &Start) -> bool {
         // A later phase has cancelled whatever was open before. A continued run is not asked for in any phase.
         let same_phase = child.asked_in == Phase::New || child.asked_in == self.phase;

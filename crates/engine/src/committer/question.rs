@@ -44,7 +44,7 @@ pub(super) struct Attempt {
 /// Why there is no decision.
 #[derive(Debug)]
 pub(super) enum Obstacle {
-    /// These stored values are needed, of which some are not in memory.
+    /// The decision needs these stored values, and some of them are not in memory.
     Values(Vec<ValueRef>),
     /// It is too much work for this thread.
     Heavy,

@@ -36,8 +36,8 @@ impl<'a> Env<'a> {
 /// Why there is no decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Halt {
-    /// These stored values were read so far, and some of them are not at hand: load those into [`crate::Run::values`] and
-    /// start over. No other value of the run has to be at hand.
+    /// The decision has read these stored values so far, and some of them are not loaded: load them into
+    /// [`crate::Run::values`] and start over. No other value of the run has to be loaded.
     #[error("the decision needs the values {0:?}")]
     Need(Vec<ValueRef>),
     /// It takes more than [`Env::inline_steps`]: decide again without that limit, where nobody waits for it.
