@@ -1,16 +1,24 @@
 //! What people do to a run.
 
+use std::collections::BTreeSet;
+
 use eddyline_machine::run::{Activation, End, Phase, Reused, Run};
-use eddyline_machine::{ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, decide};
+use eddyline_machine::{
+    ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, TimerKey, TimerKind, ValueId,
+    ValueRef, decide,
+};
 use eddyline_store::{GateFilter, GateRow, Namespace, Page, Store, Trim};
 use serde_json::Value;
 
-use crate::assignment::{Values, materialise};
 use crate::committer::{NewRun, Outcome};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::schema::Allowance;
 use crate::start::{order_new, payload, weighed};
+
+/// Values that a retry or a rerun takes over with one commit: about so many bytes and at most so many values.
+const PIECE_BYTES: u64 = 2 << 20;
+const PIECE_VALUES: usize = 500;
 
 /// Something done to one activation by hand.
 #[derive(Debug, Clone, PartialEq)]
@@ -170,21 +178,18 @@ impl Engine {
         reuse: Vec<Reused>,
         input: Option<Value>,
     ) -> Result<RunId> {
-        let (store, run) = (&*self.instance.store, old.header.run);
-        let mut values = Values::new();
+        let (store, header) = (&*self.instance.store, &old.header);
         let input = match input {
             Some(input) => {
                 let (input, bytes) = weighed("the input", input)?;
                 self.check_input(ns, &flow, &input, bytes, &mut Allowance::of_starts()).await?;
                 input
             }
-            None => {
-                let input = old.header.input.clone().unwrap_or_else(Data::null);
-                materialise(store, run, &input, &mut values).await?.into()
-            }
+            None => header.input.clone().unwrap_or_else(Data::null),
         };
-        let reuse = taken_over(store, run, reuse, &mut values).await?;
-        let header = &old.header;
+        let payloads = reuse.iter().flat_map(Reused::payloads).chain([&input]);
+        let mut taken_over = TakenOver::new(header.run, payloads);
+        let values = taken_over.next(store).await?;
         let start = Start {
             input: Some(input),
             external_id: header.external_id.clone(),
@@ -192,35 +197,78 @@ impl Engine {
             priority: header.priority,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
             traceparent: header.traceparent.clone(),
-            retry_of: Some(run),
+            retry_of: Some(header.run),
             // A retry is the same intent, a rerun a new one.
             key_run: matches!(again, Again::Retry { .. }).then(|| header.key_run()),
             again: Some(again),
             reuse,
+            values,
+            more_values: !taken_over.is_complete(),
+            next_value: header.next_value,
             ..Start::default()
         };
         let new = self.instance.new_run(self.instance.store.now().await?);
         let (order, starting) = order_new(new, start, NewRun { ns: ns.clone(), flow, key: None });
         self.committing().ask(order).await?;
-        Ok(starting.started().await?.run)
+        let new = starting.started().await?.run;
+        if let Err(error) = self.take_over_rest(ns, new, taken_over).await {
+            // Nothing more will come: the run need not wait for it.
+            let timer = TimerKey { activation: ActId(0), kind: TimerKind::Delay };
+            let _ = self.act(ns, new, Input::Due(timer)).await;
+            return Err(error);
+        }
+        Ok(new)
+    }
+
+    async fn take_over_rest(&self, ns: &Namespace, new: RunId, mut taken_over: TakenOver) -> Result<()> {
+        while !taken_over.is_complete() {
+            let values = taken_over.next(&*self.instance.store).await?;
+            self.act(ns, new, Input::TakeOver { values, more: !taken_over.is_complete() }).await?;
+        }
+        Ok(())
     }
 }
 
-/// Payloads of the old run become payloads of the new one: everything it takes over is loaded first.
-async fn taken_over(store: &dyn Store, run: RunId, reuse: Vec<Reused>, values: &mut Values) -> Result<Vec<Reused>> {
-    let mut wanted = Vec::new();
-    for reused in &reuse {
-        let _ = reused.clone().carried(|data| {
-            wanted.push(data.clone());
-            Data::null()
+/// The values that a retry or a rerun takes over, a piece at a time: all of them can be more than fits into memory.
+struct TakenOver {
+    from: RunId,
+    left: Vec<ValueRef>,
+    found: BTreeSet<ValueId>,
+}
+
+impl TakenOver {
+    fn new<'a>(from: RunId, payloads: impl Iterator<Item = &'a Data>) -> TakenOver {
+        let mut taken_over = TakenOver { from, left: Vec::new(), found: BTreeSet::new() };
+        payloads.for_each(|payload| taken_over.follow(payload));
+        taken_over
+    }
+
+    fn follow(&mut self, payload: &Data) {
+        payload.each_ref(&mut |stored| {
+            if self.found.insert(stored.id) {
+                self.left.push(stored);
+            }
         });
     }
-    for data in &wanted {
-        materialise(store, run, data, values).await?;
+
+    fn is_complete(&self) -> bool {
+        self.left.is_empty()
     }
-    let find = |data: &Data| {
-        let found = data.materialise(&|id| values.get(&id));
-        found.map_or_else(|_| Data::null(), Data::from)
-    };
-    Ok(reuse.into_iter().map(|reused| reused.carried(find)).collect())
+
+    async fn next(&mut self, store: &dyn Store) -> Result<Vec<(ValueId, Data)>> {
+        let (mut ids, mut bytes) = (Vec::new(), 0);
+        while ids.len() < PIECE_VALUES
+            && let Some(stored) =
+                self.left.pop_if(|stored| ids.is_empty() || bytes + stored.read_bytes() <= PIECE_BYTES)
+        {
+            bytes += stored.read_bytes();
+            ids.push(stored.id);
+        }
+        let values = store.values(self.from, &ids).await?;
+        if values.len() < ids.len() {
+            return Err(EngineError::Trimmed(self.from));
+        }
+        values.iter().for_each(|(_, value)| self.follow(value));
+        Ok(values)
+    }
 }

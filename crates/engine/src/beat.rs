@@ -13,9 +13,11 @@ use crate::assignment::memo;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
-/// How many runs one heartbeat loads to tell cancelled tasks from lost ones. A run is loaded as a whole, and a worker may
-/// list any tasks it likes, so tasks of further runs are reported as lost. Neither kind accepts reports.
+/// To tell cancelled tasks from lost ones, a heartbeat loads their runs: up to so many, with so many tasks in all. A run is
+/// loaded as a whole, and a worker may list any tasks it likes, so tasks of further runs are reported as lost. Neither kind
+/// accepts reports.
 const MAX_RUNS_LOOKED_INTO: usize = 100;
+const MAX_TASKS_LOOKED_INTO: u64 = 20_000;
 
 /// A task by its id, `<run>.<fence>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,7 +174,13 @@ impl Engine {
         }
     }
 
-    async fn called_off(&self, ns: &Namespace, run: RunId) -> Result<BTreeSet<Fence>> {
+    async fn called_off(&self, ns: &Namespace, run: RunId, left: &mut u64) -> Result<BTreeSet<Fence>> {
+        // Every task of a run has had a fence.
+        let tasks = self.instance.store.summary(run).await?.map_or(0, |summary| summary.header.next_fence);
+        if tasks > *left {
+            return Ok(BTreeSet::new());
+        }
+        *left -= tasks;
         let loaded = match self.instance.store.load(run, None).await? {
             Found::Run(loaded) if loaded.summary.ns == *ns => loaded,
             _ => return Ok(BTreeSet::new()),
@@ -187,11 +195,13 @@ struct CalledOff<'a> {
     engine: &'a Engine,
     ns: &'a Namespace,
     runs: BTreeMap<RunId, BTreeSet<Fence>>,
+    /// How many tasks may still be looked into.
+    left: u64,
 }
 
 impl<'a> CalledOff<'a> {
     fn new(engine: &'a Engine, ns: &'a Namespace) -> CalledOff<'a> {
-        CalledOff { engine, ns, runs: BTreeMap::new() }
+        CalledOff { engine, ns, runs: BTreeMap::new(), left: MAX_TASKS_LOOKED_INTO }
     }
 
     /// How it stands with a task that the worker no longer has.
@@ -200,7 +210,7 @@ impl<'a> CalledOff<'a> {
         let fences = match self.runs.entry(task.run) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(_) if full => return Ok(Holding::Lost),
-            Entry::Vacant(place) => place.insert(self.engine.called_off(self.ns, task.run).await?),
+            Entry::Vacant(place) => place.insert(self.engine.called_off(self.ns, task.run, &mut self.left).await?),
         };
         Ok(if fences.contains(&task.fence) { Holding::Cancelled } else { Holding::Lost })
     }

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::sync::Arc;
+use std::time::Duration;
 
 use eddyline_machine::run::{Activation, End, GateState, Inside, State, TaskLog, Token, What};
 use eddyline_machine::{Data, Run, RunId, Transition, ValueId, ValueRef};
 use eddyline_store::{Map, Namespace};
+use tokio::time::Instant;
 
 use crate::flows::Registered;
 
@@ -18,6 +20,9 @@ const VALUES_BYTES: usize = 256 << 10;
 const MAP_ENTRY: usize = 48;
 /// A cached run takes so much beside what is counted: its place in the cache, allocations, its flow's name.
 const RUN: usize = 1 << 10;
+/// A large run that had to be loaded keeps its place for so long. If more of them are active than there is room for, each
+/// goes on at full speed for a while, instead of being loaded again for each of its commits.
+const KEEPS_ITS_PLACE: Duration = Duration::from_secs(2);
 /// To free what is of this size takes about a millisecond: another thread does it.
 const FREED_ELSEWHERE: usize = 1 << 20;
 
@@ -117,6 +122,8 @@ pub(crate) struct HotRuns {
     small: Recent,
     large: Recent,
     uses: u64,
+    /// The run that was loaded or started last.
+    last_put: Option<RunId>,
     /// The flows of these runs, by address: how many runs have each. A cached run keeps its flow in memory.
     flows: Map<usize, usize>,
     flow_bytes: usize,
@@ -126,6 +133,8 @@ pub(crate) struct HotRuns {
 #[derive(Debug)]
 struct Entry {
     used: u64,
+    /// When it was loaded or started.
+    since: Instant,
     bytes: usize,
     hot: Arc<Hot>,
 }
@@ -140,7 +149,8 @@ struct Recent {
 impl HotRuns {
     pub fn new(max_bytes: usize) -> HotRuns {
         let (small, large) = (Recent::default(), Recent::default());
-        HotRuns { runs: Map::default(), small, large, uses: 0, flows: Map::default(), flow_bytes: 0, max_bytes }
+        let flows = Map::default();
+        HotRuns { runs: Map::default(), small, large, uses: 0, last_put: None, flows, flow_bytes: 0, max_bytes }
     }
 
     pub fn get(&self, run: RunId) -> Option<&Hot> {
@@ -166,18 +176,20 @@ impl HotRuns {
 
     pub fn put(&mut self, hot: Hot) {
         self.remove(hot.run.header.run);
-        self.insert(Arc::new(hot));
+        self.last_put = Some(hot.run.header.run);
+        self.insert(Arc::new(hot), Instant::now());
     }
 
     /// Changes a cached run. One that another thread still reads is no longer cached instead.
     pub fn change(&mut self, run: RunId, change: impl FnOnce(&mut Hot)) {
+        let Some(since) = self.runs.get(&run).map(|entry| entry.since) else { return };
         let Some(mut hot) = self.take(run) else { return };
         if let Some(hot) = Arc::get_mut(&mut hot) {
             change(hot);
         } else {
             return;
         }
-        self.insert(hot);
+        self.insert(hot, since);
     }
 
     /// Lets go of what is not kept of a run between decisions.
@@ -196,7 +208,7 @@ impl HotRuns {
     }
 
     fn take(&mut self, run: RunId) -> Option<Arc<Hot>> {
-        let Entry { used, bytes, hot } = self.runs.remove(&run)?;
+        let Entry { used, bytes, hot, .. } = self.runs.remove(&run)?;
         let recent = self.recent(bytes);
         recent.by_use.remove(&used);
         recent.bytes -= bytes;
@@ -211,7 +223,7 @@ impl HotRuns {
         Some(hot)
     }
 
-    fn insert(&mut self, hot: Arc<Hot>) {
+    fn insert(&mut self, hot: Arc<Hot>, since: Instant) {
         let (run, bytes) = (hot.run.header.run, hot.bytes());
         self.uses += 1;
         let used = self.uses;
@@ -223,7 +235,7 @@ impl HotRuns {
         if *runs == 1 {
             self.flow_bytes += hot.flow.bytes();
         }
-        self.runs.insert(run, Entry { used, bytes, hot });
+        self.runs.insert(run, Entry { used, since, bytes, hot });
         self.evict();
     }
 
@@ -232,16 +244,34 @@ impl HotRuns {
     }
 
     /// Runs that were not used for longest go first. Large ones have three quarters of the room, or one of them all that
-    /// it takes; small ones have what is left, and a quarter in any case.
+    /// it takes, and one more of them for its next decision; small ones have what is left, and a quarter in any case.
     fn evict(&mut self) {
         let quarter = self.max_bytes / 4;
-        while self.large.bytes > 3 * quarter && self.large.by_use.len() > 1 {
-            self.evict_oldest(|cache| &cache.large);
+        while self.large.bytes > 3 * quarter
+            && self.large.by_use.len() > 1
+            && let Some(run) = self.large_to_evict(3 * quarter)
+        {
+            self.remove(run);
         }
         let room = quarter.max(self.max_bytes.saturating_sub(self.large.bytes));
         while self.small.bytes + self.flow_bytes > room && self.small.by_use.len() > 1 {
             self.evict_oldest(|cache| &cache.small);
         }
+    }
+
+    /// Of the large runs that have had their time, the one that was not used for longest; else one that came after the
+    /// others, but not the last that came, since nothing has been decided on it yet. Nothing, if there is room for the rest.
+    fn large_to_evict(&self, room: usize) -> Option<RunId> {
+        let since = |run: &RunId| self.runs.get(run).map(|entry| entry.since);
+        let had_its_time = |run: &&RunId| since(run).is_none_or(|since| since.elapsed() >= KEEPS_ITS_PLACE);
+        if let Some(run) = self.large.by_use.values().find(had_its_time) {
+            return Some(*run);
+        }
+        let last = self.large.by_use.values().copied().find(|run| Some(*run) == self.last_put);
+        let last_bytes = last.and_then(|run| self.runs.get(&run)).map_or(0, |entry| entry.bytes);
+        let others = self.large.by_use.values().filter(|run| Some(**run) != last);
+        let newest = others.max_by_key(|run| since(run)).copied();
+        newest.filter(|_| self.large.bytes - last_bytes > room)
     }
 
     fn evict_oldest(&mut self, of: impl Fn(&HotRuns) -> &Recent) {
@@ -270,6 +300,28 @@ mod tests {
 
     use super::*;
     use crate::parse_definition;
+
+    #[tokio::test(start_paused = true)]
+    async fn large_runs_do_not_push_each_other_out_with_each_commit() {
+        let flow = Arc::new(Registered::new(parse_definition(None, "{name: f, steps: {a: {}}}").unwrap().flow));
+        let id = |n: u128| RunId(Uuid::from_u128(n));
+        let large = |n: u128| Hot { rows: 400_000, ..Hot::new(Namespace::default(), flow.clone(), Run::new(id(n))) };
+        let mut cache = HotRuns::new(1 << 20);
+        let cached = |cache: &HotRuns| (1..=4).filter(|n| cache.get(id(*n)).is_some()).collect::<Vec<_>>();
+        cache.put(large(1));
+        // The others take turns, each for one decision.
+        for n in [2, 3, 2, 3] {
+            cache.put(large(n));
+            cache.change(id(1), |_| {});
+            cache.change(id(n), |_| {});
+            assert_eq!(cached(&cache), [1, n]);
+        }
+        tokio::time::advance(KEEPS_ITS_PLACE).await;
+        for n in [2, 3, 1] {
+            cache.put(large(n));
+        }
+        assert_eq!(cached(&cache), [1, 2], "the next one keeps its place");
+    }
 
     #[test]
     fn a_flow_that_cached_runs_keep_in_memory_counts_once() {

@@ -210,6 +210,47 @@ async fn pause_resume_cancel_retry_and_rerun() {
     rig.stop().await;
 }
 
+/// 48 outputs of 1 MiB are more than one transition may write, and `twice` refers to 2^30 strings: what a retry takes over
+/// is neither in memory as a whole nor put together.
+#[tokio::test]
+async fn a_retry_takes_over_any_amount() {
+    let rig = Rig::memory();
+    let twice: String = (1..=30)
+        .map(|n| {
+            let from = n - 1;
+            format!("  d{n}: {{after: [d{from}], set: ['${{steps.d{from}.output}}', '${{steps.d{from}.output}}']}}\n")
+        })
+        .collect();
+    rig.register(&format!(
+        "name: f\nsteps:\n  each: {{spread: 'range(48)', run: large}}\n  d0: {{set: '${{input.text}}'}}\n{twice}  \
+         b: {{run: last, after: [each, d30], input: {{n: '${{size(steps.d30.output[1][1][1])}}'}}, retry: {{attempts: 1}}}}\n\
+         output: {{n: '${{steps.b.output.n}}', of: '${{steps.each.output[47]}}'}}"
+    ))
+    .await;
+    let run = rig.start("f", json!({"text": "y".repeat(5_000)})).await;
+    for _ in 0..48 {
+        let task = rig.claim("w").await.unwrap();
+        let item = task.activation.clone();
+        rig.report(&task, done(json!([item, "x".repeat(1 << 20)]))).await;
+    }
+    let task = rig.claim("w").await.unwrap();
+    assert_eq!((&*task.activation, task.input["n"].clone()), ("b", json!(2)));
+    rig.report(&task, failed("no")).await;
+    assert_eq!(rig.engine.result(&rig.ns, run, LONG).await.unwrap().unwrap().status, Status::Failed);
+    let again = rig.engine.retry(&rig.ns, run, "ann").await.unwrap();
+    let task = rig.claim("w").await.unwrap();
+    assert_eq!((&*task.activation, task.input["n"].clone()), ("b", json!(2)), "{:?}", task.input);
+    // Nothing of the old run is needed any more.
+    rig.engine.delete(&rig.ns, run).await.unwrap();
+    rig.report(&task, done(json!({"n": 7}))).await;
+    let output = rig.output(again).await;
+    assert_eq!(
+        (&output["n"], &output["of"][0], output["of"][1].as_str().map(str::len)),
+        (&json!(7), &json!("each[47]"), Some(1 << 20))
+    );
+    rig.stop().await;
+}
+
 #[tokio::test]
 async fn steps_say_what_they_wait_for_and_a_follower_sees_every_record_once() {
     let rig = Rig::memory();

@@ -6,10 +6,11 @@ mod rig;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use eddyline_engine::{ClaimTasks, Config, Holding, MemoAt, TaskId};
-use eddyline_machine::{Answer, CodeOp, Data, Op};
-use eddyline_store::Memory;
+use eddyline_machine::{Answer, CodeOp, Data, Fence, Op};
+use eddyline_store::{Memory, Store};
 use rig::hooked::Hooked;
 use rig::{LONG, Rig, claim, done};
 use serde_json::json;
@@ -84,9 +85,30 @@ async fn of_many_tasks_that_are_gone_only_so_many_runs_are_looked_into() {
         gone.push(TaskId { run: task.run, fence: task.token.fence });
         rig.report(&task, done(json!(n))).await;
     }
-    let before = reads(&store);
+    let loads = || store.reads.load(Ordering::SeqCst);
+    let before = loads();
     let standing = rig.engine.beat(&rig.ns, "w", &gone).await.unwrap();
     assert_eq!(standing, vec![Holding::Lost; 150]);
-    assert_eq!(reads(&store) - before, 100);
+    assert_eq!(loads() - before, 100);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_run_of_very_many_tasks_is_not_loaded_for_a_heartbeat() {
+    let (store, rig) = hooked();
+    rig.register("name: f\nsteps: {a: {spread: 'range(21000)', run: h, max_parallel: 21000}}").await;
+    let run = rig.start("f", json!(null)).await;
+    let offered = async || store.summary(run).await.unwrap().unwrap().header.next_fence;
+    for _ in 0..1_000 {
+        if offered().await >= 21_000 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(offered().await >= 21_000);
+    let before = store.reads.load(Ordering::SeqCst);
+    let never_given = TaskId { run, fence: Fence(99_999) };
+    assert_eq!(rig.engine.beat(&rig.ns, "w", &[never_given]).await.unwrap(), [Holding::Lost]);
+    assert_eq!(store.reads.load(Ordering::SeqCst), before);
     rig.stop().await;
 }

@@ -135,6 +135,16 @@ impl Data {
         size_of::<Data>() + inside
     }
 
+    /// The values that it refers to itself, one by one.
+    pub fn each_ref(&self, visit: &mut impl FnMut(ValueRef)) {
+        match self {
+            Data::Json(_) => {}
+            Data::Ref(stored) => visit(*stored),
+            Data::List(items) => items.iter().for_each(|item| item.each_ref(visit)),
+            Data::Map(fields) => fields.iter().for_each(|(_, item)| item.each_ref(visit)),
+        }
+    }
+
     /// Its JSON, with every reference followed through `load`. Its size is looked at before anything is built, and
     /// again while it is, in case a reference says less than it stands for.
     pub fn materialise<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Value, Unbuilt> {

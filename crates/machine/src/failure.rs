@@ -33,6 +33,8 @@ pub mod kind {
     pub const TIMEOUT: &str = "Timeout";
     /// A task could not be handed over to any worker, because something of it can't be read.
     pub const UNDELIVERABLE: &str = "Undeliverable";
+    /// A retry or a rerun did not get everything that it takes over.
+    pub const INTERRUPTED: &str = "RetryInterrupted";
     pub const START_TIMEOUT: &str = "StartTimeout";
     pub const GATE_TIMEOUT: &str = "GateTimeout";
     pub const GATE_CANCELLED: &str = "GateCancelled";

@@ -74,6 +74,9 @@ pub struct Header {
     /// The run whose idempotency keys its handlers get, if it is another; see [`Header::key_run`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub key_run: Option<RunId>,
+    /// It is a retry or a rerun that has not got everything yet that it takes over.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub taking_over: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub continued_as: Option<RunId>,
     /// The run at the top of the tree of children that it is part of; none if it is at the top itself.
@@ -468,18 +471,13 @@ pub enum Taken {
 }
 
 impl Reused {
-    /// The same with its payloads as `carry` gives them: those of another run, as JSON.
-    pub fn carried(self, mut carry: impl FnMut(&Data) -> Data) -> Reused {
-        Reused {
-            how: match self.how {
-                Taken::Whole(End::Completed(output)) => Taken::Whole(End::Completed(carry(&output))),
-                Taken::Inside { gate } => Taken::Inside { gate: gate.as_ref().map(&mut carry) },
-                other => other,
-            },
-            input: self.input.as_ref().map(&mut carry),
-            emits: self.emits.into_iter().map(|(event, payload)| (event, carry(&payload))).collect(),
-            ..self
-        }
+    pub fn payloads(&self) -> impl Iterator<Item = &Data> {
+        let own = match &self.how {
+            Taken::Whole(End::Completed(output)) => Some(output),
+            Taken::Whole(_) => None,
+            Taken::Inside { gate } => gate.as_ref(),
+        };
+        own.into_iter().chain(&self.input).chain(self.emits.iter().map(|(_, payload)| payload))
     }
 }
 

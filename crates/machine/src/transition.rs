@@ -17,6 +17,12 @@ use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Phase, Reused, i
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Input {
     Start(Box<Start>),
+    /// Values that a retry or a rerun takes over, beyond those that it started with.
+    TakeOver {
+        values: Vec<(ValueId, Data)>,
+        /// More of them come.
+        more: bool,
+    },
     Report(Report),
     /// A task's time is up, by the store's clock.
     Expired {
@@ -110,8 +116,18 @@ pub struct Start {
     pub key_run: Option<RunId>,
     /// Of a retry or a rerun: who asked for it.
     pub again: Option<Again>,
-    /// What a retry or a rerun takes over from `retry_of`.
+    /// What a retry or a rerun takes over from `retry_of`. References in it, and in its input, are to values of that run,
+    /// which get the same ids in this one.
     pub reuse: Vec<Reused>,
+    /// Of a retry or a rerun: values of `retry_of` that are referred to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<(ValueId, Data)>,
+    /// More of them come as [`Input::TakeOver`], and the run does not begin before it has all.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub more_values: bool,
+    /// The first id of a value that is free.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub next_value: u32,
     /// Of a continued run: the events its forerunner took.
     pub cursors: BTreeMap<String, u64>,
     /// Of a continued run: since when events count.

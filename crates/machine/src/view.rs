@@ -328,6 +328,16 @@ impl RunView {
         }
     }
 
+    /// A step without a past, for the records to come.
+    pub(crate) fn add_step(&mut self, key: &str) {
+        self.step(key);
+    }
+
+    /// Removes a step that is not waiting for anything; the counters stay as they are.
+    pub(crate) fn remove_step(&mut self, key: &str) {
+        self.steps.remove(key);
+    }
+
     fn is_code(&self) -> bool {
         self.declared_steps == 0 && (self.queue.is_some() || self.driver.is_some())
     }
@@ -407,6 +417,11 @@ impl StepView {
             Phase::Ended { outcome: Outcome::Failed(error), .. } => Some(error),
             _ => None,
         }
+    }
+
+    /// It has ended and will not be tried again: a failed step of a code run may be.
+    pub(crate) fn has_ended_for_good(&self) -> bool {
+        matches!(&self.phase, Phase::Ended { outcome, .. } if !matches!(outcome, Outcome::Failed(_)))
     }
 
     pub fn ended_at(&self) -> Option<Millis> {

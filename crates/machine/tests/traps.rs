@@ -1641,6 +1641,35 @@ steps:
 }
 
 #[test]
+fn a_retry_waits_for_all_values_that_it_takes_over() {
+    let mut t = Trial::new("{name: f, steps: {a: {}, b: {after: [a], retry: {attempts: 1}}}}", json!("in"));
+    let large = json!("x".repeat(1000));
+    t.complete("a", large.clone());
+    t.fail("b", "no");
+    let complete = again(&t, decide::retry(&t.kept().flow, &t.kept().run));
+    assert!(!complete.values.is_empty());
+    let values = complete.values.clone();
+    let start = Start { values: Vec::new(), more_values: true, ..complete };
+    t.run = t.model.start("f", start.clone());
+    assert_eq!((t.status(), t.offered().len()), ("pending", 0));
+    t.send(Input::TakeOver { values: Vec::new(), more: true });
+    assert_eq!((t.status(), t.offered().len()), ("pending", 0));
+    let first_new = t.kept().run.header.next_value;
+    t.send(Input::TakeOver { values: values.clone(), more: false });
+    assert_eq!((t.offered(), t.output_of("a")), (vec!["b".to_owned()], large.clone()));
+    t.complete("b", large);
+    assert_eq!((t.status(), t.kept().timers.len()), ("completed", 0));
+    assert!(values.iter().all(|(id, _)| id.0 < first_new) && t.kept().run.header.next_value > first_new);
+    // Whoever sends them has died: the run fails, and takes nothing more.
+    t.run = t.model.start("f", start);
+    t.send(Input::Due(TimerKey { activation: ActId(0), kind: TimerKind::Delay }));
+    assert_eq!(t.status(), "failed");
+    assert!(t.kinds().contains(&"flow.failed".to_owned()), "{:?}", t.kinds());
+    let late = t.model.submit(t.run, vec![Input::TakeOver { values, more: false }]);
+    assert_eq!(late, [Answer::Closed]);
+}
+
+#[test]
 fn a_retry_and_a_rerun_say_right_after_their_start_who_asked_for_them() {
     let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
     t.fail("a", "x");

@@ -92,6 +92,11 @@ impl Decider<'_> {
             return Ok(Answer::Nothing);
         }
         match timer.kind {
+            TimerKind::Delay if self.header.phase == Phase::Delayed && self.header.taking_over => {
+                let message = "what it takes over from the earlier run did not arrive in full; try again";
+                self.fail_run(Failure::new(kind::INTERRUPTED, message))?;
+                applied()
+            }
             TimerKind::Delay if self.header.phase == Phase::Delayed => {
                 self.set_going(id);
                 applied()

@@ -203,6 +203,7 @@ impl<'a> Decider<'a> {
         }
         match input {
             Input::Start(_) => Ok(Answer::Nothing),
+            Input::TakeOver { values, more } => self.take_over_values(values, *more),
             _ if self.header.phase == Phase::New => Ok(Answer::Invalid("the run has not started".to_owned())),
             Input::Report(report) => self.report(report),
             Input::Expired { task, why, claim } => self.expired(*task, *why, claim),
@@ -366,6 +367,7 @@ fn target(input: &Input) -> Option<ActId> {
         | Input::ChildStarted { activation, .. }
         | Input::ChildEnded { activation, .. } => Some(*activation),
         Input::Start(_)
+        | Input::TakeOver { .. }
         | Input::Cancel { .. }
         | Input::Pause { .. }
         | Input::Resume { .. }

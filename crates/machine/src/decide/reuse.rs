@@ -220,20 +220,4 @@ impl Decider<'_> {
         let names = self.reuse.keys().chain(self.run.reuse.keys()).filter(|name| !self.reuse_done.contains(*name));
         names.take(super::MAX_TOUCHED).cloned().collect()
     }
-
-    /// What is taken over, with its payloads as values of this run.
-    pub(super) fn kept(&mut self, reused: &Reused) -> Reused {
-        let how = match &reused.how {
-            Taken::Whole(End::Completed(output)) => Taken::Whole(End::Completed(self.keep(output.clone()))),
-            Taken::Whole(other) => Taken::Whole(other.clone()),
-            Taken::Inside { gate } => Taken::Inside { gate: gate.clone().map(|gate| self.keep(gate)) },
-        };
-        Reused {
-            activation: reused.activation.clone(),
-            how,
-            input: reused.input.clone().map(|input| self.keep(input)),
-            emits: reused.emits.iter().map(|(event, payload)| (event.clone(), self.keep(payload.clone()))).collect(),
-            memo: reused.memo,
-        }
-    }
 }

@@ -3,14 +3,18 @@
 use super::{Decider, Done, Work};
 use crate::data::Data;
 use crate::flow::{Body, Graph};
-use crate::ids::ActId;
+use crate::ids::{ActId, Millis, ValueId};
 use crate::record::{ActName, Entry};
 use crate::run::{CodeHeader, Driver, Inside, Phase, Place, State, What};
 use crate::transition::{Again, Answer, Due, Input, MessageBody, Said, Start, TimerKind};
 
+/// How long a retry or a rerun waits for the next values that it takes over. Whoever sends them may have died.
+const TAKE_OVER_MS: Millis = 60_000;
+
 impl Decider<'_> {
     pub(super) fn start(&mut self, start: &Start) -> Done<Answer> {
         let root = self.create(Place::Root);
+        self.header.next_value = start.next_value;
         let input = self.keep(start.input.clone().unwrap_or_else(Data::null));
         let header = &mut self.header;
         header.flow = self.flow.name.clone();
@@ -35,10 +39,8 @@ impl Decider<'_> {
             }
         };
         self.cursors.extend(start.cursors.clone());
-        for reused in &start.reuse {
-            let reused = self.kept(reused);
-            self.reuse.insert(reused.activation.clone(), reused);
-        }
+        self.reuse.extend(start.reuse.iter().map(|reused| (reused.activation.clone(), reused.clone())));
+        self.add_values(&start.values);
         self.record(Entry::FlowStart {
             flow_name: self.flow.name.clone(),
             version: self.flow.version.clone(),
@@ -64,6 +66,11 @@ impl Decider<'_> {
             self.set_timer(root, TimerKind::Deadline, Due::After(deadline));
         }
         match start.delay_ms {
+            _ if start.more_values => {
+                self.header.phase = Phase::Delayed;
+                self.header.taking_over = true;
+                self.set_timer(root, TimerKind::Delay, Due::After(TAKE_OVER_MS));
+            }
             Some(delay) if delay > 0 => {
                 self.header.phase = Phase::Delayed;
                 self.set_timer(root, TimerKind::Delay, Due::After(delay));
@@ -71,6 +78,27 @@ impl Decider<'_> {
             _ => self.set_going(root),
         }
         Ok(Answer::Applied(Said::default()))
+    }
+
+    /// More of the values that a retry or a rerun takes over.
+    pub(super) fn take_over_values(&mut self, values: &[(ValueId, Data)], more: bool) -> Done<Answer> {
+        if self.header.phase != Phase::Delayed || !self.header.taking_over {
+            return Ok(Answer::Closed);
+        }
+        self.add_values(values);
+        let root = ActId(0);
+        if more {
+            self.set_timer(root, TimerKind::Delay, Due::After(TAKE_OVER_MS));
+        } else {
+            self.header.taking_over = false;
+            self.clear_timer(root, TimerKind::Delay);
+            self.set_going(root);
+        }
+        Ok(Answer::Applied(Said::default()))
+    }
+
+    fn add_values(&mut self, values: &[(ValueId, Data)]) {
+        self.values.extend(values.iter().cloned());
     }
 
     pub(super) fn set_going(&mut self, root: ActId) {

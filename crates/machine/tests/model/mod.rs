@@ -114,10 +114,10 @@ impl Model {
 
     /// What a retry or a rerun of a run starts with.
     pub fn again(&self, run: RunId, reuse: Vec<run::Reused>) -> Start {
-        let plain = |data: &Data| Data::from(self.json(run, data));
-        let reuse = reuse.into_iter().map(|reused| reused.carried(plain)).collect();
-        let input = self.header(run).input.as_ref().map(plain);
-        Start { input, retry_of: Some(run), reuse, ..Start::default() }
+        let old = self.header(run);
+        let values = self.runs[&run].values.iter().map(|(id, value)| (*id, value.clone())).collect();
+        let (input, next_value) = (old.input.clone(), old.next_value);
+        Start { input, retry_of: Some(run), reuse, values, next_value, ..Start::default() }
     }
 
     /// Decides on the inputs and commits what comes of it; again until all are taken.

@@ -9,7 +9,7 @@ use eddyline_machine::RunId;
 use eddyline_machine::project::Projector;
 
 /// What all states may take together. Those not used for the longest time go first.
-const MAX_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 64 << 20;
 /// States of one run in which readers stopped: some readers, each at a place of its own.
 const MAX_STATES: usize = 4;
 /// While a timeline is folded a checkpoint is kept about every so many records, for those who begin to read elsewhere.
@@ -98,10 +98,10 @@ impl ProjectionCache {
         self.add(run, State { at, quiet, projector: Arc::new(projector), bytes, used: 0, checkpoint: false });
     }
 
-    /// Keeps a state on the way, if it has come far enough since the record `since`: about as many records as it has steps,
-    /// so that the copies take no longer than the folding. Whether it has come that far.
+    /// Keeps a state on the way, if it has come far enough since the record `since`: about as many records as it has open
+    /// steps, so that the copies take no longer than the folding. Whether it has come that far.
     pub fn pass(&self, run: RunId, which: u8, last: u64, at: u64, since: u64, projector: &Projector) -> bool {
-        if at < since + CHECKPOINT_EVERY || at < since + projector.view().steps().len() as u64 {
+        if at < since + CHECKPOINT_EVERY || at < since + projector.open_steps() as u64 {
             return false;
         }
         let bytes = projector.bytes();

@@ -66,9 +66,13 @@ pub async fn what_a_retry_takes_over_is_loaded_as_it_was_written(t: &mut Trial<'
     let (parsed, failed) = t.loaded(first).await;
     let reuse = eddyline_machine::decide::retry(&parsed, &failed);
     assert!(reuse.len() >= 3);
-    let plain = |_: &Data| Data::from(json!({"carried": true}));
-    let reuse: Vec<_> = reuse.into_iter().map(|reused| reused.carried(plain)).collect();
-    let commit = t.prepare_start(&flow, t.new_run(), Start { retry_of: Some(first), reuse, ..Start::default() }).await;
+    let mut ids = Vec::new();
+    reuse.iter().flat_map(|reused| reused.payloads()).for_each(|data| data.each_ref(&mut |stored| ids.push(stored.id)));
+    let values = t.store.values(first, &ids).await.unwrap();
+    assert!(!ids.is_empty());
+    let next_value = failed.header.next_value;
+    let start = Start { retry_of: Some(first), reuse, values, next_value, ..Start::default() };
+    let commit = t.prepare_start(&flow, t.new_run(), start).await;
     let mut model = Run::new(commit.transition.header.run);
     model.apply(&commit.transition, &parsed);
     t.commit(commit).await.unwrap();
