@@ -8,14 +8,19 @@ use std::time::Duration;
 use eddyline_machine::run::{Activation, End, GateState, Inside, State, TaskLog, Token, What};
 use eddyline_machine::{Data, Run, RunId, Transition, ValueId, ValueRef};
 use eddyline_store::{Map, Namespace};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::flows::Registered;
 
 /// Payloads of one run that are kept between decisions, in bytes. Larger ones are read again when they are needed: a
-/// thousand queued runs with inputs of 2 MiB would take 2 GiB. The list that a spread of 10,000 items goes over is kept: it
-/// goes with each of its tasks.
-const VALUES_BYTES: usize = 256 << 10;
+/// hundred queued runs with inputs of 2 MiB would fill the cache. The list that a spread of 10,000 items goes over is kept:
+/// the run's input goes with each of its tasks.
+const VALUES_BYTES: usize = 2 << 20;
+/// A payload takes about so many times as much memory as it takes to read ([`Data::read_bytes`]).
+const PARSED: usize = 2;
+/// What a list or an object takes that is small enough to be kept in a row, about.
+const SMALL_JSON: usize = 256;
 /// What an entry of a map takes beside its key and value, about.
 const MAP_ENTRY: usize = 48;
 /// A cached run takes so much beside what is counted: its place in the cache, allocations, its flow's name.
@@ -62,7 +67,7 @@ impl Hot {
 
     /// Payloads that were read, which are of that size in all.
     pub fn add_values(&mut self, values: Vec<(ValueId, Data)>, bytes: u64) {
-        self.values += MAP_ENTRY * values.len() + bytes as usize;
+        self.values += MAP_ENTRY * values.len() + PARSED * bytes as usize;
         self.run.values.extend(values);
     }
 
@@ -89,11 +94,22 @@ impl Hot {
 
 /// A payload is counted no further than what is kept of all, so this takes no longer for large ones.
 fn value_bytes(value: &Data) -> usize {
-    MAP_ENTRY + 2 * value.own_bytes(VALUES_BYTES + 1)
+    MAP_ENTRY + PARSED * value.read_bytes(VALUES_BYTES + 1)
 }
 
+/// A payload in a row. It is small, or it would be a stored value, so it is not walked through.
 fn data_bytes(data: &Data) -> usize {
-    size_of::<serde_json::Value>() + data.own_bytes(VALUES_BYTES)
+    let inside = match data {
+        Data::Json(json) => match &**json {
+            Value::String(text) => text.len(),
+            Value::Array(_) | Value::Object(_) => SMALL_JSON,
+            _ => 0,
+        },
+        Data::Ref(_) => 0,
+        Data::List(items) => items.len() * size_of::<Data>(),
+        Data::Map(fields) => fields.len() * (size_of::<Data>() + MAP_ENTRY),
+    };
+    size_of::<Value>() + inside
 }
 
 fn activation_bytes(activation: &Activation) -> usize {

@@ -23,7 +23,7 @@ fn on_damaged_store() -> (Rig, Arc<Hooked>, Arc<ManualClock>) {
 }
 
 /// Larger than what is cached of a run's payloads, so that it is read when the task is handed over.
-const LARGE: usize = 300_000;
+const LARGE: usize = 1_200_000;
 
 const FLOW: &str = "name: f\nsteps: {a: {input: {big: '${input.big}'}, retry: {attempts: 5}}}";
 

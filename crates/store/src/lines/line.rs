@@ -16,6 +16,10 @@ use crate::document::QueueRules;
 use crate::ids::{Map, Namespace};
 use crate::query::QueueState;
 
+/// A queue of no more pools than this keeps those that are empty: in most queues tasks come and go one by one, and to make
+/// and to drop a pool for each costs more than the task.
+const EMPTY_POOLS: usize = 8;
+
 #[derive(Debug)]
 pub(super) struct Line {
     pub ns: Namespace,
@@ -110,7 +114,7 @@ impl Line {
         let suit = &place.class.suit;
         let pool = self.pools.get_mut(suit)?;
         let unparked = pool.leave(&self.turns, &place.class, &place.key, place.rank);
-        if pool.is_empty() {
+        if pool.is_empty() && self.pools.len() > EMPTY_POOLS {
             self.pools.remove(suit);
             if let Some(of_kind) = self.suits.get_mut(&suit.kind)
                 && let Some(of_handler) = of_kind.get_mut(&suit.handler)
@@ -151,12 +155,14 @@ impl Line {
 
     fn suits(&self, offer: &Offer) -> Vec<Arc<Suit>> {
         if offer.handlers.is_empty() && offer.flows.is_empty() {
-            return self.pools.keys().filter(|suit| suit.suits(offer)).cloned().collect();
+            let waiting = self.pools.iter().filter(|(_, pool)| !pool.is_empty()).map(|(suit, _)| suit);
+            return waiting.filter(|suit| suit.suits(offer)).cloned().collect();
         }
         let of = |kind: Kind, name: &String| self.suits.get(&kind).and_then(|of_kind| of_kind.get(name));
         let handlers = offer.handlers.iter().filter_map(|handler| of(Kind::Step, handler));
         let flows = offer.flows.keys().filter_map(|flow| of(Kind::Run, flow));
-        handlers.chain(flows).flatten().filter(|suit| suit.suits(offer)).cloned().collect()
+        let waits = |suit: &Arc<Suit>| self.pools.get(suit).is_some_and(|pool| !pool.is_empty());
+        handlers.chain(flows).flatten().filter(|suit| suit.suits(offer) && waits(suit)).cloned().collect()
     }
 
     /// The task that is next among those that are offered and that nothing blocks, with its pool. Whatever is found to be
@@ -243,8 +249,9 @@ impl Line {
     /// Nothing is left of the tasks it had.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.pools.is_empty()
-            && self.suits.values().all(Map::is_empty)
+        self.pools.values().all(Pool::is_empty)
+            && self.pools.len() <= EMPTY_POOLS
+            && self.suits.values().map(Map::len).sum::<usize>() <= EMPTY_POOLS
             && self.ages.is_empty()
             && self.claimed_of_flow.is_empty()
             && self.claimed == 0

@@ -70,8 +70,12 @@ pub(super) enum Spot {
 }
 
 /// Members in the order in which they are next. A member is a task, or something that has tasks.
+///
+/// A ring of one member keeps it apart: most queues are nearly empty, and need no more than that.
 #[derive(Debug)]
 pub(super) struct Ring<M> {
+    /// While this is something, there is nothing else.
+    only: Option<(Spot, M)>,
     by_key: Map<Key, OfKey<M>>,
     /// The first of each key.
     heads: BTreeSet<(u64, Rank, Key)>,
@@ -87,16 +91,31 @@ struct OfKey<M> {
 
 impl<M> Default for Ring<M> {
     fn default() -> Ring<M> {
-        Ring { by_key: Map::default(), heads: BTreeSet::new(), mixed: BTreeMap::new() }
+        Ring { only: None, by_key: Map::default(), heads: BTreeSet::new(), mixed: BTreeMap::new() }
     }
 }
 
 impl<M: Clone> Ring<M> {
     pub fn is_empty(&self) -> bool {
+        self.only.is_none() && self.has_no_others()
+    }
+
+    fn has_no_others(&self) -> bool {
         self.by_key.is_empty() && self.mixed.is_empty()
     }
 
     pub fn insert(&mut self, turns: &Turns, spot: Spot, member: M) {
+        match self.only.take() {
+            None if self.has_no_others() => self.only = Some((spot, member)),
+            None => self.insert_among(turns, spot, member),
+            Some((before, only)) => {
+                self.insert_among(turns, before, only);
+                self.insert_among(turns, spot, member);
+            }
+        }
+    }
+
+    fn insert_among(&mut self, turns: &Turns, spot: Spot, member: M) {
         let (key, rank) = match spot {
             Spot::Mixed(turn, rank) => {
                 self.mixed.insert((turn, rank), member);
@@ -122,6 +141,12 @@ impl<M: Clone> Ring<M> {
     }
 
     pub fn remove(&mut self, spot: &Spot) {
+        if let Some((only, _)) = &self.only {
+            if only == spot {
+                self.only = None;
+            }
+            return;
+        }
         let (key, rank) = match spot {
             Spot::Mixed(turn, rank) => {
                 self.mixed.remove(&(*turn, *rank));
@@ -148,6 +173,22 @@ impl<M: Clone> Ring<M> {
 
     /// Who is next, with its turn and rank. `look` says where a member of several keys is by now, and remembers it.
     pub fn first(&mut self, turns: &Turns, mut look: impl FnMut(&M) -> Option<(u64, Rank)>) -> Option<(u64, Rank, M)> {
+        if let Some((spot, member)) = &mut self.only {
+            let (turn, rank) = match spot {
+                Spot::Key(key, rank) => (turns.of(key), *rank),
+                Spot::Mixed(turn, rank) => match look(member) {
+                    Some(now) => {
+                        (*turn, *rank) = now;
+                        now
+                    }
+                    None => {
+                        self.only = None;
+                        return None;
+                    }
+                },
+            };
+            return Some((turn, rank, member.clone()));
+        }
         let mixed = loop {
             let Some((at, member)) = self.mixed.first_key_value() else { break None };
             let (at, member) = (*at, member.clone());
@@ -173,7 +214,10 @@ impl<M: Clone> Ring<M> {
 
     /// Where the ring as a whole is in another one.
     pub fn spot(&mut self, turns: &Turns, look: impl FnMut(&M) -> Option<(u64, Rank)>) -> Option<Spot> {
-        if self.mixed.is_empty() && self.by_key.len() == 1 {
+        if let Some((spot @ Spot::Key(..), _)) = &self.only {
+            return Some(spot.clone());
+        }
+        if self.only.is_none() && self.mixed.is_empty() && self.by_key.len() == 1 {
             let (key, of_key) = self.by_key.iter().next()?;
             return Some(Spot::Key(key.clone(), of_key.head.1));
         }

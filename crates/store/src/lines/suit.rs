@@ -1,21 +1,31 @@
 //! What tasks are alike in: who can do them, and what bounds them.
 
-use std::sync::Arc;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, OnceLock};
 
 use eddyline_machine::{Task, TaskKind};
+use foldhash::fast::RandomState;
 
 use super::bucket::BucketKey;
 use crate::claim::Offer;
 use crate::ids::Namespace;
 
 /// What any worker would take or leave together.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suit {
     pub flow: Arc<str>,
     pub kind: Kind,
     pub handler: String,
     requires: Vec<String>,
     build: Option<String>,
+    /// Of all of this: a suit is looked up several times for each task.
+    hash: u64,
+}
+
+impl Hash for Suit {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,19 +43,28 @@ pub(super) struct Class {
 
 impl Class {
     pub fn of(ns: &Namespace, flow: &Arc<str>, task: &Task) -> Class {
+        let kind = match task.kind {
+            TaskKind::Step => Kind::Step,
+            TaskKind::Run => Kind::Run,
+        };
+        let hash = hasher().hash_one((flow, kind, &task.handler, &task.requires, &task.build));
         let suit = Suit {
             flow: flow.clone(),
-            kind: match task.kind {
-                TaskKind::Step => Kind::Step,
-                TaskKind::Run => Kind::Run,
-            },
+            kind,
             handler: task.handler.clone(),
             requires: task.requires.clone(),
             build: task.build.clone(),
+            hash,
         };
         let limit = |(name, key): &(String, Option<String>)| Arc::new(BucketKey::limit(ns, name, key.as_deref()));
         Class { suit: Arc::new(suit), limits: task.limits.iter().map(limit).collect() }
     }
+}
+
+/// The same for all suits of a process: those that are alike have the same hash.
+fn hasher() -> &'static RandomState {
+    static HASHER: OnceLock<RandomState> = OnceLock::new();
+    HASHER.get_or_init(RandomState::default)
 }
 
 impl Suit {
