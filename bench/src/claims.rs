@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide, definition};
+use eddyline_language::definition;
+use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide};
 use eddyline_store::{
     ClaimRequest, Claimed, Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Expect, Namespace, Offer,
     RequestId, Result, RunCommit, Store, kind,

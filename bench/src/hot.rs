@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide, definition};
+use eddyline_language::definition;
+use eddyline_machine::{Claim, Data, Env, Flow, Input, Op, Report, Run, RunId, Start, TaskRef, decide};
 use eddyline_store::{ClaimRequest, Claimed, Command, CommandId, Namespace, Offer, RequestId, RunCommit, Store};
 use futures_util::future::join_all;
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use eddyline_machine::data::MAX_BUILT_BYTES;
+use eddyline_language::data::MAX_BUILT_BYTES;
 use eddyline_machine::memo::{MemoEntry, MemoState};
 use eddyline_machine::run::{End, Header, MemoKind};
 use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, Unbuilt, ValueId};

@@ -1,6 +1,6 @@
 //! What a caller is told when something cannot be done.
 
-use eddyline_machine::definition::Problems;
+use eddyline_language::definition::Problems;
 use eddyline_machine::{Millis, RunId};
 use eddyline_store::StoreError;
 

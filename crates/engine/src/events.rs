@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use eddyline_machine::definition::wrong_name;
+use eddyline_language::definition::wrong_name;
 use eddyline_machine::{
     ActId, Data, Due as Since, EventWait, GateChange, Input, Message, MessageBody, Millis, OpenedBy, RunId, Transition,
     canonical_json,

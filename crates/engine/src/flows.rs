@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use eddyline_machine::definition::{self, Parsed, Problem, Problems};
-use eddyline_machine::flow::{Since, Waits};
+use eddyline_language::definition::{self, Parsed, Problem, Problems};
+use eddyline_language::flow::{Since, Waits};
 use eddyline_machine::{ActId, Flow, Millis, Run, StepId};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Namespace, Store,

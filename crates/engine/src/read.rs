@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use eddyline_language::time::iso;
 use eddyline_machine::explain::{Bound, Explanation, Lack, WaitsFor, explain};
 use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
-use eddyline_machine::time::iso;
 use eddyline_machine::view::{AttemptView, RunView, StepView};
 use eddyline_machine::{ActId, Data, Failure, Fence, Millis, Numbered, RunId, Status, TimerKind};
 use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary, TaskRow, TimerRow};

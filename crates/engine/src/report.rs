@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use eddyline_machine::definition::wrong_name;
+use eddyline_language::definition::wrong_name;
 use eddyline_machine::{
     Answer, Claim, CodeOp, CodeWait, Data, Due, Expiry, Failure, Fence, Input, Millis, Op, Report, RunId, TaskKind,
     TaskRef,

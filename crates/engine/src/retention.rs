@@ -1,6 +1,7 @@
 //! Deletes what is old enough: timelines first, headers and with them the run index later.
 
-use eddyline_machine::{Millis, time};
+use eddyline_language::time;
+use eddyline_machine::Millis;
 use eddyline_store::{Change, Page, RunFilter, Trim};
 
 use crate::chore::Chore;

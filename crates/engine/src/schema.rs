@@ -11,7 +11,7 @@ mod tests;
 
 use std::fmt::{self, Write as _};
 
-use eddyline_machine::definition::SchemaFault;
+use eddyline_language::definition::SchemaFault;
 use jsonschema::error::ValidationErrorKind;
 use jsonschema::{PatternOptions, ReferencingError, ValidationError, Validator};
 use serde_json::Value;

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use eddyline_language::definition::Problems;
 use eddyline_machine::Millis;
-use eddyline_machine::definition::Problems;
 use eddyline_store::{Expect, MAX_PAGE, Namespace, Offer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

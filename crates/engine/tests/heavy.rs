@@ -16,7 +16,7 @@ use rig::{LONG, Rig, claim, done};
 use serde_json::json;
 use tokio::sync::watch;
 
-const HEAVY: &str = "name: heavy\nsteps: {a: {set: '${size(range(20000).filter(i, i % 2 == 0))}'}}";
+const HEAVY: &str = "name: heavy\nsteps: {a: {set: '${size(range(100000).filter(i, i % 2 == 0))}'}}";
 const LIGHT: &str = "name: light\nsteps: {a: {}}";
 
 /// An engine that is held up wherever it makes a decision on a thread of its own, until it is let go.
@@ -72,8 +72,10 @@ async fn other_runs_go_on_while_a_heavy_decision_is_made() {
 async fn inputs_that_come_while_a_heavy_decision_is_made_are_decided_after_it() {
     let decided = Arc::default();
     let (rig, go) = held_up(&decided);
-    rig.register("name: f\nsteps: {a: {}, b: {after: [a], set: '${size(range(20000).filter(i, i % 2 == 0))}'}, c: {}}")
-        .await;
+    rig.register(
+        "name: f\nsteps: {a: {}, b: {after: [a], set: '${size(range(100000).filter(i, i % 2 == 0))}'}, c: {}}",
+    )
+    .await;
     let run = rig.start("f", json!(null)).await;
     let (a, c) = (rig.claim("w").await.unwrap(), rig.claim("w").await.unwrap());
     assert_eq!((a.activation.as_str(), c.activation.as_str()), ("a", "c"));
@@ -96,8 +98,10 @@ async fn an_act_of_another_namespace_on_a_run_that_waits_for_its_decision_change
     let decided = Arc::default();
     let (rig, go) = held_up(&decided);
     rig.register(HEAVY).await;
-    rig.register("name: f\nsteps: {a: {}, b: {after: [a], set: '${size(range(20000).filter(i, i % 2 == 0))}'}, c: {}}")
-        .await;
+    rig.register(
+        "name: f\nsteps: {a: {}, b: {after: [a], set: '${size(range(100000).filter(i, i % 2 == 0))}'}, c: {}}",
+    )
+    .await;
     let run = rig.start("f", json!(null)).await;
     let (a, c) = (rig.claim("w").await.unwrap(), rig.claim("w").await.unwrap());
     let rig = Arc::new(rig);
@@ -325,7 +329,7 @@ async fn a_claim_beside_a_heavy_decision_is_answered() {
 async fn heavy_runs_that_do_not_fit_into_the_cache_are_all_decided() {
     // Only the run that was used last is cached.
     let mut rig = Rig::on(Arc::new(Memory::new()), Config { cache_bytes: 1, ..Config::default() });
-    let set = "${size(range(20000).filter(i, i % 2 == 0)) + size(input)}";
+    let set = "${size(range(100000).filter(i, i % 2 == 0)) + size(input)}";
     rig.register(&format!("name: f\nsteps: {{a: {{}}, b: {{after: [a], set: '{set}'}}}}")).await;
     let input = json!("x".repeat(100 << 10));
     let mut runs = Vec::new();
@@ -353,7 +357,7 @@ async fn due_items_of_one_namespace_leave_room_for_those_of_others() {
     // More messages and more timers than may be under way, all of them for runs that wait for a thread.
     rig.register(HEAVY).await;
     rig.register("name: many\nsteps: {each: {spread: 'range(60)', flow: heavy}}").await;
-    rig.register("name: nap\nsteps: {nap: {await: {time: 10ms}}, a: {after: [nap], set: '${size(range(20000).filter(i, i % 2 == 0))}'}}")
+    rig.register("name: nap\nsteps: {nap: {await: {time: 10ms}}, a: {after: [nap], set: '${size(range(100000).filter(i, i % 2 == 0))}'}}")
         .await;
     rig.start("many", json!(null)).await;
     for _ in 0..60 {

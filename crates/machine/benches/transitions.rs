@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion};
+use eddyline_language::definition;
 use eddyline_machine::*;
 use serde_json::{Value, json};
 

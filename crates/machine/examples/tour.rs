@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use eddyline_language::definition;
 use eddyline_machine::wire::{WireContext, to_wire};
 use eddyline_machine::*;
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use eddyline_machine::definition::{analysis, parse};
+use eddyline_language::definition::{analysis, parse};
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::flow::{Action, Flow, Graph, Source, Waits};
 use crate::ids::{ActId, Fence, RunId};
 use crate::run::{Activation, Activations, Driver, GateState, Inside, Phase, Place, Run, State, Token, What};
+use eddyline_language::flow::{Action, Flow, Graph, Source, Waits};
 
 /// What one activation waits for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -161,7 +161,7 @@ fn arms(graph: &Graph, run: &Run, activation: &Activation) -> Vec<ArmView> {
     let step = graph.step(step);
     let Some(body) = run.at(scope).body else { return Vec::new() };
     let sender = |step| ActId(body.first.0 + graph.step(step).slot);
-    let view = |(arm, token): (&crate::flow::Arm, &Token)| {
+    let view = |(arm, token): (&eddyline_language::flow::Arm, &Token)| {
         let senders: Vec<ActId> = match arm.source {
             Source::Step(step, _) => vec![sender(step)],
             Source::Event(event) => {
@@ -212,8 +212,8 @@ fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> Wait
         }
         (_, Some((Action::Worker(worker), _))) => (worker.handler.clone(), worker.queue.clone()),
         _ => match &flow.body {
-            crate::flow::Body::Code(code) => (flow.name.clone(), code.queue.clone()),
-            crate::flow::Body::Graph(_) => Default::default(),
+            eddyline_language::flow::Body::Code(code) => (flow.name.clone(), code.queue.clone()),
+            eddyline_language::flow::Body::Graph(_) => Default::default(),
         },
     };
     WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence, bound: None, lack: None }

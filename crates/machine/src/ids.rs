@@ -2,40 +2,15 @@
 
 use std::fmt;
 
+use eddyline_language::number;
+pub use eddyline_language::{Millis, ScopeId, StepId, ValueId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-macro_rules! number {
-    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-        #[serde(transparent)]
-        pub struct $name(pub $inner);
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-    };
-}
-
-number!(
-    /// A step of a definition: its index in [`crate::Graph::steps`].
-    StepId(u32)
-);
-number!(
-    /// A scope of a definition (the flow itself, a group, `finally`): its index in [`crate::Graph::scopes`].
-    ScopeId(u32)
-);
 number!(
     /// An activation of a run, numbered densely from 0 in the order of creation; 0 is the root (or the driver).
     ActId(u32)
-);
-number!(
-    /// A stored payload of a run, numbered densely, written once.
-    ValueId(u32)
 );
 number!(
     /// Grows with every task of a run; a report is true only if it carries the fence of the task as it is now.
@@ -45,9 +20,6 @@ number!(
     /// The version of a run: it grows by one with each commit.
     Version(u64)
 );
-
-/// Milliseconds: of a span, or since the Unix epoch.
-pub type Millis = i64;
 
 /// A run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]

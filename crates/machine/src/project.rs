@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::ids::RunId;
 use crate::record::{Entry, GateId, GateReason, Numbered};
-use crate::time::Time;
 use crate::view::{DRIVER, Gate, RunView, StepView};
+use eddyline_language::time::Time;
 
 /// Turns a run's records, in order, into the records of its projection streams.
 #[derive(Debug, Clone)]

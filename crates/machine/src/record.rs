@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
-use crate::data::Data;
 use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis, RunId};
+use eddyline_language::data::Data;
 
 /// A record before the store has numbered it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::Data;
 use crate::decide::Work;
 use crate::failure::Failure;
-use crate::flow::{Body, Flow, Graph, Retry};
 use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Reason, Skipped, TriggeredBy};
 use crate::transition::{Start, Transition};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Body, Flow, Graph, Retry};
 
 /// How many tasks of one activation are remembered, for reports that come twice.
 pub const REMEMBERED_TASKS: usize = 8;

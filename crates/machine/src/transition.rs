@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
-use crate::data::Data;
 use crate::decide::child::child_id;
 use crate::failure::Failure;
-use crate::flow::Retry;
 use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, GateReason, Record, TriggeredBy};
 use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Phase, Reused, is_default};
+use eddyline_language::data::Data;
+use eddyline_language::flow::Retry;
 
 /// One thing that happens to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use serde_json::Number;
 
-use crate::data::Data;
 use crate::failure::Failure;
 use crate::ids::{Millis, RunId};
 use crate::record::{ActName, Entry, GateId, GateReason, Numbered, Reason, Scheduled, Skipped};
+use eddyline_language::data::Data;
 
 /// The step key of a code run's function. It has a task and attempts, but it is no step: it is neither counted nor listed.
 pub const DRIVER: &str = "@run";

@@ -5,12 +5,12 @@ use std::io;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::data::{Data, INLINE_BYTES};
 use crate::ids::RunId;
 use crate::project::{Projection, gate_name, timeline_stream};
 use crate::record::{Entry, Numbered, Record, Scheduled};
-use crate::time::{Time, iso};
 use crate::view::due;
+use eddyline_language::data::{Data, INLINE_BYTES};
+use eddyline_language::time::{Time, iso};
 
 /// The JSON of a record takes no more than this.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
@@ -204,7 +204,7 @@ pub fn reference(run: RunId, data: &Data) -> Value {
             fields.iter().map(|(key, item)| (key.to_string(), reference(run, item))).collect::<Map<_, _>>().into()
         }
         Data::Json(json) if data.own_bytes(INLINE_BYTES) <= INLINE_BYTES => Value::clone(json),
-        Data::Json(_) => json!({"$value": null, "bytes": data.bytes(crate::data::MAX_BUILT_BYTES)}),
+        Data::Json(_) => json!({"$value": null, "bytes": data.bytes(eddyline_language::data::MAX_BUILT_BYTES)}),
     }
 }
 
@@ -250,12 +250,12 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::data::ValueRef;
     use crate::failure::Failure;
     use crate::ids::{Fence, ValueId};
     use crate::project::Projector;
     use crate::record::Attempt;
     use crate::view::tests::timeline;
+    use eddyline_language::data::ValueRef;
 
     const TAGS: [String; 0] = [];
 
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_payload_that_is_elsewhere_is_a_reference() {
-        let stored = Data::Ref(ValueRef { id: ValueId(3), bytes: 70_000, depth: 1, read: 0 });
+        let stored = Data::Ref(ValueRef { id: ValueId(3), bytes: 70_000, depth: 1, read_size: Default::default() });
         let wire = to_wire(&ctx(), &result(stored.clone()), &inline);
         let key = "00000000-0000-0000-0000-000000000000/3";
         assert_eq!(wire["data"], json!({"stepKey": "pay", "result": {"$value": key, "bytes": 70_000}}));

@@ -4,7 +4,8 @@
 
 mod model;
 
-use eddyline_machine::expr::EVALUATION;
+use eddyline_language::definition;
+use eddyline_language::expr::EVALUATION;
 use eddyline_machine::*;
 use model::Trial;
 use serde_json::json;

@@ -15,8 +15,8 @@ mod tour;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use eddyline_machine::definition::{self, Parsed, Problems};
-use eddyline_machine::expr::{self, Expr, Fuel, Names, Table, Template, Val};
+use eddyline_language::definition::{self, Parsed, Problems};
+use eddyline_language::expr::{self, Expr, Fuel, Names, Table, Template, Val};
 use eddyline_machine::{Data, Millis, ValueId};
 use page::{EXPRESSIONS, FLOWS, PAGES, README, TIMELINE};
 use serde_json::Value;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use eddyline_machine::expr::{Cost, Expr, Fuel, Names, Stop, Table, Template, Val};
+use eddyline_language::expr::{Cost, Expr, Fuel, Names, Stop, Table, Template, Val};
 use eddyline_machine::{Data, Millis, ValueId};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};

@@ -27,7 +27,9 @@ const CASES: [Case; 6] = [
     ("texts", || inline(|n| json!(format!("{n:0200}")))),
     ("lists of numbers", || inline(|n| json!(vec![n; 50]))),
     ("objects", || inline(|n| json!({"id": n, "name": format!("item {n}"), "tags": ["a", "b"]}))),
-    ("references", || list(|n| Data::Ref(ValueRef { id: ValueId(n as u32), bytes: 1_000, depth: 1, read: 1_000 }))),
+    ("references", || {
+        list(|n| Data::Ref(ValueRef { id: ValueId(n as u32), bytes: 1_000, depth: 1, read_size: Default::default() }))
+    }),
     ("fields", || {
         Data::Map(Arc::new((0..ELEMENTS).map(|n| (format!("key {n}").into(), Data::from(json!(n)))).collect()))
     }),

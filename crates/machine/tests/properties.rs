@@ -7,7 +7,7 @@
 
 mod model;
 
-use eddyline_machine::expr::Cost;
+use eddyline_language::expr::Cost;
 use eddyline_machine::run::{Phase, Place};
 use eddyline_machine::*;
 use model::tape::Tape;

@@ -4,6 +4,7 @@
 
 mod model;
 
+use eddyline_language::definition;
 use eddyline_machine::run::Token;
 use eddyline_machine::*;
 use model::{Model, Trial};
@@ -582,7 +583,7 @@ fn what_is_only_passed_on_is_never_loaded() {
         task: TaskRef { activation: task.activation, fence: task.fence },
         seq: None,
         op: Op::Complete {
-            output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002, depth: 0, read: 0 }),
+            output: Data::Ref(ValueRef { id: ValueId(77), bytes: 4002, depth: 0, read_size: Default::default() }),
             emits: vec![],
             logs: vec![],
         },

@@ -375,19 +375,25 @@ impl Lines {
         self.bounds.held_until(&BucketKey::queue(&line.ns, &line.name), Some(rate), now)
     }
 
+    /// Gives a task that is offered to a worker. In place: this happens to every task.
     fn hand_over(&mut self, run: RunId, fence: Fence, request: &ClaimRequest, now: Millis) -> Option<Held> {
-        let memo = self.runs.get(&run)?.memo;
-        let line = self.runs.get(&run)?.tasks.get(&fence)?.line;
+        let Lines { lines, runs, waiters, bounds, requests, expiries, .. } = self;
+        let of_run = runs.get_mut(&run)?;
+        let memo = of_run.memo;
+        let entry = of_run.tasks.get_mut(&fence)?;
+        let (line, class) = (&mut lines[entry.line], &entry.place.class);
         // Served first: a key that comes back after its last task was claimed has had its turn.
-        let key = self.runs.get(&run)?.tasks.get(&fence)?.place.key.clone();
-        self.lines[line].served(&key);
-        let (entry, _) = self.unlink(run, fence)?;
-        let line = &self.lines[line];
-        if let Some(rate) = line.rules.rate {
-            self.bounds.spend_rate(&BucketKey::queue(&line.ns, &line.name), rate, now);
+        line.served(&entry.place.key);
+        if let Some(bound) = line.leave(&entry.place) {
+            waiters.drop(&bound, entry.line, &class.suit);
         }
-        self.bounds.spend(&entry.place.class, now);
-        let build = request.offer.build_of(&entry.place.class.suit.handler).map(str::to_owned);
+        if let Some(rate) = line.rules.rate {
+            bounds.spend_rate(&BucketKey::queue(&line.ns, &line.name), rate, now);
+        }
+        bounds.spend(class, now);
+        line.count(&class.suit.flow, 1);
+        bounds.count(class, 1);
+        let build = request.offer.build_of(&class.suit.handler).map(str::to_owned);
         let held = Held {
             worker: request.worker.clone(),
             request: request.request,
@@ -397,7 +403,13 @@ impl Lines {
             deadline: entry.timeout_ms.map(|ms| now + ms),
             claim: Claim { build, memo },
         };
-        self.link(run, fence, Entry { held: Some(held.clone()), ..entry });
+        requests.entry(request.request).or_default().push((run, fence));
+        entry.held = Some(held.clone());
+        if let Some(at) = entry.expiry {
+            expiries.remove(&(at, run, fence));
+        }
+        entry.expiry = entry.expires_at();
+        expiries.extend(entry.expiry.map(|at| (at, run, fence)));
         Some(held)
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use eddyline_machine::definition::SchemaFault;
+use eddyline_language::definition::SchemaFault;
 use serde_json::{Map, Value};
 
 /// So many subschemas apply to one value, each because of the one before.

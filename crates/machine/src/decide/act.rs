@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use super::report::applied;
 use super::{Decider, Done};
 use crate::failure::{Failure, kind};
-use crate::flow::{Source, When};
 use crate::ids::{ActId, StepId};
 use crate::record::{ActName, Entry, Reason, Skipped};
 use crate::run::{Activations, End, Phase, Place, State};
 use crate::transition::{Answer, StepAct, TimerKind};
+use eddyline_language::flow::{Source, When};
 
 impl Decider<'_> {
     pub(super) fn act(&mut self, name: &str, by: &str, act: &StepAct) -> Done<Answer> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{Decider, Done, Work};
-use crate::data::Data;
 use crate::failure::{Failure, kind};
-use crate::flow::{Action, Source, When};
 use crate::ids::ActId;
 use crate::record::{Entry, Scheduled};
 use crate::run::{Activations, End, GateState, Place, Token};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Action, Source, When};
 
 impl Decider<'_> {
     /// Past its gate: a spread makes items, anything else goes on by itself.
@@ -74,7 +74,7 @@ impl Decider<'_> {
     fn inline(
         &mut self,
         id: ActId,
-        template: &crate::expr::Template,
+        template: &eddyline_language::expr::Template,
         then: impl Fn(&mut Self, ActId, Data) -> Done<End>,
     ) -> Done {
         let end = match self.fill_in(id, template)? {

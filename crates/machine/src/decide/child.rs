@@ -9,13 +9,13 @@ use serde_json::json;
 
 use super::report::applied;
 use super::{COUNTED_BYTES, Decider, Done, MAX_DEPTH};
-use crate::data::Data;
-use crate::expr::Cost;
 use crate::failure::{Failure, kind};
 use crate::ids::{ActId, RunId};
 use crate::record::Scheduled;
 use crate::run::{Activations, End, Parent, State};
 use crate::transition::{Answer, ChildEnd, MessageBody, Start};
+use eddyline_language::data::Data;
+use eddyline_language::expr::Cost;
 
 impl Decider<'_> {
     pub(super) fn start_child(&mut self, id: ActId, flow: &str, detached: bool) -> Done {

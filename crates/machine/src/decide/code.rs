@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::gate::Arrival;
 use super::report::applied;
 use super::{Decider, Done, Work};
-use crate::data::Data;
 use crate::failure::{Failure, kind};
-use crate::flow::{Body, CodeFlow, Since};
 use crate::ids::{ActId, Fence};
 use crate::record::{Entry, GateReason, Reason};
 use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, Taken, TaskLog, What};
 use crate::transition::{Answer, CodeOp, CodeWait, Decision, Due, GateChange, MessageBody, Op, Said, Start, TimerKind};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Body, CodeFlow, Since};
 
 /// How long the name of a step of a code run may be.
 pub const MAX_NAME_BYTES: usize = 512;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::child::child_id;
 use super::{Decider, Done, Work};
-use crate::data::Data;
 use crate::failure::{Failure, MAX_ALSO};
 use crate::ids::ActId;
 use crate::record::{Entry, Scheduled};
 use crate::run::{Activations, End, Outcome, Phase, Place, undo_order};
 use crate::transition::{ChildEnd, Due, Input, MessageBody, TimerKind};
+use eddyline_language::data::Data;
 
 impl Decider<'_> {
     /// The root has ended: the outcome is known.

@@ -1,9 +1,9 @@
 //! What a decision depends on besides the run and its inputs, and why there may be none.
 
 use super::{BUDGET, MAX_ACTIVATIONS, MAX_TOUCHED};
-use crate::data::ValueRef;
-use crate::expr::Cost;
 use crate::ids::Millis;
+use eddyline_language::data::ValueRef;
+use eddyline_language::expr::Cost;
 
 /// What a decision depends on besides the run and its inputs.
 #[derive(Debug, Clone)]

@@ -1,14 +1,14 @@
 //! Gates: arrival, opening (early, once), time, timeout, cancelling.
 
 use super::{Decider, Done};
-use crate::data::Data;
 use crate::failure::{Failure, kind};
-use crate::flow::{Gate, OnTimeout, Since, Waits};
 use crate::ids::{ActId, Millis};
 use crate::record::{ActName, Entry, GateReason, Skipped, TriggeredBy};
 use crate::run::{Activations, End, GateState, Place, State};
-use crate::time::span;
 use crate::transition::{Answer, Due, EventWait, GateArrival, GateChange, OpenedBy, Said, TimerKind};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Gate, OnTimeout, Since, Waits};
+use eddyline_language::time::span;
 
 /// What an activation waits for at its gate, with everything evaluated.
 pub(super) struct Arrival {

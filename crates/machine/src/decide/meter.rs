@@ -3,8 +3,8 @@
 use std::mem;
 
 use super::Env;
-use crate::data::ValueRef;
-use crate::expr::{Cost, EVALUATION, Fuel};
+use eddyline_language::data::ValueRef;
+use eddyline_language::expr::{Cost, EVALUATION, Fuel};
 
 /// Counts what a decision costs: for each piece of work, so that one that is too much fails by itself, and in all, so
 /// that the rest is put off when it is enough for one transition. A stored value counts for each piece of work that reads

@@ -31,16 +31,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Data, INLINE_BYTES, ValueRef};
-use crate::expr::Cost;
 use crate::failure::{Failure, kind};
-use crate::flow::{Flow, Graph, Step};
 use crate::ids::{ActId, Chance, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, Record, Skipped};
 use crate::run::{Activation, Activations, Emitted, End, Header, Inside, Phase, Place, Reused, Run, State};
 use crate::transition::{
     Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
 };
+use eddyline_language::data::{Data, INLINE_BYTES, RoughSize, ValueRef};
+use eddyline_language::expr::Cost;
+use eddyline_language::flow::{Flow, Graph, Step};
 
 use meter::Meter;
 
@@ -53,7 +53,7 @@ pub use reuse::{rerun, retry};
 /// How many activations one transition touches at most; the rest follows by a message of the run to itself.
 pub const MAX_TOUCHED: usize = 1_000;
 /// What one transition uses at most before the rest is put off in the same way. The piece of work that it is at is
-/// finished, and that uses at most [`crate::expr::EVALUATION`]; so a transition takes no longer than both together.
+/// finished, and that uses at most [`eddyline_language::expr::EVALUATION`]; so a transition takes no longer than both together.
 pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20, read: 16 << 20 };
 /// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided on, and a run is
 /// decided on as a whole: two such runs fit into the engine's cache. Runs that do not are loaded whole for each commit.
@@ -499,9 +499,9 @@ impl<'a> Decider<'a> {
         self.header.next_value += 1;
         let own = data.own_bytes(COUNTED_BYTES) as u64;
         self.meter.add(Cost { steps: own / 16, bytes: own, read: 0 });
-        let counted = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-        let (bytes, read) = (counted(data.bytes(COUNTED_BYTES)), counted(data.read_bytes(COUNTED_BYTES)));
-        let stored = ValueRef { id, bytes, depth: data.depth(), read };
+        let bytes = u32::try_from(data.bytes(COUNTED_BYTES)).unwrap_or(u32::MAX);
+        let read_size = RoughSize::of(data.read_bytes(COUNTED_BYTES));
+        let stored = ValueRef { id, bytes, depth: data.depth(), read_size };
         self.values.insert(id, data);
         Data::Ref(stored)
     }

@@ -7,13 +7,13 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Decider, Done, Halt};
-use crate::data::{Data, Unbuilt, ValueRef};
-use crate::expr::{Expr, Fuel, Names, Stop, Table, Template, Text, Val};
 use crate::failure::{Failure, kind};
-use crate::flow::{Action, Graph};
 use crate::ids::{ActId, Millis, ScopeId, ValueId};
 use crate::record::Skipped;
 use crate::run::{Activation, Activations, End, GateState, Inside, Outcome, Phase, Place, What};
+use eddyline_language::data::{Data, Unbuilt, ValueRef};
+use eddyline_language::expr::{Expr, Fuel, Names, Stop, Table, Template, Text, Val};
+use eddyline_language::flow::{Action, Graph};
 
 /// How large the key of an event, a limit or a queue may be.
 pub const MAX_KEY_BYTES: usize = 1024;

@@ -1,10 +1,10 @@
 //! The one rule of readiness: one token an arm, one decision an activation, as soon as the answer is certain.
 
 use super::{Decider, Done, Halt, Work};
-use crate::flow::{Join, Source};
 use crate::ids::ActId;
 use crate::record::Skipped;
 use crate::run::{Activations, GateState, Place, State, Token};
+use eddyline_language::flow::{Join, Source};
 
 impl Decider<'_> {
     /// Gives an arm its token.

@@ -1,12 +1,12 @@
 //! Repeat: rounds of a group, each with activations of its own, so nothing is ever reset.
 
 use super::{Decider, Done, Halt, Work};
-use crate::data::Data;
 use crate::failure::{Failure, kind};
-use crate::flow::{Action, Repeat, Test};
 use crate::ids::ActId;
 use crate::record::Scheduled;
 use crate::run::{Activations, End, Inside, Place, State, What};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Action, Repeat, Test};
 
 impl Decider<'_> {
     pub(super) fn begin_repeat(&mut self, id: ActId, repeat: &Repeat) -> Done {

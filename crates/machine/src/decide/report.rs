@@ -1,11 +1,11 @@
 //! A worker reports on a task: what it says is true only if it carries the fence of the task as it is now.
 
 use super::{Decider, Done, Work};
-use crate::data::Data;
 use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, Reason};
 use crate::run::{Activations, Emitted, End, Phase, Place, REMEMBERED_GAPS, State};
 use crate::transition::{Answer, Claim, Log, Op, Publish, Report, Said, TaskRef};
+use eddyline_language::data::Data;
 
 /// How long a `defer` closes its limit at most: it keeps back the tasks of others too. The task itself waits as long as it
 /// asks for.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Decider, Done};
-use crate::data::Data;
-use crate::flow::{Flow, Graph, Watcher};
 use crate::ids::{ActId, ScopeId, StepId};
 use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, Taken, Token};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Flow, Graph, Watcher};
 
 /// What a retry of an ended run takes over: what completed (and was not undone) or was skipped, and does not come after
 /// something that runs again.

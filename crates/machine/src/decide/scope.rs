@@ -1,13 +1,13 @@
 //! A scope: its steps become activations, and it ends when none of them is open.
 
 use super::{Decider, Done, Work};
-use crate::data::Data;
-use crate::expr::Cost;
 use crate::failure::Failure;
-use crate::flow::{Source, Waits, When};
 use crate::ids::{ActId, ScopeId, StepId};
 use crate::run::{Activations, Driver, End, GateState, Inside, Phase, Place, ScopeBody, State, Token, What};
 use crate::transition::{GateChange, TaskChange};
+use eddyline_language::data::Data;
+use eddyline_language::expr::Cost;
+use eddyline_language::flow::{Source, Waits, When};
 
 impl Decider<'_> {
     pub(super) fn open_scope(&mut self, of: ActId, scope: ScopeId) -> Done {

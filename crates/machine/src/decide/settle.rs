@@ -1,11 +1,11 @@
 //! An activation ends, once, and whoever looks at it is told.
 
 use super::{Decider, Done, Halt, Work};
-use crate::flow::{Source, When};
 use crate::ids::{ActId, Fence, RunId};
 use crate::record::Entry;
 use crate::run::{Activations, End, GateState, Place, State, Token};
 use crate::transition::{GateChange, Input, MessageBody, TaskChange, TimerKind};
+use eddyline_language::flow::{Source, When};
 
 impl Decider<'_> {
     /// Ends an activation: it lets go of its task, gate, timer or child, and the end is recorded.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{Decider, Done, Halt, MAX_ITEMS, Work};
-use crate::data::Data;
-use crate::expr::Cost;
 use crate::failure::{Failure, kind};
-use crate::flow::{Action, Spread};
 use crate::ids::ActId;
 use crate::record::Scheduled;
 use crate::run::{Activations, End, Inside, Place, State, What};
+use eddyline_language::data::Data;
+use eddyline_language::expr::Cost;
+use eddyline_language::flow::{Action, Spread};
 
 impl Decider<'_> {
     pub(super) fn begin_spread(&mut self, id: ActId, spread: &Spread) -> Done {

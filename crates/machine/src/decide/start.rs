@@ -1,12 +1,12 @@
 //! A run begins.
 
 use super::{Decider, Done, Work};
-use crate::data::Data;
-use crate::flow::{Body, Graph};
 use crate::ids::{ActId, Millis, ValueId};
 use crate::record::{ActName, Entry};
 use crate::run::{CodeHeader, Driver, Inside, Phase, Place, State, What};
 use crate::transition::{Again, Answer, Due, Input, MessageBody, Said, Start, TimerKind};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Body, Graph};
 
 /// How long a retry or a rerun waits for the next values that it takes over. Whoever sends them may have died.
 const TAKE_OVER_MS: Millis = 60_000;

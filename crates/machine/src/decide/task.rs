@@ -1,13 +1,13 @@
 //! Tasks: an attempt is offered to workers, fails, is tried again.
 
 use super::{Decider, Done, Halt};
-use crate::data::Data;
 use crate::failure::Failure;
-use crate::flow::{Action, Body, Builds, Retry, Worker};
 use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, Reason, Scheduled};
 use crate::run::{Activations, Driver, End, GateState, Inside, Place, REMEMBERED_TASKS, State, TaskLog, What};
 use crate::transition::{Due, Task, TaskChange, TaskKind, TimerKind};
+use eddyline_language::data::Data;
+use eddyline_language::flow::{Action, Body, Builds, Retry, Worker};
 
 impl<'a> Decider<'a> {
     /// Offers the activation's current attempt to workers.

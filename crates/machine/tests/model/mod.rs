@@ -10,7 +10,8 @@ pub mod tape;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use eddyline_machine::expr::Cost;
+use eddyline_language::definition;
+use eddyline_language::expr::Cost;
 use eddyline_machine::run::{End, Header, Run, State};
 use eddyline_machine::*;
 use serde_json::{Value, json};

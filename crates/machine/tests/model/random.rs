@@ -53,7 +53,7 @@ pub fn job(tape: &mut Tape<'_>) -> Value {
 /// The same flow, in which every step reads every other of its scope that it may.
 pub fn curious(mut flow: Value) -> Value {
     read_all(&mut flow, &|_, _| true);
-    if let Err(problems) = eddyline_machine::definition::parse(&flow.to_string()) {
+    if let Err(problems) = eddyline_language::definition::parse(&flow.to_string()) {
         let refused: BTreeSet<(String, String)> = problems
             .0
             .iter()

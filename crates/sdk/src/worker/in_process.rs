@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use eddyline_engine::{Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, TaskId, TaskReport, Waiting};
-use eddyline_machine::{Answer, Data, Failure, Log, time};
+use eddyline_language::time;
+use eddyline_machine::{Answer, Data, Failure, Log};
 use eddyline_protocol as wire;
 use eddyline_protocol::{Beat, FromServer, Heartbeat, News, Op, Outcome, Report, Task, Verdict, WorkerRegistered};
 use eddyline_store::{Namespace, Offer};

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use eddyline_engine::MAX_PAYLOAD_DEPTH;
-use eddyline_machine::nearest::nearest;
+use eddyline_language::nearest::nearest;
 use eddyline_protocol::Code;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;

@@ -1,7 +1,7 @@
 //! Events are published to the namespace.
 
 use eddyline_engine::PublishRequest;
-use eddyline_machine::definition::wrong_name;
+use eddyline_language::definition::wrong_name;
 use eddyline_protocol::{PublishEvent, Published};
 use serde_json::json;
 

@@ -1,8 +1,8 @@
 //! Flows: registered, listed, looked at.
 
 use eddyline_engine::{FlowName, Registered};
-use eddyline_machine::definition;
-use eddyline_machine::time::iso;
+use eddyline_language::definition;
+use eddyline_language::time::iso;
 use eddyline_machine::{Action, Body, Flow, Graph, ScopeId, Source, Status, Step, When};
 use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats, Page};
 

@@ -1,9 +1,9 @@
 //! Gates: listed, opened, cancelled.
 
+use eddyline_language::time::iso;
 use eddyline_machine::OpenedBy;
 use eddyline_machine::project::gate_name;
 use eddyline_machine::record::GateReason;
-use eddyline_machine::time::iso;
 use eddyline_protocol::{Code, GateInfo, Scope};
 use eddyline_store::{GateFilter, GateRow, Page};
 use serde_json::json;

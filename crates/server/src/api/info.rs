@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use eddyline_machine::time::iso;
+use eddyline_language::time::iso;
 use eddyline_protocol::{ServerInfo, VERSION};
 
 use super::call::{Answer, Call, ok};

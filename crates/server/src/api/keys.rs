@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use eddyline_engine::KeyRecord;
-use eddyline_machine::time::iso;
+use eddyline_language::time::iso;
 use eddyline_protocol::{Code, CreateKey, KeyCreated, KeyInfo};
 use eddyline_store::Namespace;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Limits: named bounds that tasks pass, across queues.
 
-use eddyline_machine::time::iso;
+use eddyline_language::time::iso;
 use eddyline_protocol::{LimitInfo, LimitRules};
 use eddyline_store as store;
 use serde_json::json;

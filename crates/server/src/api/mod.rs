@@ -157,6 +157,10 @@ impl Api {
         self.0.stopping.clone()
     }
 
+    pub fn long_polls(&self) -> usize {
+        self.0.long_polls.taken()
+    }
+
     /// Room for a request of a namespace that waits.
     pub fn long_poll(&self, ns: &Namespace) -> Result<LongPoll, Failure> {
         let slot = self.0.long_polls.take(ns).map_err(|no| {

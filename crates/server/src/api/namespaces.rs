@@ -1,7 +1,7 @@
 //! Namespaces: all of them for an admin of `default`, its own for anybody else.
 
 use axum::http::StatusCode;
-use eddyline_machine::time::iso;
+use eddyline_language::time::iso;
 use eddyline_protocol::{Code, CreateNamespace, NamespaceInfo};
 use eddyline_store::Namespace;
 

@@ -1,7 +1,7 @@
 //! Queues: how they are, and their rules.
 
-use eddyline_machine::definition::wrong_name;
-use eddyline_machine::time::iso;
+use eddyline_language::definition::wrong_name;
+use eddyline_language::time::iso;
 use eddyline_protocol as wire;
 use eddyline_store as store;
 

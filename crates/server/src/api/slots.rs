@@ -9,6 +9,7 @@ use super::shares::Shares;
 
 #[derive(Debug)]
 pub(crate) struct Slots {
+    most: usize,
     all: Arc<Semaphore>,
     shares: Shares,
 }
@@ -32,7 +33,12 @@ pub(crate) enum NoSlot {
 impl Slots {
     /// A namespace may have half of them, and one in any case.
     pub fn new(most: usize) -> Slots {
-        Slots { all: Arc::new(Semaphore::new(most)), shares: Shares::new((most / 2).max(1)) }
+        Slots { most, all: Arc::new(Semaphore::new(most)), shares: Shares::new((most / 2).max(1)) }
+    }
+
+    /// How many are open.
+    pub fn taken(&self) -> usize {
+        self.most - self.all.available_permits()
     }
 
     pub fn take(&self, ns: &Namespace) -> Result<Slot, NoSlot> {

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use eddyline_engine::{MAX_PAYLOAD_BYTES, MAX_STARTS, StartRequest, Started};
-use eddyline_machine::definition::parse_named;
+use eddyline_language::definition::parse_named;
 use eddyline_machine::{Body, Millis, Retry};
 use eddyline_protocol::{BatchItem, BatchStarted, Code, Deadline, RunStarted, StartRun};
 use serde_json::{Value, json};

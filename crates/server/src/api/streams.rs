@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use eddyline_engine::Timeline;
+use eddyline_language::time::Time;
 use eddyline_machine::project::{Projection, Projector, RunIndexed};
-use eddyline_machine::time::Time;
 use eddyline_machine::wire::{Envelope, MAX_RECORD_BYTES, Meta, WireContext, projection_to_wire, to_wire};
 use eddyline_machine::{Body, Data, Numbered, RunId};
 use eddyline_protocol as wire;

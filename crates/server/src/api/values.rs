@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn an_aggregate_is_written_in_pieces_that_are_json_together() {
-        let stored = |id| Data::Ref(ValueRef { id: ValueId(id), bytes: 3_000_000, depth: 1, read: 0 });
+        let stored =
+            |id| Data::Ref(ValueRef { id: ValueId(id), bytes: 3_000_000, depth: 1, read_size: Default::default() });
         let reference = |id: u32| json!({"$value": format!("{}/{id}", RunId::default()), "bytes": 3_000_000});
         let url = format!("http://x/hooks/{}", "a".repeat(64));
         assert_eq!(whole(Data::List(Arc::new(vec![]))), (1, json!([])));

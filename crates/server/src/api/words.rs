@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use eddyline_engine::{Assignment, RunInfo, StepInfo};
-use eddyline_machine::time::iso;
+use eddyline_language::definition;
+use eddyline_language::time::iso;
+use eddyline_machine::Millis;
 use eddyline_machine::view::{AttemptState, AttemptView};
-use eddyline_machine::{Millis, definition};
 use eddyline_protocol as wire;
 use eddyline_store::Summary;
 use serde_json::{Value, json};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};
+use eddyline_language::time::iso;
 use eddyline_machine::Millis;
-use eddyline_machine::time::iso;
 use eddyline_protocol::{
     Beat, BringsFlow, BringsFlows, Flows, Heartbeat, RegisterWorker, WorkerInfo, WorkerRegistered,
 };

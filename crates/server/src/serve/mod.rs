@@ -156,6 +156,11 @@ impl Server {
         self.api.engine()
     }
 
+    /// How many requests wait for something at the moment: claims, results.
+    pub fn long_polls(&self) -> usize {
+        self.api.long_polls()
+    }
+
     /// No new connections or claims; what was accepted is committed and answered.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);

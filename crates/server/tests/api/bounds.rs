@@ -8,7 +8,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client::{ADMIN_KEY, Client, Rig, args};
-use crate::process::until_waiting;
 
 /// What the server says to raw bytes, until it closes.
 async fn raw(client: &Client, text: &str) -> String {
@@ -159,7 +158,7 @@ async fn one_namespace_gets_half_of_the_waiting_requests() {
         async move { client.post("/v1/tasks/claim", json!({"worker_id": "w", "wait_ms": ms})).await }
     };
     let open = [tokio::spawn(waits(&one, 60_000)), tokio::spawn(waits(&one, 60_000))];
-    until_waiting(&rig, 2).await;
+    rig.until_waiting(2).await;
     let refused = waits(&one, 10).await;
     assert_eq!(refused.code(), (429, "too_many"));
     assert!(refused.headers.contains_key("retry-after"));
@@ -167,7 +166,7 @@ async fn one_namespace_gets_half_of_the_waiting_requests() {
     assert_eq!(waits(&two, 10).await.status, 200);
     assert_eq!(one.post("/v1/tasks/claim", json!({"worker_id": "w"})).await.status, 200, "it does not wait");
     open.iter().for_each(|waits| waits.abort());
-    until_waiting(&rig, 0).await;
+    rig.until_waiting(0).await;
     assert_eq!(waits(&one, 10).await.status, 200);
     rig.server.stop().await;
 }

@@ -78,6 +78,17 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// Until so many requests wait.
+    pub async fn until_waiting(&self, count: usize) {
+        let since = std::time::Instant::now();
+        while self.server.long_polls() != count {
+            assert!(since.elapsed() < std::time::Duration::from_secs(20), "there are never {count} requests that wait");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 impl std::ops::Deref for Rig {
     type Target = Client;
 

@@ -1,6 +1,6 @@
 //! Queues, limits, health and what a server says of itself.
 
-use eddyline_machine::time::iso;
+use eddyline_language::time::iso;
 use eddyline_store as store;
 use serde_json::json;
 

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{ADMIN_KEY, Client, Reply, Rig};
-use crate::process::{serve, until_waiting};
+use crate::client::{Client, Reply, Rig};
 use crate::socket::Socket;
 
 /// A second, and what a busy machine may add to it.
@@ -53,8 +52,8 @@ async fn is_closed(socket: &mut Socket) {
 
 #[tokio::test]
 async fn a_revoked_key_loses_its_socket_and_its_polls() {
-    let (_process, client) = serve(&["--store", "memory:", "--keys", "on", "--admin-key", ADMIN_KEY]);
-    let admin = client.with_key(ADMIN_KEY);
+    let rig = Rig::with_keys().await;
+    let admin = rig.client.clone();
     admin.flow("f", "steps: {a: {run: a}}").await;
     let run = admin.run("f", json!(1)).await;
     let (tenant, id) = key(&admin, json!({"name": "t", "scopes": ["read", "worker"]})).await;
@@ -62,7 +61,7 @@ async fn a_revoked_key_loses_its_socket_and_its_polls() {
     let mut socket = Socket::open(&tenant, json!({"queues": ["empty"]})).await;
     let mut others = Socket::open(&other, json!({"queues": ["empty"]})).await;
     let waits = waiting(&tenant, &run);
-    until_waiting(&admin, 5).await;
+    rig.until_waiting(5).await;
     let since = Instant::now();
     assert_eq!(admin.delete(&format!("/v1/keys/{id}")).await.status, 200);
     all_are_refused(waits, since).await;
@@ -75,8 +74,8 @@ async fn a_revoked_key_loses_its_socket_and_its_polls() {
 
 #[tokio::test]
 async fn a_key_that_expires_loses_its_socket_and_its_polls() {
-    let (_process, client) = serve(&["--store", "memory:", "--keys", "on", "--admin-key", ADMIN_KEY]);
-    let admin = client.with_key(ADMIN_KEY);
+    let rig = Rig::with_keys().await;
+    let admin = rig.client.clone();
     admin.flow("f", "steps: {a: {run: a}}").await;
     let run = admin.run("f", json!(1)).await;
     let lives = Duration::from_secs(5);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use eddyline_language::definition;
 use eddyline_machine::*;
 use serde_json::Value;
 use uuid::Uuid;

@@ -4,7 +4,8 @@ use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
-use eddyline_machine::{Millis, time};
+use eddyline_language::time;
+use eddyline_machine::Millis;
 
 use super::files;
 use crate::error::StoreError;

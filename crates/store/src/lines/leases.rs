@@ -154,7 +154,7 @@ impl Lines {
 }
 
 impl Entry {
-    fn expires_at(&self) -> Option<Millis> {
+    pub(super) fn expires_at(&self) -> Option<Millis> {
         match &self.held {
             Some(held) => Some(held.deadline.map_or(held.lease_until, |deadline| deadline.min(held.lease_until))),
             None if self.closed => None,

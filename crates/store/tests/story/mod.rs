@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use eddyline_language::definition;
 use eddyline_machine::*;
 use eddyline_store::*;
 use serde_json::json;

@@ -1,0 +1,211 @@
+//! `eddy`: the command line and the server in one binary. One file for each group of commands.
+
+mod backup;
+mod connect;
+mod demo;
+mod dev;
+mod doctor;
+mod event;
+mod flow;
+mod init;
+mod input;
+mod key;
+mod limit;
+mod moment;
+mod processes;
+mod queue;
+mod run;
+mod screen;
+mod start;
+mod tail;
+mod trouble;
+mod unreached;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use connect::{Remote, Where};
+use screen::{Color, Screen};
+use trouble::{EXIT_CODES, Exit, Trouble};
+
+/// What one thread allocates another one often frees: a transition is decided here, written there, answered elsewhere.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Durable flows: start them, watch them, understand them.
+#[derive(Debug, Parser)]
+#[command(name = "eddy", version, after_help = EXIT_CODES, subcommand_required = true, arg_required_else_help = true)]
+struct Eddy {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    at: Where,
+    /// Answer as JSON: one document, or one a line for what follows as it happens
+    #[arg(long, global = true)]
+    json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    color: Color,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// See an order survive the death of its engine, in a quarter of a minute
+    Demo,
+    /// Make a folder with a flow, a worker, and what to type next
+    Init(init::Init),
+    /// Serve, and pick up changes to flows and worker as you write them
+    Dev(dev::Dev),
+    /// Serve
+    Serve(Box<eddyline_server::ServeArgs>),
+    /// Definitions: apply, validate, show, graph, diff, list
+    #[command(subcommand)]
+    Flow(flow::FlowCommand),
+    /// Start a run of a flow
+    Start(start::Start),
+    /// Runs: list, show, watch, and act on them
+    #[command(subcommand)]
+    Run(run::RunCommand),
+    /// Show the timeline of a run, record by record
+    Tail(tail::Tail),
+    /// Workers: list, drain, or be one
+    #[command(subcommand)]
+    Worker(worker::WorkerCommand),
+    /// Queues: list, set bounds, pause, resume
+    #[command(subcommand)]
+    Queue(queue::QueueCommand),
+    /// Limits: bounds across queues
+    #[command(subcommand)]
+    Limit(limit::LimitCommand),
+    /// Gates: what runs wait for from outside
+    #[command(subcommand)]
+    Gate(event::GateCommand),
+    /// Events: publish
+    #[command(subcommand)]
+    Event(event::EventCommand),
+    /// Keys: create, list, revoke
+    #[command(subcommand)]
+    Key(key::KeyCommand),
+    /// Copy an embedded store
+    Backup(backup::Backup),
+    /// Find out what stands in the way, of a server or of a store's directory
+    Doctor(doctor::Doctor),
+    /// Print a completion script for your shell
+    Completions { shell: clap_complete::Shell },
+}
+
+/// What every command has.
+#[derive(Debug, Clone)]
+struct Context {
+    screen: Screen,
+    at: Where,
+}
+
+impl Context {
+    fn remote(&self) -> Result<Remote, Trouble> {
+        Remote::new(&self.at)
+    }
+}
+
+impl Eddy {
+    fn read() -> Result<Eddy, clap::Error> {
+        let matches = Eddy::command().try_get_matches().map_err(as_typed)?;
+        let mut eddy = Eddy::from_arg_matches(&matches).map_err(|error| error.format(&mut Eddy::command()))?;
+        eddy.at.remember_sources(&matches);
+        Ok(eddy)
+    }
+}
+
+/// Its usage line would list what the environment sets as if it had been typed, or had to be.
+fn as_typed(error: clap::Error) -> clap::Error {
+    fn without_environment(command: clap::Command) -> clap::Command {
+        let command = command.mut_args(|arg| arg.env(clap::builder::Resettable::Reset));
+        command.mut_subcommands(without_environment)
+    }
+    match without_environment(Eddy::command()).try_get_matches() {
+        Err(typed) if error.use_stderr() && typed.kind() == error.kind() => typed,
+        // It comes of the environment, or is no mistake: a help says what the environment sets.
+        _ => error,
+    }
+}
+
+fn main() -> ExitCode {
+    let eddy = match Eddy::read() {
+        Ok(eddy) => eddy,
+        Err(error) => error.exit(),
+    };
+    let ctx = Context { screen: Screen::new(eddy.json, eddy.color), at: eddy.at };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            ctx.screen.aside(format!("error: the system gives no threads: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = runtime.block_on(run(&ctx, eddy.command));
+    // A thread may still wait for standard input, which may never come.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(trouble) => {
+            match (trouble.exit(), ctx.screen.json) {
+                (Exit::Unread, _) => {}
+                (_, true) => ctx.screen.aside(trouble.json()),
+                (_, false) => ctx.screen.aside(trouble.text().trim_end()),
+            }
+            trouble.code()
+        }
+    }
+}
+
+/// Shows what goes wrong on the way, or as much as `EDDY_LOG` asks for.
+fn warnings_only() {
+    match std::env::var_os("EDDY_LOG") {
+        Some(_) => eddyline_server::logs(false),
+        None => {
+            let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_target(false);
+            // It fails where logs were set up before, which is as good.
+            let _ = logs.with_writer(std::io::stderr).try_init();
+        }
+    }
+}
+
+async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
+    match command {
+        Command::Demo => demo::run(ctx).await,
+        Command::Init(init) => init::run(ctx, &init),
+        Command::Dev(dev) => dev::run(ctx, dev).await,
+        Command::Serve(args) => Ok(eddyline_server::serve(*args).await?),
+        Command::Flow(command) => flow::run(ctx, command).await,
+        Command::Start(start) => start::run(ctx, start).await,
+        Command::Run(command) => run::run(ctx, command).await,
+        Command::Tail(tail) => tail::run(ctx, tail).await,
+        Command::Worker(command) => worker::run(ctx, command).await,
+        Command::Queue(command) => queue::run(ctx, command).await,
+        Command::Limit(command) => limit::run(ctx, command).await,
+        Command::Gate(command) => event::gate(ctx, command).await,
+        Command::Event(command) => event::event(ctx, command).await,
+        Command::Key(command) => key::run(ctx, command).await,
+        Command::Backup(backup) => backup::run(ctx, backup).await,
+        Command::Doctor(doctor) => doctor::run(ctx, doctor).await,
+        Command::Completions { shell } => completions(ctx, shell),
+    }
+}
+
+fn completions(ctx: &Context, shell: clap_complete::Shell) -> Result<(), Trouble> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Eddy::command(), "eddy", &mut script);
+    ctx.screen.say(String::from_utf8_lossy(&script).trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_do_not_contradict_each_other() {
+        Eddy::command().debug_assert();
+    }
+}

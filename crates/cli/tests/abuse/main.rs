@@ -1,0 +1,16 @@
+//! Clients that mean harm, or know no better. While they are at it, somebody else is served as if they were not there, and
+//! the server's memory stays within a bound.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod bodies;
+mod bystander;
+mod crowd;
+#[path = "../e2e/eddy.rs"]
+#[allow(dead_code, reason = "shared with the tests that kill and restart it")]
+mod eddy;
+mod garbage;
+mod large;
+mod raw;
+mod slow;
+mod sockets;

@@ -1,0 +1,23 @@
+//! The API over real connections. Every answer that a test gets is compared with `openapi.json`, so that it cannot lie.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod again;
+mod bounds;
+mod claims;
+mod client;
+mod costs;
+mod document;
+mod gates;
+mod keys;
+mod lists;
+mod manage;
+mod openapi;
+mod revoked;
+mod runs;
+mod socket;
+mod starts;
+mod streams;
+mod tasks;
+mod values;
+mod workers;
