@@ -13,12 +13,10 @@ use tokio::time::Instant;
 
 use crate::flows::Registered;
 
-/// Payloads of one run that are kept between decisions, in bytes. Larger ones are read again when they are needed: a
-/// hundred queued runs with inputs of 2 MiB would fill the cache. The list that a spread of 10,000 items goes over is kept:
-/// the run's input goes with each of its tasks.
-const VALUES_BYTES: usize = 2 << 20;
-/// A payload takes about so many times as much memory as it takes to read ([`Data::read_bytes`]).
-const PARSED: usize = 2;
+/// Payloads of one run that are kept between decisions, by the memory that they take. Larger ones are read again when they
+/// are needed: a few dozen queued runs with large inputs would fill the cache. The list that a spread of 10,000 items goes
+/// over is kept: the run's input goes with each of its tasks.
+const VALUES_BYTES: usize = 4 << 20;
 /// What a list or an object takes that is small enough to be kept in a row, about.
 const SMALL_JSON: usize = 256;
 /// What an entry of a map takes beside its key and value, about.
@@ -50,7 +48,7 @@ impl Hot {
             + run.emitted.values().map(|emitted| MAP_ENTRY + data_bytes(&emitted.payload)).sum::<usize>()
             + run.reuse.keys().map(|name| 4 * MAP_ENTRY + name.len()).sum::<usize>()
             + run.cursors.keys().map(|name| MAP_ENTRY + name.len()).sum::<usize>();
-        let values = run.values.values().map(value_bytes).sum();
+        let values = memory_of(run.values.values());
         Hot { ns, flow, run, rows, values }
     }
 
@@ -61,13 +59,13 @@ impl Hot {
         }
         self.rows += transition.emitted.iter().map(|(_, it)| MAP_ENTRY + data_bytes(&it.payload)).sum::<usize>();
         self.rows += transition.cursors.iter().map(|(name, _)| MAP_ENTRY + name.len()).sum::<usize>();
-        self.values += transition.values.iter().map(|(_, value)| value_bytes(value)).sum::<usize>();
+        self.values += memory_of(transition.values.iter().map(|(_, value)| value));
         self.run.apply(transition, &self.flow.flow);
     }
 
-    /// Payloads that were read, which are of that size in all.
-    pub fn add_values(&mut self, values: Vec<(ValueId, Data)>, bytes: u64) {
-        self.values += MAP_ENTRY * values.len() + PARSED * bytes as usize;
+    /// Payloads that were read.
+    pub fn add_values(&mut self, values: Vec<(ValueId, Data)>) {
+        self.values += memory_of(values.iter().map(|(_, value)| value));
         self.run.values.extend(values);
     }
 
@@ -82,7 +80,7 @@ impl Hot {
         let kept = kept.iter().filter_map(|stored| Some((stored, all.get(&stored.id)?.clone())));
         self.values = 0;
         for (stored, value) in kept {
-            self.add_values(vec![(stored.id, value)], stored.read_bytes());
+            self.add_values(vec![(stored.id, value)]);
         }
         all
     }
@@ -92,9 +90,16 @@ impl Hot {
     }
 }
 
-/// A payload is counted no further than what is kept of all, so this takes no longer for large ones.
-fn value_bytes(value: &Data) -> usize {
-    MAP_ENTRY + PARSED * value.read_bytes(VALUES_BYTES + 1)
+/// What payloads take in memory. They are counted no further than to where none is kept: large ones take no longer.
+fn memory_of<'a>(values: impl Iterator<Item = &'a Data>) -> usize {
+    let mut bytes = 0;
+    for value in values {
+        if bytes > VALUES_BYTES {
+            break;
+        }
+        bytes += MAP_ENTRY + value.memory_bytes(VALUES_BYTES + 1 - bytes);
+    }
+    bytes
 }
 
 /// A payload in a row. It is small, or it would be a stored value, so it is not walked through.

@@ -79,7 +79,7 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         match instance.committing.hand_in(run, vec![input], Some(taken), None).await {
             Ok(answer) => {
                 let decided = async move { answer.await.unwrap_or(Err(EngineError::Stopped)).map(drop) };
-                self.shares.begin(&ns);
+                self.shares.begin(&ns, 1);
                 self.answers.push(decided.map(move |decided| (ns, (run, key), decided)).boxed());
                 Ok(())
             }
@@ -93,7 +93,7 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
     /// What failed is due again later. True if the store may have more items of a namespace that was skipped.
     fn decided(&mut self, (ns, item, decided): Answer<K>, instance: &Instance) -> bool {
         self.known.remove(&item);
-        let more = self.shares.end(&ns);
+        let more = self.shares.end(&ns, 1);
         match decided {
             Ok(()) | Err(EngineError::Stopped) => {}
             Err(error @ (EngineError::NotFound { .. } | EngineError::Trimmed(_) | EngineError::Quarantined(_))) => {

@@ -34,23 +34,39 @@ const BAD_FLOW: &str = "InvalidFlow";
 const BYTES_AT_ONCE: usize = 4 << 20;
 /// Deliveries that are under way at most, as a multiple of the messages' batch. Slow ones leave room for others.
 const BATCHES: usize = 8;
-/// Runs to which messages are handed out at a time. A namespace gets no more while it has as many under way: a delivery
-/// holds up to a thousand messages in memory.
+/// Runs to which messages are handed out at a time. A namespace gets no more while it has as many under way, or messages
+/// of as much weight: a delivery holds up to a thousand messages in memory, and what one of them takes there is several
+/// times its text.
 const RUNS_AT_ONCE: usize = 64;
+/// Messages of this size weigh as much as a delivery.
+const BYTES_A_RUN: usize = 16 << 10;
 
 pub(crate) struct Inbox {
     instance: Instance,
     lineage: Arc<Lineage>,
-    deliveries: FuturesUnordered<BoxFuture<'static, (Namespace, RunId, Delivered)>>,
+    deliveries: FuturesUnordered<BoxFuture<'static, Delivery>>,
     shares: Shares,
     /// The runs of these deliveries, each of another one, and what has come for them meanwhile.
-    under_way: BTreeMap<RunId, Option<(Namespace, Vec<Message>)>>,
+    under_way: BTreeMap<RunId, Option<Letter>>,
     /// There was no room for more deliveries: when one is done, more messages are taken.
     full: bool,
 }
 
-/// What came of a delivery: an error of its own, or a panic.
-type Delivered = std::result::Result<Result<()>, Box<dyn Any + Send>>;
+/// The messages that one run gets together.
+struct Letter {
+    ns: Namespace,
+    to: RunId,
+    messages: Vec<Message>,
+    bytes: usize,
+}
+
+/// A delivery that is over: whose it was, and an error of its own, or a panic.
+struct Delivery {
+    ns: Namespace,
+    to: RunId,
+    weight: usize,
+    came_to: std::result::Result<Result<()>, Box<dyn Any + Send>>,
+}
 
 impl Chore for Inbox {
     const NAME: &'static str = "inbox";
@@ -64,8 +80,8 @@ impl Chore for Inbox {
         }
         let due = self.instance.store.due(Due::Messages, self.shares.skip(), room).await?;
         for item in due.items {
-            if let DueItem::Messages { ns, to, messages } = item {
-                self.begin(ns, to, messages);
+            if let DueItem::Messages { ns, to, messages, bytes } = item {
+                self.begin(Letter { ns, to, messages, bytes });
             }
         }
         // Most deliveries get as far as the committer without waiting for anything.
@@ -110,29 +126,32 @@ impl Inbox {
     }
 
     /// Begins to deliver, after what is on its way to the same run.
-    fn begin(&mut self, ns: Namespace, to: RunId, messages: Vec<Message>) {
-        match self.under_way.entry(to) {
-            btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some((ns, messages)),
+    fn begin(&mut self, letter: Letter) {
+        match self.under_way.entry(letter.to) {
+            btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some(letter),
             btree_map::Entry::Vacant(free) => {
                 free.insert(None);
-                self.shares.begin(&ns);
-                let of = ns.clone();
-                let delivery = Delivery { instance: self.instance.clone(), lineage: self.lineage.clone(), ns, to };
+                let Letter { ns, to, messages, bytes } = letter;
+                let weight = 1 + bytes / BYTES_A_RUN;
+                self.shares.begin(&ns, weight);
+                let (instance, lineage) = (self.instance.clone(), self.lineage.clone());
+                let target = Target { instance, lineage, ns: ns.clone(), to };
                 // A panic on the way concerns the messages of this run alone.
-                let delivered = AssertUnwindSafe(async move { delivery.deliver(messages).await }).catch_unwind();
-                self.deliveries.push(Box::pin(delivered.map(move |delivered| (of, to, delivered))));
+                let delivered = AssertUnwindSafe(async move { target.deliver(messages).await }).catch_unwind();
+                self.deliveries.push(Box::pin(delivered.map(move |came_to| Delivery { ns, to, weight, came_to })));
             }
         }
     }
 
     /// True if the store may have more messages of a namespace that was skipped.
-    fn end(&mut self, (of, to, delivered): (Namespace, RunId, Delivered)) -> bool {
-        let more = self.shares.end(&of);
-        if let Some(Some((ns, messages))) = self.under_way.remove(&to) {
-            self.begin(ns, to, messages);
+    fn end(&mut self, delivery: Delivery) -> bool {
+        let Delivery { ns, to, weight, came_to } = delivery;
+        let more = self.shares.end(&ns, weight);
+        if let Some(Some(next)) = self.under_way.remove(&to) {
+            self.begin(next);
         }
         let instance = &self.instance.config.instance;
-        match delivered {
+        match came_to {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(instance, run = %to, "messages are delivered again later: {error}"),
             Err(_) => {
@@ -144,15 +163,15 @@ impl Inbox {
     }
 }
 
-/// To one run.
-struct Delivery {
+/// The run that messages are delivered to.
+struct Target {
     instance: Instance,
     lineage: Arc<Lineage>,
     ns: Namespace,
     to: RunId,
 }
 
-impl Delivery {
+impl Target {
     /// In the order in which they were sent.
     async fn deliver(&self, messages: Vec<Message>) -> Result<()> {
         let mut looking = LookBack::of(&*self.instance.store, &self.ns, self.to, &messages).await?;

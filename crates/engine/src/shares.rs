@@ -1,5 +1,5 @@
 //! How many due items of each namespace one loop has under way. A namespace that has its share is skipped until half of
-//! its items are done, so that one namespace with much to do leaves room for the others.
+//! its items are done, so that one namespace with much to do leaves room for the others. Large items count for several.
 
 use eddyline_store::{Map, Namespace};
 
@@ -13,22 +13,22 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// At most `most` items of one namespace, and the batch with which it got there.
+    /// Items of one namespace that weigh at most `most`, and the batch with which it got there.
     pub fn of(most: usize) -> Shares {
         Shares { most: most.max(1), under_way: Map::default(), skipped: Vec::new() }
     }
 
-    pub fn begin(&mut self, ns: &Namespace) {
+    pub fn begin(&mut self, ns: &Namespace, weight: usize) {
         match self.under_way.get_mut(ns) {
-            Some(items) => *items += 1,
-            None => drop(self.under_way.insert(ns.clone(), 1)),
+            Some(items) => *items += weight,
+            None => drop(self.under_way.insert(ns.clone(), weight)),
         }
     }
 
     /// True if the namespace was skipped and no longer is: the store may have more of its items.
-    pub fn end(&mut self, ns: &Namespace) -> bool {
+    pub fn end(&mut self, ns: &Namespace, weight: usize) -> bool {
         let Some(items) = self.under_way.get_mut(ns) else { return false };
-        *items -= 1;
+        *items = items.saturating_sub(weight);
         let left = *items;
         if left == 0 {
             self.under_way.remove(ns);
@@ -61,18 +61,21 @@ mod tests {
     fn a_namespace_is_skipped_from_its_share_on_until_half_of_it_is_done() {
         let (busy, quiet) = (Namespace::new("busy"), Namespace::new("quiet"));
         let mut shares = Shares::of(4);
-        shares.begin(&quiet);
+        shares.begin(&quiet, 1);
         for _ in 0..3 {
-            shares.begin(&busy);
+            shares.begin(&busy, 1);
         }
         assert!(shares.skip().is_empty());
         // The rest of a batch is taken, though the share is reached on the way.
         for _ in 0..3 {
-            shares.begin(&busy);
+            shares.begin(&busy, 1);
         }
         assert_eq!(shares.skip(), std::slice::from_ref(&busy));
-        let room: Vec<bool> = (0..6).map(|_| shares.end(&busy)).collect();
+        let room: Vec<bool> = (0..6).map(|_| shares.end(&busy, 1)).collect();
         assert_eq!(room, [false, false, false, true, false, false]);
-        assert!(!shares.end(&quiet) && shares.skip().is_empty());
+        assert!(!shares.end(&quiet, 1) && shares.skip().is_empty());
+        shares.begin(&busy, 4);
+        assert_eq!(shares.skip(), std::slice::from_ref(&busy), "one that is large is enough");
+        assert!(shares.end(&busy, 4) && shares.skip().is_empty());
     }
 }

@@ -141,17 +141,18 @@ impl Data {
             }
     }
 
-    /// What it takes in memory, about, without what it refers to. Small elements take far more there than as JSON.
-    pub fn memory_bytes(&self) -> usize {
+    /// What it takes in memory, about, without what it refers to. Small elements take far more there than as JSON. Counted
+    /// only up to `limit`, and in a time that `limit` bounds.
+    pub fn memory_bytes(&self, limit: usize) -> usize {
         let inside = match self {
-            Data::Json(json) => ALLOCATED + json_memory(json),
+            Data::Json(json) => ALLOCATED + json_memory(json, limit),
             Data::Ref(_) => 0,
-            Data::List(items) => ALLOCATED + items.iter().map(Data::memory_bytes).sum::<usize>(),
+            Data::List(items) => ALLOCATED + bounded(limit, items.iter().map(|item| item.memory_bytes(limit))),
             Data::Map(fields) => {
                 let field = |(key, item): &(Arc<str>, Data)| {
-                    size_of::<Arc<str>>() + ALLOCATED + key.len() + item.memory_bytes()
+                    size_of::<Arc<str>>() + ALLOCATED + key.len() + item.memory_bytes(limit)
                 };
-                ALLOCATED + fields.iter().map(field).sum::<usize>()
+                ALLOCATED + bounded(limit, fields.iter().map(field))
             }
         };
         size_of::<Data>() + inside
@@ -260,16 +261,17 @@ fn deeper(depths: impl Iterator<Item = u16>) -> u16 {
 
 const NODE_FIELDS: usize = 11;
 
-fn json_memory(json: &Value) -> usize {
+fn json_memory(json: &Value, limit: usize) -> usize {
     let inside = match json {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
         Value::String(text) => ALLOCATED + text.len(),
-        Value::Array(items) => ALLOCATED + items.iter().map(json_memory).sum::<usize>(),
+        Value::Array(items) => ALLOCATED + bounded(limit, items.iter().map(|item| json_memory(item, limit))),
         Value::Object(fields) => {
             // A map is a tree whose nodes have room for 11 fields each, however few there are.
             let nodes = fields.len().div_ceil(NODE_FIELDS) * NODE_FIELDS * (size_of::<String>() + size_of::<Value>());
-            let field = |(key, item): (&String, &Value)| ALLOCATED + key.len() + json_memory(item) - size_of::<Value>();
-            nodes + fields.iter().map(field).sum::<usize>()
+            let field =
+                |(key, item): (&String, &Value)| ALLOCATED + key.len() + json_memory(item, limit) - size_of::<Value>();
+            nodes + bounded(limit, fields.iter().map(field))
         }
     };
     size_of::<Value>() + inside

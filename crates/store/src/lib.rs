@@ -65,7 +65,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>>;
 
     /// What hangs on a run, at one moment: all its tasks, timers and gates, and of the messages to it the oldest
-    /// [`MAX_INBOX`]. It costs as much as there is, so nothing that happens often may ask for it.
+    /// [`MAX_INBOX`], or [`MAX_INBOX_BYTES`]. It costs as much as there is, so nothing that happens often may ask for it.
     async fn beside(&self, run: RunId) -> Result<Beside>;
 
     /// Carries out each command as a whole or refuses it, without a bearing on the others, then gives out tasks, among

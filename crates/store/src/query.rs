@@ -15,6 +15,9 @@ use crate::ids::Namespace;
 pub const MAX_PAGE: usize = 1_000;
 /// Messages of one run that are handed out together, at most.
 pub const MAX_INBOX: usize = 1_000;
+/// And how large they are at most as JSON, unless it is a single one: in memory they may take a hundred times as much. When
+/// so much is handed out, messages to other runs are left to the next batch.
+pub const MAX_INBOX_BYTES: usize = 1 << 20;
 
 /// A run as it is stored: everything that `decide` reads but its payloads.
 #[derive(Debug, Clone)]
@@ -93,7 +96,7 @@ pub struct Beside {
     pub tasks: Vec<TaskRow>,
     pub timers: Vec<TimerRow>,
     pub gates: Vec<GateRow>,
-    /// To the run, oldest first; at most [`MAX_INBOX`].
+    /// To the run, oldest first; at most [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
     pub messages: Vec<Message>,
     /// Of a run that is not stored: the namespace that these messages are of. One of them may be its start.
     pub unstored_in: Option<Namespace>,
@@ -235,11 +238,13 @@ pub enum DueItem {
         run: RunId,
         timer: TimerRow,
     },
-    /// The messages that wait for one run, oldest first.
+    /// The messages that wait for one run, oldest first, up to [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
     Messages {
         ns: Namespace,
         to: RunId,
         messages: Vec<Message>,
+        /// How large they are as JSON.
+        bytes: usize,
     },
     Lease {
         ns: Namespace,

@@ -45,6 +45,28 @@ async fn explode(rig: &Rig, flow: &str, steps: Value) {
     until_still(rig, flow).await;
 }
 
+/// As much as a payload may be, of elements that take many times as much memory as text.
+fn small_objects() -> Value {
+    Value::Array(vec![json!({"a": 1}); 200_000])
+}
+
+/// Children, each with an input that takes a hundred megabytes when it is read.
+const CHILDREN: usize = 40;
+const CHILDREN_END_WITHIN: u32 = 50;
+
+#[tokio::test]
+async fn large_inputs_and_results_of_children_fill_no_memory() {
+    withstands(&[], async |rig| {
+        let child = json!({"steps": {"a": {"set": 1}}, "output": "${input}"});
+        assert!(rig.attacker.register("child", &child).await);
+        let each = json!({"spread": format!("range({CHILDREN})"), "flow": "child", "input": "${input}"});
+        assert!(rig.attacker.register("parent", &json!({"steps": {"each": each}})).await);
+        let run = rig.attacker.start("parent", &small_objects()).await;
+        assert!(rig.attacker.result(&run, CHILDREN_END_WITHIN).await.is_some(), "the children do not end");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_flow_that_starts_itself_twice_is_stopped_by_its_cancel() {
     withstands(&[], async |rig| {

@@ -35,10 +35,7 @@ enum Load {
     Whole(Box<Hot>),
     /// The run in memory is at the stored version.
     Same,
-    Values {
-        found: Vec<(ValueId, Data)>,
-        bytes: u64,
-    },
+    Values(Vec<(ValueId, Data)>),
     /// The run refers to values that are not stored or that are damaged.
     BadValues(String),
     Missing,
@@ -64,7 +61,7 @@ impl Committer {
                 self.hot.put(*hot);
             }
             Ok(Load::Same) => lane.fresh = began,
-            Ok(Load::Values { found, bytes }) => self.hot.change(run, |hot| hot.add_values(found, bytes)),
+            Ok(Load::Values(found)) => self.hot.change(run, |hot| hot.add_values(found)),
             Ok(Load::BadValues(bug)) => return self.undecidable(run, bug),
             Ok(Load::Missing) => self.start_or_refuse(run, began),
             Ok(Load::Trimmed(ns)) => {
@@ -142,7 +139,7 @@ async fn load_values(store: &dyn Store, run: RunId, stored: &[ValueRef]) -> Resu
         Ok(values) if values.len() < ids.len() => {
             Ok(Load::BadValues(format!("run {run} refers to values that are not stored: {ids:?}")))
         }
-        Ok(found) => Ok(Load::Values { found, bytes: stored.iter().map(ValueRef::read_bytes).sum() }),
+        Ok(found) => Ok(Load::Values(found)),
         Err(StoreError::Corrupt(damage)) => Ok(Load::BadValues(damage)),
         Err(error) => Err(error.into()),
     }

@@ -47,7 +47,8 @@ struct Held {
 
 impl Held {
     async fn measure(data: Data) -> Result<Held, Failure> {
-        let measured = tokio::task::spawn_blocking(move || Held { bytes: data.memory_bytes(), data, room: None }).await;
+        let measured =
+            tokio::task::spawn_blocking(move || Held { bytes: data.memory_bytes(usize::MAX), data, room: None }).await;
         measured.map_err(|_| Failure::new(Code::Internal, "the value could not be measured"))
     }
 }
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     fn whole(data: Data) -> (usize, Value) {
-        let data = Held { bytes: data.memory_bytes(), data, room: None };
+        let data = Held { bytes: data.memory_bytes(usize::MAX), data, room: None };
         let parts = Parts { run: RunId::default(), data, next: 0, secrets: false };
         let pieces: Vec<Bytes> = parts.collect();
         (pieces.len(), serde_json::from_slice(&pieces.concat()).unwrap())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use eddyline_machine::{Input, Millis, RunId, TimerKind};
+use eddyline_machine::{ActId, Input, Message, MessageBody, Millis, RunId, TimerKind};
 use serde_json::json;
 
 use super::drive::{Drive, event, note};
@@ -259,6 +259,41 @@ pub async fn messages_of_one_target_come_in_bounded_parts(t: &mut Trial<'_>) {
     assert_eq!(messages_in(item, &t.ns), (run, sent[MAX_INBOX..].to_vec()));
 }
 
+pub async fn large_messages_come_in_bounded_parts(t: &mut Trial<'_>) {
+    const PART: usize = MAX_INBOX_BYTES / 3;
+    let large = |to: RunId, id: &str| {
+        let payload = json!("x".repeat(PART)).into();
+        let open = Input::OpenGate { activation: ActId(0), by: eddyline_machine::OpenedBy::Manual, payload };
+        Message { to, id: id.to_owned(), body: MessageBody::Input(Box::new(open)) }
+    };
+    let runs: Vec<RunId> = (0..5).map(|_| t.new_run()).collect();
+    let ids = ["m1", "m2", "m3", "m4"];
+    for run in &runs {
+        t.send(ids.iter().map(|id| large(*run, id)).collect()).await;
+    }
+    let batch = t.due(Due::Messages, 10).await;
+    assert_eq!(batch.next_in, Some(0), "there is more");
+    let sizes: Vec<(usize, usize)> = batch
+        .items
+        .into_iter()
+        .map(|item| match item {
+            DueItem::Messages { messages, bytes, .. } => (messages.len(), bytes),
+            other => panic!("messages were due, not {other:?}"),
+        })
+        .collect();
+    assert!(sizes.iter().all(|(count, bytes)| *count == 2 && (2 * PART..MAX_INBOX_BYTES).contains(bytes)), "{sizes:?}");
+    assert_eq!(sizes.len(), 2, "of all runs together: {sizes:?}");
+    assert_eq!(t.beside(runs[4]).await.messages.len(), 2);
+
+    // One that is larger than that comes alone.
+    let one = t.new_run();
+    let huge = json!("x".repeat(2 * MAX_INBOX_BYTES)).into();
+    let open = Input::OpenGate { activation: ActId(0), by: eddyline_machine::OpenedBy::Manual, payload: huge };
+    let huge = Message { to: one, id: "huge".to_owned(), body: MessageBody::Input(Box::new(open)) };
+    t.send(vec![huge, large(one, "m2")]).await;
+    assert_eq!(t.beside(one).await.messages.len(), 1);
+}
+
 pub async fn newer_messages_wait_for_those_that_are_being_delivered(t: &mut Trial<'_>) {
     let run = t.start(&t.flow(ONE), json!(null)).await;
     t.send(vec![note(run, "m1"), note(run, "m2")]).await;
@@ -381,7 +416,7 @@ async fn use_up(t: &Trial<'_>, item: DueItem) {
 }
 
 fn messages_in(item: DueItem, within: &Namespace) -> (RunId, Vec<String>) {
-    let DueItem::Messages { ns, to, messages } = item else { panic!("messages were due, not {item:?}") };
+    let DueItem::Messages { ns, to, messages, .. } = item else { panic!("messages were due, not {item:?}") };
     assert_eq!(ns, *within);
     assert!(messages.iter().all(|message| message.to == to));
     (to, messages.into_iter().map(|message| message.id).collect())

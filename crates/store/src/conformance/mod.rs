@@ -282,6 +282,7 @@ suite! { ($)
         a_timer_that_is_cleared_or_set_anew_is_not_due
         messages_of_one_target_come_together_and_in_order
         messages_of_one_target_come_in_bounded_parts
+        large_messages_come_in_bounded_parts
         newer_messages_wait_for_those_that_are_being_delivered
         messages_that_were_dropped_make_way
         a_message_carries_what_was_sent

@@ -9,12 +9,12 @@
 
 use std::collections::BTreeSet;
 
-use eddyline_machine::{Message, Millis, RunId};
+use eddyline_machine::{Millis, RunId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use super::list::{DOCUMENT, document};
-use super::load::{inbox, timer};
+use super::load::{Inbox, inbox, timer};
 use super::options::call;
 use super::readers::renew_snapshot;
 use super::shared::Shared;
@@ -147,12 +147,12 @@ pub(super) fn messages(conn: &Connection, shared: &Shared, skip: &str, limit: us
     let mut tasks = shared.tasks();
     tasks.holds.expire(now);
     let read = found.len();
-    let mut free = |(_, to, messages): &Waiting| tasks.holds.take_messages(*to, messages, now);
+    let mut free = |(_, to, inbox): &Waiting| tasks.holds.take_messages(*to, &inbox.messages, now);
     let held: Vec<Waiting> = found.into_iter().filter(|found| free(found)).collect();
     drop(tasks);
     renew_snapshot(conn)?;
     let mut items = Vec::with_capacity(held.len());
-    for (ns, to, mut messages) in held {
+    for (ns, to, Inbox { mut messages, bytes, .. }) in held {
         let mut gone = Vec::new();
         for (at, message) in messages.iter().enumerate().rev() {
             if !message_is_there(conn, to, &message.id)? {
@@ -164,7 +164,7 @@ pub(super) fn messages(conn: &Connection, shared: &Shared, skip: &str, limit: us
             shared.tasks().holds.drop_message(to, &message.id);
         }
         if !messages.is_empty() {
-            items.push(DueItem::Messages { ns, to, messages });
+            items.push(DueItem::Messages { ns, to, messages, bytes });
         }
     }
     // Somebody else was faster with some of them, and there may be new ones for the same run.
@@ -177,11 +177,12 @@ fn message_is_there(conn: &Connection, to: RunId, id: &str) -> Outcome<bool> {
     Ok(statement.exists(params![to.0.as_bytes(), id])?)
 }
 
-type Waiting = (Namespace, RunId, Vec<Message>);
+type Waiting = (Namespace, RunId, Inbox);
 
 /// The oldest messages of up to so many runs that nobody delivers yet, and whether there are more.
 fn waiting(conn: &Connection, shared: &Shared, skip: &str, now: Millis, limit: usize) -> Outcome<(Vec<Waiting>, bool)> {
-    let mut inboxes = Inboxes { conn, shared, now, limit, found: Vec::new(), seen: BTreeSet::new(), more: false };
+    let mut inboxes =
+        Inboxes { conn, shared, now, limit, found: Vec::new(), bytes: 0, seen: BTreeSet::new(), more: false };
     let mut statement = conn.prepare_cached(
         "SELECT target, ns FROM messages WHERE ns NOT IN (SELECT value FROM json_each(?1)) ORDER BY place",
     )?;
@@ -217,6 +218,7 @@ struct Inboxes<'a> {
     now: Millis,
     limit: usize,
     found: Vec<Waiting>,
+    bytes: usize,
     seen: BTreeSet<RunId>,
     more: bool,
 }
@@ -227,13 +229,13 @@ impl Inboxes<'_> {
         if !self.seen.insert(to) || self.shared.tasks().holds.messages_held(to, self.now) {
             return Ok(true);
         }
-        if self.found.len() >= self.limit {
+        if self.found.len() >= self.limit || self.bytes >= MAX_INBOX_BYTES {
             return Ok(false);
         }
-        let mut messages = inbox(self.conn, to, MAX_INBOX as i64 + 1)?;
-        self.more |= messages.len() > MAX_INBOX;
-        messages.truncate(MAX_INBOX);
-        self.found.push((ns, to, messages));
+        let inbox = inbox(self.conn, to)?;
+        self.more |= inbox.more;
+        self.bytes += inbox.bytes;
+        self.found.push((ns, to, inbox));
         Ok(true)
     }
 }

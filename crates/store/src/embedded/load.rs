@@ -227,7 +227,7 @@ fn packed(row: &Row<'_>, run: RunId, position: i64) -> Outcome<(i64, i64, i64, V
 
 /// What hangs on a run. Who has a task is as it is on disk.
 pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
-    let messages = inbox(conn, run, MAX_INBOX as i64)?;
+    let messages = inbox(conn, run)?.messages;
     let mut statement = conn.prepare_cached("SELECT position, trimmed FROM runs WHERE id = ?1")?;
     let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let Some((position, trimmed)) = found else {
@@ -319,17 +319,34 @@ fn gates(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<GateRow>> 
 }
 
 /// The oldest messages to a run. Which they are is told by the index alone, so that the others are not read.
-pub(super) fn inbox(conn: &Connection, to: RunId, most: i64) -> Outcome<Vec<Message>> {
+/// The oldest messages to a run.
+pub(super) struct Inbox {
+    pub messages: Vec<Message>,
+    /// How large they are as JSON.
+    pub bytes: usize,
+    /// There are others.
+    pub more: bool,
+}
+
+/// Up to [`MAX_INBOX`] and [`MAX_INBOX_BYTES`] of them.
+pub(super) fn inbox(conn: &Connection, to: RunId) -> Outcome<Inbox> {
     let mut statement = conn.prepare_cached(
         "SELECT crc, body, place, id FROM messages WHERE place IN \
          (SELECT place FROM messages WHERE target = ?1 ORDER BY +place LIMIT ?2) ORDER BY place",
     )?;
-    let mut rows = statement.query(params![to.0.as_bytes(), most])?;
-    let mut found = Vec::new();
+    let mut rows = statement.query(params![to.0.as_bytes(), MAX_INBOX as i64 + 1])?;
+    let mut found = Inbox { messages: Vec::new(), bytes: 0, more: false };
     while let Some(row) = rows.next()? {
+        let bytes = row.get_ref(1)?.as_bytes().map_or(0, <[u8]>::len);
+        let fits = found.messages.len() < MAX_INBOX && found.bytes + bytes <= MAX_INBOX_BYTES;
+        if !found.messages.is_empty() && !fits {
+            found.more = true;
+            break;
+        }
+        found.bytes += bytes;
         let (place, id): (i64, String) = (row.get(2)?, row.get(3)?);
         let body = body::read(row, 0, &[place], || format!("messages: message {id} to run {to}"))?;
-        found.push(Message { to, id, body });
+        found.messages.push(Message { to, id, body });
     }
     Ok(found)
 }

@@ -95,7 +95,7 @@ impl KeptRun {
 
 impl Rows {
     pub fn beside(&self, run: RunId, now: Millis) -> Beside {
-        let messages = self.inbox(run, MAX_INBOX);
+        let (messages, ..) = self.inbox(run);
         let Some(kept) = self.runs.get(&run) else {
             let place = self.inboxes.get(&run).and_then(|inbox| inbox.places.iter().next());
             let unstored_in = place.and_then(|place| self.messages.get(place)).map(|(ns, _)| ns.clone());
@@ -117,9 +117,20 @@ impl Rows {
         }
     }
 
-    fn inbox(&self, run: RunId, most: usize) -> Vec<Message> {
-        let places = self.inboxes.get(&run).into_iter().flat_map(|inbox| &inbox.places).take(most);
-        places.filter_map(|place| self.messages.get(place).map(|(_, message)| message.clone())).collect()
+    /// The oldest messages to a run, how large they are as JSON, and whether there are more.
+    fn inbox(&self, run: RunId) -> (Vec<Message>, usize, bool) {
+        let places = self.inboxes.get(&run).into_iter().flat_map(|inbox| &inbox.places);
+        let (mut messages, mut bytes) = (Vec::new(), 0);
+        for (_, message) in places.filter_map(|place| self.messages.get(place)) {
+            let size = serde_json::to_string(&message.body).map_or(0, |text| text.len());
+            let fits = messages.len() < MAX_INBOX && bytes + size <= MAX_INBOX_BYTES;
+            if !messages.is_empty() && !fits {
+                return (messages, bytes, true);
+            }
+            bytes += size;
+            messages.push(message.clone());
+        }
+        (messages, bytes, false)
     }
 
     pub fn due_timers(&mut self, now: Millis, wall: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
@@ -144,21 +155,21 @@ impl Rows {
     }
 
     pub fn due_messages(&mut self, now: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
-        let (mut items, mut more) = (Vec::new(), false);
+        let (mut items, mut handed_out, mut more) = (Vec::new(), 0, false);
         let mut seen = BTreeSet::new();
         for (ns, message) in self.messages.values() {
             if skip.contains(ns) || !seen.insert(message.to) || self.holds.messages_held(message.to, now) {
                 continue;
             }
-            if items.len() >= limit {
+            if items.len() >= limit || handed_out >= MAX_INBOX_BYTES {
                 more = true;
                 break;
             }
-            let mut messages = self.inbox(message.to, MAX_INBOX + 1);
-            more |= messages.len() > MAX_INBOX;
-            messages.truncate(MAX_INBOX);
+            let (messages, bytes, others) = self.inbox(message.to);
+            more |= others;
+            handed_out += bytes;
             self.holds.take_messages(message.to, &messages, now);
-            items.push(DueItem::Messages { ns: ns.clone(), to: message.to, messages });
+            items.push(DueItem::Messages { ns: ns.clone(), to: message.to, messages, bytes });
         }
         DueBatch { items, next_in: next_in(more.then_some(now), now, &self.holds) }
     }

@@ -262,7 +262,7 @@ impl World<'_> {
         }
         let items = self.due(Due::Messages, 500).await?;
         for item in items {
-            let DueItem::Messages { ns, to, messages } = item else { return Err("no messages".to_owned()) };
+            let DueItem::Messages { ns, to, messages, .. } = item else { return Err("no messages".to_owned()) };
             self.reach("due message");
             for message in messages {
                 if h.one_in(6) {
