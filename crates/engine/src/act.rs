@@ -193,6 +193,8 @@ impl Engine {
         let start = Start {
             input: Some(input),
             external_id: header.external_id.clone(),
+            metadata: header.metadata.clone(),
+            queue: header.queue.clone(),
             tags: header.tags.clone(),
             priority: header.priority,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use eddyline_language::definition::wrong_name;
 use eddyline_machine::{Answer, Canonical, Data, Input, Millis, Retry, RunId, Start};
 use eddyline_store::{Namespace, StartKey};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::committer::{Answered, NewRun, Order, Outcome};
-use crate::config::{LARGE_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
+use crate::config::{
+    LARGE_PAYLOAD_BYTES, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS,
+};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
@@ -27,6 +30,10 @@ pub struct StartRequest {
     pub external_id: Option<String>,
     /// The same key gives the same run back, as long as that is kept.
     pub idempotency_key: Option<String>,
+    /// Kept and given back; at most [`MAX_METADATA_BYTES`].
+    pub metadata: Option<Map<String, Value>>,
+    /// The queue of steps that name none; of a code flow, of its function.
+    pub queue: Option<String>,
     pub tags: Vec<String>,
     pub delay_ms: Option<Millis>,
     pub deadline_ms: Option<Millis>,
@@ -95,13 +102,18 @@ impl Engine {
         }
         let now = self.instance.store.now().await?;
         let run = self.instance.new_run(now);
-        let key = request.idempotency_key.map(|key| {
+        let metadata = request.metadata.map(metadata).transpose()?;
+        check_policy(&flow, request.retry.as_ref(), request.queue.as_deref())?;
+        let key = request.idempotency_key.clone().map(|key| {
             let fingerprint = fingerprint(&input, request.version.as_deref());
             StartKey { flow: flow.flow.name.clone(), key, fingerprint }
         });
         let start = Start {
             input: Some(input),
             external_id: request.external_id,
+            idempotency_key: request.idempotency_key,
+            metadata,
+            queue: request.queue,
             tags: request.tags,
             priority: request.priority,
             delay_ms: request.delay_ms,
@@ -191,6 +203,29 @@ pub(crate) fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)>
         return Err(EngineError::invalid(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep")));
     }
     Ok((data, bytes))
+}
+
+/// It is part of the header, which is written with every commit of its run, so it is small.
+fn metadata(written: Map<String, Value>) -> Result<Data> {
+    let (data, bytes) = weighed("the metadata", Value::Object(written))?;
+    if bytes > MAX_METADATA_BYTES {
+        return Err(EngineError::TooLarge { what: "the metadata", bytes, limit: MAX_METADATA_BYTES });
+    }
+    Ok(data)
+}
+
+fn check_policy(flow: &Registered, retry: Option<&Retry>, queue: Option<&str>) -> Result<()> {
+    if retry.is_some() && flow.flow.graph().is_some() {
+        let message = format!(
+            "`retry` is the policy of the function of a code flow, and {} is a graph: its steps have policies of their own",
+            flow.flow.name
+        );
+        return Err(EngineError::invalid(message));
+    }
+    match queue.and_then(wrong_name) {
+        Some(problem) => Err(EngineError::invalid(format!("`queue`: {problem}"))),
+        None => Ok(()),
+    }
 }
 
 /// What is wrong with a time to wait from outside.

@@ -61,6 +61,9 @@ pub enum Entry {
     #[serde(rename = "flow.completed")]
     FlowCompleted {
         output: Data,
+        /// Not in records of older builds. How long the run took is told by its times; see [`crate::wire`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        step_count: Option<u32>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         continued_as: Option<RunId>,
     },

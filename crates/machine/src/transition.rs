@@ -93,6 +93,14 @@ pub enum Input {
 pub struct Start {
     pub input: Option<Data>,
     pub external_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
+    /// A small JSON object, kept and given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Data>,
+    /// The queue of steps that name none; of a code flow, of its function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
     pub tags: Vec<String>,
     pub priority: i32,
     pub delay_ms: Option<Millis>,

@@ -12,7 +12,7 @@ mod code;
 mod ending;
 mod env;
 mod expiry;
-mod gate;
+pub(crate) mod gate;
 mod meter;
 mod names;
 mod pause;

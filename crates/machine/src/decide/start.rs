@@ -21,6 +21,11 @@ impl Decider<'_> {
         header.flow_version = self.flow.version.clone();
         header.input = Some(input);
         header.external_id = start.external_id.clone();
+        header.idempotency_key = start.idempotency_key.clone();
+        header.metadata = start.metadata.clone();
+        header.queue = start.queue.clone();
+        header.delay_ms = start.delay_ms;
+        header.deadline_ms = start.deadline_ms;
         header.tags = start.tags.clone();
         header.priority = start.priority;
         header.parent = start.parent;
@@ -32,10 +37,10 @@ impl Decider<'_> {
         header.events_since = start.events_since.unwrap_or(self.env.now);
         header.step_count = self.graph.map_or(0, |graph| graph.scope(Graph::ROOT).steps.len() as u32);
         let queue = match &self.flow.body {
-            Body::Graph(_) => None,
+            Body::Graph(_) => start.queue.clone(),
             Body::Code(code) => {
                 header.code = Some(CodeHeader { retry: start.retry.clone(), ..CodeHeader::default() });
-                Some(code.queue.clone())
+                Some(start.queue.as_ref().unwrap_or(&code.queue).clone())
             }
         };
         self.cursors.extend(start.cursors.clone());

@@ -100,6 +100,8 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
         input: asked.input,
         external_id: asked.external_id,
         idempotency_key: asked.idempotency_key,
+        metadata: asked.metadata,
+        queue: asked.queue,
         tags: asked.tags,
         delay_ms: asked.delay.map(millis),
         deadline_ms: match asked.deadline {

@@ -9,6 +9,7 @@ mod client;
 mod costs;
 mod document;
 mod gates;
+mod given_back;
 mod keys;
 mod lists;
 mod manage;
