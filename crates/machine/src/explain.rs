@@ -24,6 +24,10 @@ pub enum WaitsFor {
     Delay {
         until: Option<String>,
     },
+    /// Its turn, of a run that waits for its unique key.
+    Unique {
+        key: String,
+    },
     /// Arms that have no token yet.
     Arms {
         arms: Vec<ArmView>,
@@ -134,7 +138,10 @@ pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
 
 fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
     match &activation.state {
-        _ if run.header.phase == Phase::Delayed => WaitsFor::Delay { until: None },
+        _ if run.header.phase == Phase::Delayed => match &run.header.unique {
+            Some(unique) if run.header.in_line => WaitsFor::Unique { key: unique.key.clone() },
+            _ => WaitsFor::Delay { until: None },
+        },
         State::Waiting => {
             WaitsFor::Arms { arms: flow.graph().map_or_else(Vec::new, |graph| arms(graph, run, activation)) }
         }

@@ -53,6 +53,9 @@ pub enum Entry {
         queue: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         delay_ms: Option<Millis>,
+        /// It waits for its unique key before it begins.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        in_line: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<RunId>,
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,7 +9,7 @@ use crate::decide::Work;
 use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Reason, Skipped, TriggeredBy};
-use crate::transition::{Start, Transition};
+use crate::transition::{Start, Transition, Unique};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Action, Body, Flow, Graph, Retry};
 
@@ -72,6 +72,15 @@ pub struct Header {
     /// Given at start: the queue of the steps that name none, or of the function of a code run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queue: Option<String>,
+    /// Given at start: one run of the flow goes on under this key at a time.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unique: Option<Unique>,
+    /// It waits until it is the first of those that want its unique key.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub in_line: bool,
+    /// Its delay is not over.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub awaits_delay: bool,
     /// How long after its creation it begins, if that was given.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delay_ms: Option<Millis>,
@@ -169,7 +178,7 @@ pub enum Phase {
     /// Nothing has happened yet.
     #[default]
     New,
-    /// Until its delay is over.
+    /// Until its delay is over, and it is the first in line if it waits for a unique key.
     Delayed,
     Going,
     /// What completed is being undone.

@@ -230,13 +230,14 @@ impl RunView {
             }
         }
         match &record.entry {
-            FlowStart { flow_name, version, step_count, queue, delay_ms, parent, retry_of } => {
+            FlowStart { flow_name, version, step_count, queue, delay_ms, in_line, parent, retry_of } => {
                 self.flow.clone_from(flow_name);
                 self.version.clone_from(version);
                 self.queue.clone_from(queue);
                 (self.parent, self.retry_of, self.declared_steps) = (*parent, *retry_of, *step_count);
                 self.created_at = Some(ts);
-                self.started_at = delay_ms.is_none_or(|delay| delay <= 0).then_some(ts);
+                let waits = *in_line || delay_ms.is_some_and(|delay| delay > 0);
+                self.started_at = (!waits).then_some(ts);
             }
             FlowCompleted { output, continued_as, .. } => {
                 self.finish(ts, End::Completed { output: output.clone(), continued_as: *continued_as });

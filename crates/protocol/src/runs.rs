@@ -43,10 +43,37 @@ pub struct StartRun {
     /// Of a code flow: the retry policy of the whole function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Value>,
+    /// One run of the flow goes on under this key at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique: Option<Unique>,
     /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts. It goes
     /// before the header of the same name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
+}
+
+/// A key under which one run of a flow goes on at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unique {
+    pub key: String,
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+}
+
+/// What becomes of a start while another run has its unique key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnConflict {
+    /// The run that has it is given back.
+    #[default]
+    Return,
+    /// It is refused.
+    Reject,
+    /// The runs that have it or wait for it are cancelled, and the new one begins when they have ended.
+    Replace,
+    /// The new run begins when those before it have ended.
+    Queue,
 }
 
 /// By when a run has to have ended.
@@ -82,7 +109,7 @@ impl FromStr for Deadline {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStarted {
     pub run_id: String,
-    /// It was there already, under the same idempotency key.
+    /// It was there already, under the same idempotency key or unique key.
     pub existing: bool,
     /// What is allowed, and hardly wise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -144,6 +171,9 @@ pub struct RunInfo {
     /// As it was given at start, without what is the default; `null` without.
     #[serde(default)]
     pub retry: Option<Value>,
+    /// As it was given at start; `null` without.
+    #[serde(default)]
+    pub unique: Option<Unique>,
     /// When its delay is over, or was.
     #[serde(default)]
     pub delay_until: Option<Timestamp>,

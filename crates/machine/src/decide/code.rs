@@ -205,6 +205,7 @@ impl Decider<'_> {
             external_id: header.external_id.clone(),
             metadata: header.metadata.clone(),
             queue: header.queue.clone(),
+            unique: header.unique.clone(),
             tags: header.tags.clone(),
             priority: header.priority,
             parent: header.parent,

@@ -24,6 +24,7 @@ impl Decider<'_> {
         header.idempotency_key = start.idempotency_key.clone();
         header.metadata = start.metadata.clone();
         header.queue = start.queue.clone();
+        header.unique = start.unique.clone();
         header.delay_ms = start.delay_ms;
         header.deadline_ms = start.deadline_ms;
         header.tags = start.tags.clone();
@@ -52,6 +53,7 @@ impl Decider<'_> {
             step_count: self.header.step_count,
             queue,
             delay_ms: start.delay_ms,
+            in_line: start.in_line,
             parent: start.parent.map(|parent| parent.run),
             retry_of: start.retry_of,
         });
@@ -76,13 +78,40 @@ impl Decider<'_> {
                 self.header.taking_over = true;
                 self.set_timer(root, TimerKind::Delay, Due::After(TAKE_OVER_MS));
             }
-            Some(delay) if delay > 0 => {
+            delay => {
+                let delay = delay.filter(|delay| *delay > 0);
+                if let Some(delay) = delay {
+                    self.set_timer(root, TimerKind::Delay, Due::After(delay));
+                }
                 self.header.phase = Phase::Delayed;
-                self.set_timer(root, TimerKind::Delay, Due::After(delay));
+                self.header.in_line = start.in_line;
+                self.header.awaits_delay = delay.is_some();
+                self.begin_if_due();
             }
-            _ => self.set_going(root),
         }
         Ok(Answer::Applied(Said::default()))
+    }
+
+    /// It is the first in line for its unique key.
+    pub(super) fn turn(&mut self) -> Done<Answer> {
+        if self.header.phase != Phase::Delayed || !self.header.in_line {
+            return Ok(Answer::Nothing);
+        }
+        self.header.in_line = false;
+        self.begin_if_due();
+        Ok(Answer::Applied(Said::default()))
+    }
+
+    pub(super) fn delay_over(&mut self) {
+        self.header.awaits_delay = false;
+        self.begin_if_due();
+    }
+
+    /// Begins once it waits neither for its delay nor for its turn.
+    fn begin_if_due(&mut self) {
+        if !self.header.awaits_delay && !self.header.in_line {
+            self.set_going(ActId(0));
+        }
     }
 
     /// More of the values that a retry or a rerun takes over.

@@ -163,5 +163,7 @@ fn job() -> Model {
 
 /// One that has not begun.
 fn later() -> Model {
-    begin(&["shipping"], Start { delay_ms: Some(60_000), ..input(json!({"order": 8})) }).model
+    let unique = Some(Unique { key: "order 8".into(), on_conflict: OnConflict::Queue });
+    let start = Start { delay_ms: Some(60_000), unique, in_line: true, ..input(json!({"order": 8})) };
+    begin(&["shipping"], start).model
 }

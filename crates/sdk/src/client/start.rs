@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use eddyline_protocol::{ApiError, BatchItem, BatchStarted, RunStarted, StartBatch, StartRun};
+use eddyline_protocol::{ApiError, BatchItem, BatchStarted, OnConflict, RunStarted, StartBatch, StartRun, Unique};
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -131,6 +131,12 @@ impl Start {
     /// The queue of the steps that name none; of a code flow, of its function.
     pub fn queue(mut self, queue: impl Into<String>) -> Start {
         self.rest.queue = Some(queue.into());
+        self
+    }
+
+    /// One run of the flow goes on under this key at a time; `on_conflict` says what becomes of this one if another has it.
+    pub fn unique(mut self, key: impl Into<String>, on_conflict: OnConflict) -> Start {
+        self.rest.unique = Some(Unique { key: key.into(), on_conflict });
         self
     }
 

@@ -6,7 +6,7 @@ use eddyline_engine::{Assignment, RunInfo, StepInfo};
 use eddyline_language::definition;
 use eddyline_language::time::{iso, span};
 use eddyline_machine::view::{AttemptState, AttemptView};
-use eddyline_machine::{Data, Millis, Retry};
+use eddyline_machine::{Data, Millis, OnConflict, Retry, Unique};
 use eddyline_protocol as wire;
 use eddyline_store::Summary;
 use serde_json::{Map, Value, json};
@@ -77,6 +77,7 @@ pub(crate) fn run_info(info: RunInfo, parent: Option<wire::ParentInfo>) -> wire:
         metadata: header.metadata.and_then(metadata),
         queue: header.queue,
         retry: header.code.and_then(|code| code.retry).map(retry),
+        unique: header.unique.map(unique),
         delay_until: header.delay_ms.map(after_creation),
         deadline: header.deadline_ms.map(after_creation),
         attempts: attempts.into_iter().map(attempt).collect(),
@@ -145,6 +146,26 @@ pub(crate) fn step_info(step: StepInfo) -> wire::StepInfo {
 /// How long a run took: as in its `flow.completed`, from its start to its end.
 fn duration_ms(summary: &Summary) -> Option<Millis> {
     Some(summary.ended_at?.saturating_sub(summary.started_at.unwrap_or(summary.created_at)).max(0))
+}
+
+fn unique(unique: Unique) -> wire::Unique {
+    let on_conflict = match unique.on_conflict {
+        OnConflict::Return => wire::OnConflict::Return,
+        OnConflict::Reject => wire::OnConflict::Reject,
+        OnConflict::Replace => wire::OnConflict::Replace,
+        OnConflict::Queue => wire::OnConflict::Queue,
+    };
+    wire::Unique { key: unique.key, on_conflict }
+}
+
+pub(crate) fn inner_unique(unique: wire::Unique) -> Unique {
+    let on_conflict = match unique.on_conflict {
+        wire::OnConflict::Return => OnConflict::Return,
+        wire::OnConflict::Reject => OnConflict::Reject,
+        wire::OnConflict::Replace => OnConflict::Replace,
+        wire::OnConflict::Queue => OnConflict::Queue,
+    };
+    Unique { key: unique.key, on_conflict }
 }
 
 fn metadata(data: Data) -> Option<Map<String, Value>> {

@@ -20,5 +20,6 @@ mod socket;
 mod starts;
 mod streams;
 mod tasks;
+mod unique;
 mod values;
 mod workers;
