@@ -134,6 +134,7 @@ impl Desk {
             events: Vec::new(),
             takes: Vec::new(),
             key: None,
+            tells_line: None,
         })
     }
 

@@ -107,6 +107,7 @@ impl Caller {
             events: Vec::new(),
             takes: Vec::new(),
             key: None,
+            tells_line: None,
         };
         let claim = ClaimRequest {
             ns: Namespace::default(),

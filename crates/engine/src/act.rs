@@ -14,7 +14,8 @@ use crate::committer::{NewRun, Outcome};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::schema::Allowance;
-use crate::start::{order_new, payload, weighed};
+use crate::start::{Came, order_new, payload, weighed};
+use crate::unique::taken;
 
 /// Values that a retry or a rerun takes over with one commit: about so many bytes and at most so many values.
 const PIECE_BYTES: u64 = 2 << 20;
@@ -193,6 +194,10 @@ impl Engine {
         let start = Start {
             input: Some(input),
             external_id: header.external_id.clone(),
+            metadata: header.metadata.clone(),
+            queue: header.queue.clone(),
+            // Refused while another run has the key, whatever the first start said.
+            unique: header.unique.clone(),
             tags: header.tags.clone(),
             priority: header.priority,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
@@ -208,9 +213,16 @@ impl Engine {
             ..Start::default()
         };
         let new = self.instance.new_run(self.instance.store.now().await?);
-        let (order, starting) = order_new(new, start, NewRun { ns: ns.clone(), flow, key: None });
+        let new_run = NewRun { ns: ns.clone(), flow, key: None, tells_line: None };
+        let (order, starting) = order_new(new, start, new_run);
         self.committing().ask(order).await?;
-        let new = starting.started().await?.run;
+        let new = match starting.started().await? {
+            Came::Started(started) => started.run,
+            Came::UniqueTaken(by) => {
+                let key = header.unique.as_ref().map_or("", |unique| &unique.key);
+                return Err(taken(key, by));
+            }
+        };
         if let Err(error) = self.take_over_rest(ns, new, taken_over).await {
             // Nothing more will come: the run need not wait for it.
             let timer = TimerKey { activation: ActId(0), kind: TimerKind::Delay };

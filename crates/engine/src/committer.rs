@@ -97,11 +97,13 @@ pub(crate) struct Submission {
     pub reply: oneshot::Sender<Result<Vec<Outcome>>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct NewRun {
     pub ns: Namespace,
     pub flow: Arc<Registered>,
     pub key: Option<StartKey>,
+    /// See [`eddyline_store::RunCommit::tells_line`].
+    pub tells_line: Option<Box<Input>>,
 }
 
 /// What became of an input.
@@ -120,6 +122,12 @@ pub enum Outcome {
         run: RunId,
         fingerprint: [u8; 32],
     },
+    /// Another run has the unique key.
+    UniqueTaken {
+        run: RunId,
+    },
+    /// Too many runs wait for the unique key.
+    LineFull,
 }
 
 /// What became of inputs, when that is durable.

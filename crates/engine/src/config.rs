@@ -25,6 +25,8 @@ pub const MAX_REPORT_CHECK_STEPS: u64 = 40_000_000;
 pub const MAX_START_CHECK_STEPS: u64 = 400_000_000;
 /// How many runs one call starts.
 pub const MAX_STARTS: usize = 10_000;
+/// How large the metadata of a run may be: it is part of the header, which every commit writes.
+pub const MAX_METADATA_BYTES: usize = 16 << 10;
 /// How many tasks one claim gets.
 pub const MAX_CLAIM: usize = 1_000;
 /// When they have this many bytes of inputs, the rest of them goes into another answer.

@@ -262,7 +262,7 @@ impl Target {
             return self.refuse(id, &start, failure).await;
         }
         let taken = Some(Taken::Message(id.to_owned()));
-        let new = NewRun { ns: self.ns.clone(), flow, key: None };
+        let new = NewRun { ns: self.ns.clone(), flow, key: None, tells_line: None };
         let inputs = vec![Input::Start(start.clone())];
         let answer = self.instance.committing.hand_in(self.to, inputs, taken, Some(new)).await?;
         match self.heard(vec![(id.to_owned(), answer)]).await {

@@ -45,6 +45,7 @@ mod start;
 mod timeline;
 mod timers;
 mod token;
+mod unique;
 mod view_cache;
 mod workers;
 

@@ -39,6 +39,8 @@ pub struct RunInfo {
     pub emitted_events: Vec<String>,
     /// The activations that have not ended, with what they wait for.
     pub waiting_for: Vec<(String, WaitsFor)>,
+    /// Of a code run: the attempts of its function.
+    pub attempts: Vec<AttemptView>,
 }
 
 /// A step of a run.
@@ -47,6 +49,8 @@ pub struct StepInfo {
     pub activation: String,
     /// As the definition names it.
     pub step: String,
+    /// As the analysis of its flow, or the memo of a code run, calls it.
+    pub kind: &'static str,
     pub status: &'static str,
     pub attempts: Vec<AttemptView>,
     pub input: Option<Value>,
@@ -55,6 +59,12 @@ pub struct StepInfo {
     pub started_at: Option<Millis>,
     pub ended_at: Option<Millis>,
     pub waits_for: Option<WaitsFor>,
+    /// The run that it started.
+    pub child: Option<RunId>,
+    /// When its next attempt is made.
+    pub retry_at: Option<String>,
+    /// The queue of its tasks.
+    pub queue: Option<String>,
 }
 
 /// How a run ended.
@@ -95,7 +105,12 @@ impl Engine {
         };
         let waiting_for = self.explained(ns, &flow, run, &rows).await?;
         let emitted_events = emitted(&flow, &rows);
-        Ok(RunInfo { status: rows.header.status(), summary, input, output, error, emitted_events, waiting_for })
+        let attempts = match flow.flow.graph() {
+            Some(_) => Vec::new(),
+            None => self.view(run).await?.driver().map_or_else(Vec::new, |driver| driver.attempts.clone()),
+        };
+        let status = rows.header.status();
+        Ok(RunInfo { status, summary, input, output, error, emitted_events, waiting_for, attempts })
     }
 
     /// Runs, newest first; `next` of the page is the position of the last one.
@@ -140,7 +155,15 @@ impl Engine {
             let step = rows.step(activation.id).and_then(|step| flow.flow.graph().map(|graph| graph.step(step)));
             let (input, output) = self.payloads(run, activation, &mut bytes).await?;
             let seen = view.steps().get(&name);
+            let waits_for = waits.remove(&name);
             steps.push(StepInfo {
+                kind: rows.kind(&flow.flow, activation.id),
+                child: seen.and_then(|seen| seen.child),
+                retry_at: match &waits_for {
+                    Some(WaitsFor::BackOff { until, .. } | WaitsFor::Function { until }) => until.clone(),
+                    _ => None,
+                },
+                queue: rows.queue(&flow.flow, activation.id).map(str::to_owned),
                 step: step.map_or_else(|| name.clone(), |step| step.name.clone()),
                 status: activation.end().map_or_else(|| seen.map_or("pending", StepView::status), End::status),
                 attempts: seen.map_or_else(Vec::new, |seen| seen.attempts.clone()),
@@ -152,7 +175,7 @@ impl Engine {
                 },
                 started_at: seen.and_then(|seen| seen.started_at),
                 ended_at: seen.and_then(StepView::ended_at),
-                waits_for: waits.remove(&name),
+                waits_for,
                 activation: name,
             });
         }
@@ -312,7 +335,10 @@ impl Engine {
     ) -> Result<Vec<(String, WaitsFor)>> {
         let mut open = explain(&flow.flow, rows);
         let timed = |waits: &WaitsFor| {
-            matches!(waits, WaitsFor::Delay { .. } | WaitsFor::Gate { .. } | WaitsFor::BackOff { .. })
+            matches!(
+                waits,
+                WaitsFor::Delay { .. } | WaitsFor::Gate { .. } | WaitsFor::BackOff { .. } | WaitsFor::Function { .. }
+            )
         };
         let told_more = |waits: &WaitsFor| timed(waits) || matches!(waits, WaitsFor::Worker { .. });
         if !open.iter().any(|open| told_more(&open.waits_for)) {
@@ -330,9 +356,10 @@ impl Engine {
             beside.timers.iter().filter(|timer| waited_for(timer.key.kind)).map(due).collect();
         for Explanation { id, waits_for, .. } in &mut open {
             match waits_for {
-                WaitsFor::Delay { until } | WaitsFor::Gate { until, .. } | WaitsFor::BackOff { until, .. } => {
-                    *until = dues.remove(id);
-                }
+                WaitsFor::Delay { until }
+                | WaitsFor::Gate { until, .. }
+                | WaitsFor::BackOff { until, .. }
+                | WaitsFor::Function { until } => *until = dues.remove(id),
                 WaitsFor::Worker { fence, bound, lack, .. } => {
                     (*bound, *lack) = (bounds.remove(fence), lacks.remove(fence));
                 }
@@ -386,8 +413,9 @@ fn failure(outcome: &Outcome) -> Option<Failure> {
 
 fn trimmed(summary: Summary) -> RunInfo {
     let (status, error) = (summary.header.status(), summary.header.outcome.as_ref().and_then(failure));
-    let (emitted_events, waiting_for) = (Vec::new(), Vec::new());
-    RunInfo { summary, status, input: None, output: None, error, emitted_events, waiting_for }
+    let emitted_events = summary.header.emitted_events.clone();
+    let (waiting_for, attempts) = (Vec::new(), Vec::new());
+    RunInfo { summary, status, input: None, output: None, error, emitted_events, waiting_for, attempts }
 }
 
 fn emitted(flow: &Registered, run: &Run) -> Vec<String> {

@@ -176,6 +176,9 @@ fn stuck(run: &Run, beside: &Beside, now: Millis) -> (Vec<Input>, Vec<LostTimer>
     if !run.header.agenda.is_empty() {
         inputs.push(Input::Continue);
     }
+    if run.header.in_line && beside.first_in_line {
+        inputs.push(Input::Turn);
+    }
     for activation in &run.activations {
         let id = activation.id;
         if let Some(fence) = activation.fence()

@@ -210,7 +210,9 @@ impl Engine {
                 let answer = match outcome {
                     Outcome::Answered { answer, .. } => answer,
                     Outcome::NotTried => continue,
-                    Outcome::Gone | Outcome::KeyTaken { .. } => Answer::Stale,
+                    Outcome::Gone | Outcome::KeyTaken { .. } | Outcome::UniqueTaken { .. } | Outcome::LineFull => {
+                        Answer::Stale
+                    }
                 };
                 let taken = matches!(answer, Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing);
                 let warning = warning.filter(|_| taken);

@@ -2,17 +2,21 @@
 
 use std::sync::Arc;
 
-use eddyline_machine::{Answer, Canonical, Data, Input, Millis, Retry, RunId, Start};
-use eddyline_store::{Namespace, StartKey};
-use serde_json::Value;
+use eddyline_language::definition::wrong_name;
+use eddyline_machine::{Answer, Canonical, Data, Input, Millis, Retry, RunId, Start, Unique};
+use eddyline_store::{LINE_LIMIT, Namespace, StartKey};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::committer::{Answered, NewRun, Order, Outcome};
-use crate::config::{LARGE_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
+use crate::config::{
+    LARGE_PAYLOAD_BYTES, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS,
+};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
 use crate::schema::{Allowance, Mismatch};
+use crate::unique::Contender;
 
 /// When to send those starts again that the checks of others left no room for.
 const RETRY_AFTER_MS: Millis = 1_000;
@@ -27,12 +31,20 @@ pub struct StartRequest {
     pub external_id: Option<String>,
     /// The same key gives the same run back, as long as that is kept.
     pub idempotency_key: Option<String>,
+    /// Kept and given back; at most [`MAX_METADATA_BYTES`].
+    pub metadata: Option<Map<String, Value>>,
+    /// The queue of steps that name none; of a code flow, of its function.
+    pub queue: Option<String>,
     pub tags: Vec<String>,
     pub delay_ms: Option<Millis>,
     pub deadline_ms: Option<Millis>,
     pub priority: i32,
     /// Of a code flow: attempts of the whole function.
     pub retry: Option<Retry>,
+    /// One run of the flow goes on under this key at a time.
+    pub unique: Option<Unique>,
+    /// Who starts it: where it replaces other runs, they were cancelled by this.
+    pub by: String,
     /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts.
     pub traceparent: Option<String>,
 }
@@ -40,7 +52,7 @@ pub struct StartRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
     pub run: RunId,
-    /// It was there already, under the same idempotency key.
+    /// It was there already, under the same idempotency key or unique key.
     pub existing: bool,
     /// How many bytes its input has, if those are so many that one should think again.
     pub large_input: Option<usize>,
@@ -52,7 +64,7 @@ impl Engine {
     pub async fn start_run(&self, ns: &Namespace, request: StartRequest) -> Result<Started> {
         let (order, starting) = self.order_start(ns, request, &mut Allowance::of_starts()).await?;
         self.committing().ask(order).await?;
-        starting.started().await
+        self.started(starting).await
     }
 
     /// Starts many runs at once, each for itself: one that cannot be started does not keep the others from it.
@@ -73,7 +85,7 @@ impl Engine {
         let mut started = Vec::with_capacity(handed_in.len());
         for answer in handed_in {
             started.push(match answer {
-                Ok(answer) => answer.started().await,
+                Ok(starting) => self.started(starting).await,
                 Err(error) => Err(error),
             });
         }
@@ -95,13 +107,19 @@ impl Engine {
         }
         let now = self.instance.store.now().await?;
         let run = self.instance.new_run(now);
-        let key = request.idempotency_key.map(|key| {
+        let metadata = request.metadata.map(metadata).transpose()?;
+        check_policy(&flow, request.retry.as_ref(), request.queue.as_deref())?;
+        let key = request.idempotency_key.clone().map(|key| {
             let fingerprint = fingerprint(&input, request.version.as_deref());
             StartKey { flow: flow.flow.name.clone(), key, fingerprint }
         });
         let start = Start {
             input: Some(input),
             external_id: request.external_id,
+            idempotency_key: request.idempotency_key,
+            metadata,
+            queue: request.queue,
+            unique: request.unique,
             tags: request.tags,
             priority: request.priority,
             delay_ms: request.delay_ms,
@@ -114,8 +132,10 @@ impl Engine {
         if large_input.is_some() {
             tracing::warn!(flow = flow.flow.name, %run, bytes, "a run is started with a large input");
         }
-        let (order, starting) = order_new(run, start, NewRun { ns: ns.clone(), flow, key });
-        Ok((order, Starting { large_input, ..starting }))
+        let new = NewRun { ns: ns.clone(), flow, key, tells_line: None };
+        let contender = Contender::of(&start, &new, request.by).map(Box::new);
+        let (order, starting) = order_new(run, start, new);
+        Ok((order, Starting { large_input, contender, ..starting }))
     }
 
     /// Refuses an input that does not match the flow's schema.
@@ -142,34 +162,48 @@ pub(crate) fn order_new(run: RunId, start: Start, new: NewRun) -> (Order, Starti
     let fingerprint = new.key.as_ref().map(|key| key.fingerprint);
     let key = new.key.as_ref().map(|key| key.key.clone());
     let (order, answer) = Order::submit(run, vec![Input::Start(Box::new(start))], None, Some(new));
-    (order, Starting { run, key, fingerprint, large_input: None, answer })
+    (order, Starting { run, key, fingerprint, large_input: None, contender: None, answer })
 }
 
 /// A start on its way.
 pub(crate) struct Starting {
-    run: RunId,
+    pub run: RunId,
     key: Option<String>,
     fingerprint: Option<[u8; 32]>,
-    large_input: Option<usize>,
+    pub large_input: Option<usize>,
+    /// What it takes to start it again, if it has a unique key.
+    pub contender: Option<Box<Contender>>,
     answer: Answered,
 }
 
+/// What a start has come to.
+pub(crate) enum Came {
+    Started(Started),
+    /// This run has its unique key.
+    UniqueTaken(RunId),
+}
+
 impl Starting {
-    pub async fn started(self) -> Result<Started> {
+    pub async fn started(self) -> Result<Came> {
         let outcome = self.answer.await.map_err(|_| EngineError::Stopped)??.pop();
         let large_input = self.large_input;
         match outcome {
             Some(Outcome::Answered { answer: Answer::Applied(_), .. }) => {
-                Ok(Started { run: self.run, existing: false, large_input })
+                Ok(Came::Started(Started { run: self.run, existing: false, large_input }))
             }
             Some(Outcome::KeyTaken { run, fingerprint }) if Some(fingerprint) == self.fingerprint => {
                 metrics::counter!("eddyline_duplicates_prevented_total").increment(1);
-                Ok(Started { run, existing: true, large_input })
+                Ok(Came::Started(Started { run, existing: true, large_input }))
             }
             Some(Outcome::KeyTaken { run, .. }) => Err(EngineError::Conflict(format!(
                 "the idempotency key `{}` was used for run {run} with another input",
                 self.key.unwrap_or_default()
             ))),
+            Some(Outcome::UniqueTaken { run }) => Ok(Came::UniqueTaken(run)),
+            Some(Outcome::LineFull) => {
+                let message = format!("{LINE_LIMIT} runs have or want this unique key, which is as many as may be");
+                Err(EngineError::TooMany { message, retry_after_ms: RETRY_AFTER_MS })
+            }
             other => Err(EngineError::Bug(format!("the start of run {} came to {other:?}", self.run))),
         }
     }
@@ -191,6 +225,29 @@ pub(crate) fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)>
         return Err(EngineError::invalid(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep")));
     }
     Ok((data, bytes))
+}
+
+/// It is part of the header, which is written with every commit of its run, so it is small.
+fn metadata(written: Map<String, Value>) -> Result<Data> {
+    let (data, bytes) = weighed("the metadata", Value::Object(written))?;
+    if bytes > MAX_METADATA_BYTES {
+        return Err(EngineError::TooLarge { what: "the metadata", bytes, limit: MAX_METADATA_BYTES });
+    }
+    Ok(data)
+}
+
+fn check_policy(flow: &Registered, retry: Option<&Retry>, queue: Option<&str>) -> Result<()> {
+    if retry.is_some() && flow.flow.graph().is_some() {
+        let message = format!(
+            "`retry` is the policy of the function of a code flow, and {} is a graph: its steps have policies of their own",
+            flow.flow.name
+        );
+        return Err(EngineError::invalid(message));
+    }
+    match queue.and_then(wrong_name) {
+        Some(problem) => Err(EngineError::invalid(format!("`queue`: {problem}"))),
+        None => Ok(()),
+    }
 }
 
 /// What is wrong with a time to wait from outside.

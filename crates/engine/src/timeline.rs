@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use eddyline_machine::wire::reference;
-use eddyline_machine::{ActId, Body, Data, Numbered, RunId, ValueId};
+use eddyline_machine::{ActId, Body, Data, Millis, Numbered, RunId, ValueId};
 use eddyline_store::{Fed, Feed, Namespace, Page, Summary};
 use serde_json::Value;
 
@@ -30,9 +30,11 @@ pub enum Stored {
 #[derive(Debug, Clone)]
 pub struct Timeline {
     pub flow: String,
-    /// Of a code run: where its function is offered.
+    /// See [`Engine::run_queue`].
     pub queue: Option<String>,
     pub tags: Vec<String>,
+    /// When it started; before it has, when it was created.
+    pub started_at: Millis,
     pub records: Vec<Numbered>,
 }
 
@@ -87,16 +89,32 @@ impl Engine {
             };
             let now = tokio::time::Instant::now();
             if !records.is_empty() || now >= until || summary.ended_at.is_some() || self.stopping.is_now() {
-                let header = summary.header;
-                let flow = self.flow(ns, &header.flow, Some(&header.flow_version)).await?;
-                let queue = match &flow.flow.body {
-                    Body::Code(code) => Some(code.queue.clone()),
-                    Body::Graph(_) => None,
+                // It may have started and ended after its summary was read.
+                let summary = match summary.started_at.is_none() && !records.is_empty() {
+                    true => self.summary(ns, run).await?,
+                    false => summary,
                 };
-                return Ok(Timeline { flow: header.flow, queue, tags: header.tags, records });
+                let queue = self.run_queue(ns, &summary).await?;
+                let started_at = summary.started_at.unwrap_or(summary.created_at);
+                let header = summary.header;
+                return Ok(Timeline { flow: header.flow, queue, tags: header.tags, started_at, records });
             }
             let _ = tokio::time::timeout(LOOK_AGAIN.min(until - now), notified).await;
         }
+    }
+
+    /// The queue that a run was started with; without one, that of the function of a code flow. The steps of a graph each
+    /// have their own.
+    pub async fn run_queue(&self, ns: &Namespace, summary: &Summary) -> Result<Option<String>> {
+        let header = &summary.header;
+        if header.queue.is_some() {
+            return Ok(header.queue.clone());
+        }
+        let flow = self.flow(ns, &header.flow, Some(&header.flow_version)).await?;
+        Ok(match &flow.flow.body {
+            Body::Code(code) => Some(code.queue.clone()),
+            Body::Graph(_) => None,
+        })
     }
 
     /// A payload as JSON, if it is still there and has at most `limit` bytes.

@@ -73,6 +73,7 @@ async fn lose(engine: &Engine, run: RunId, take: impl FnOnce(&mut Transition)) {
         events: Vec::new(),
         takes: Vec::new(),
         key: None,
+        tells_line: None,
     };
     engine.store().commit(vec![Command::Run(commit)], Vec::new()).await.unwrap().commands.remove(0).unwrap();
 }

@@ -161,10 +161,14 @@ pub enum Action {
     Gate,
 }
 
+/// The queue of tasks for which neither the definition nor the start of their run names one.
+pub const DEFAULT_QUEUE: &str = "default";
+
 #[derive(Debug, Clone)]
 pub struct Worker {
     pub handler: String,
-    pub queue: String,
+    /// None if the step names none; see [`Worker::queue_or`].
+    pub queue: Option<String>,
     pub limits: Vec<LimitUse>,
     pub retry: Retry,
     pub timeout_ms: Option<Millis>,
@@ -270,6 +274,27 @@ pub enum Test {
 pub struct Finally {
     pub scope: ScopeId,
     pub timeout_ms: Option<Millis>,
+}
+
+impl Action {
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Action::Worker(_) => "worker",
+            Action::Set(_) => "set",
+            Action::Fail(_) => "fail",
+            Action::Return(_) => "return",
+            Action::Group(_) => "group",
+            Action::Child { .. } => "child",
+            Action::Gate => "gate",
+        }
+    }
+}
+
+impl Worker {
+    /// The queue that the step names, else the one that its run was started with, else the default.
+    pub fn queue_or<'a>(&'a self, given: Option<&'a str>) -> &'a str {
+        self.queue.as_deref().or(given).unwrap_or(DEFAULT_QUEUE)
+    }
 }
 
 impl Flow {

@@ -103,7 +103,8 @@ impl<'a> Host<'a> {
     }
 
     fn context(&self) -> WireContext<'_> {
-        WireContext { run: self.run.header.run, flow_name: &self.flow.name, queue: None, tags: &[] }
+        let started_at = self.records.first().map_or(self.now, |first| first.ts);
+        WireContext { run: self.run.header.run, flow_name: &self.flow.name, queue: None, tags: &[], started_at }
     }
 }
 

@@ -1,9 +1,11 @@
 //! Why a run has not ended: for every undecided activation what it waits for, arm by arm, and who could still send it.
 
 use serde::Serialize;
+use serde_json::Value;
 
+use crate::decide::gate::name_and_key;
 use crate::ids::{ActId, Fence, RunId};
-use crate::run::{Activation, Activations, Driver, GateState, Inside, Phase, Place, Run, State, Token, What};
+use crate::run::{Activation, Activations, Driver, GateState, Inside, Phase, Place, Run, State, Token, What, queue_of};
 use eddyline_language::flow::{Action, Flow, Graph, Source, Waits};
 
 /// What one activation waits for.
@@ -22,6 +24,10 @@ pub enum WaitsFor {
     Delay {
         until: Option<String>,
     },
+    /// Its turn, of a run that waits for its unique key.
+    Unique {
+        key: String,
+    },
     /// Arms that have no token yet.
     Arms {
         arms: Vec<ArmView>,
@@ -29,8 +35,9 @@ pub enum WaitsFor {
     Gate {
         reason: &'static str,
         event: Option<String>,
+        /// Of an event gate: the key that an event must have; without one, any event of the name opens it.
+        key: Option<Value>,
         /// When it opens, of a time gate, or times out. Known to whoever knows its timers.
-        #[serde(skip_serializing_if = "Option::is_none")]
         until: Option<String>,
     },
     /// A worker that has it or is to take it.
@@ -50,7 +57,6 @@ pub enum WaitsFor {
     BackOff {
         attempt: u32,
         /// When it is made. Known to whoever knows its timers.
-        #[serde(skip_serializing_if = "Option::is_none")]
         until: Option<String>,
     },
     Child {
@@ -68,7 +74,10 @@ pub enum WaitsFor {
     /// News, for a code run.
     News,
     /// Its function, which tries it again by itself.
-    Function,
+    Function {
+        /// When it may. Known to whoever knows its timers.
+        until: Option<String>,
+    },
     /// The next transition of the run, which is on its way.
     NextTransition,
 }
@@ -129,7 +138,10 @@ pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
 
 fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
     match &activation.state {
-        _ if run.header.phase == Phase::Delayed => WaitsFor::Delay { until: None },
+        _ if run.header.phase == Phase::Delayed => match &run.header.unique {
+            Some(unique) if run.header.in_line => WaitsFor::Unique { key: unique.key.clone() },
+            _ => WaitsFor::Delay { until: None },
+        },
         State::Waiting => {
             WaitsFor::Arms { arms: flow.graph().map_or_else(Vec::new, |graph| arms(graph, run, activation)) }
         }
@@ -138,7 +150,7 @@ fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         State::Draining(fence) => WaitsFor::LastReport { fence: *fence },
         State::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt, until: None },
         State::Child(child) | State::Starting(child) => WaitsFor::Child { run_id: *child },
-        State::Retrying { .. } => WaitsFor::Function,
+        State::Retrying { .. } => WaitsFor::Function { until: None },
         State::Open(Inside { what: What::Code(driver), .. }) => match driver {
             Driver::Queued(fence) => worker(flow, run, activation, *fence),
             Driver::BackOff { .. } => WaitsFor::BackOff { attempt: activation.attempt, until: None },
@@ -185,10 +197,9 @@ fn arms(graph: &Graph, run: &Run, activation: &Activation) -> Vec<ArmView> {
 
 fn gate(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
     let definition = flow.graph().and_then(|graph| graph.step(run.step_of(activation.id)?).gate.as_ref());
-    let event = match (&activation.gate, definition.map(|gate| &gate.waits)) {
-        (_, Some(Waits::Event { name, .. })) => Some(name.clone()),
-        (GateState::Waiting { event: Some(event), .. }, None) => event.split(' ').next().map(str::to_owned),
-        _ => None,
+    let (event, key) = match &activation.gate {
+        GateState::Waiting { event: Some(taken), .. } => name_and_key(taken),
+        _ => (None, None),
     };
     let reason = match definition.map(|gate| &gate.waits) {
         Some(Waits::Time { .. } | Waits::Until(_)) => "time",
@@ -200,21 +211,17 @@ fn gate(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {
         None if activation.gate_token.is_some() => "webhook",
         None => "time",
     };
-    WaitsFor::Gate { reason, event, until: None }
+    WaitsFor::Gate { reason, event, key, until: None }
 }
 
 fn worker(flow: &Flow, run: &Run, activation: &Activation, fence: Fence) -> WaitsFor {
     let step = flow.graph().and_then(|graph| Some(graph.step(run.step_of(activation.id)?)));
-    let (handler, queue) = match (&activation.place, step.map(|step| (&step.action, &step.undo))) {
-        (Place::Memo(memo), _) => memo.call.clone().unwrap_or_default(),
-        (Place::Undo { .. }, Some((Action::Worker(worker), undo))) => {
-            (undo.clone().unwrap_or_default(), worker.queue.clone())
-        }
-        (_, Some((Action::Worker(worker), _))) => (worker.handler.clone(), worker.queue.clone()),
-        _ => match &flow.body {
-            eddyline_language::flow::Body::Code(code) => (flow.name.clone(), code.queue.clone()),
-            eddyline_language::flow::Body::Graph(_) => Default::default(),
-        },
+    let handler = match (&activation.place, step.map(|step| (&step.action, &step.undo))) {
+        (Place::Memo(memo), _) => memo.call.clone().unwrap_or_default().0,
+        (Place::Undo { .. }, Some((_, undo))) => undo.clone().unwrap_or_default(),
+        (_, Some((Action::Worker(worker), _))) => worker.handler.clone(),
+        _ => flow.name.clone(),
     };
+    let queue = queue_of(run, flow, &run.header, activation.id).unwrap_or_default().to_owned();
     WaitsFor::Worker { handler, queue, attempt: activation.attempt, fence, bound: None, lack: None }
 }

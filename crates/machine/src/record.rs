@@ -53,6 +53,9 @@ pub enum Entry {
         queue: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         delay_ms: Option<Millis>,
+        /// It waits for its unique key before it begins.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        in_line: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<RunId>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,6 +64,9 @@ pub enum Entry {
     #[serde(rename = "flow.completed")]
     FlowCompleted {
         output: Data,
+        /// Not in records of older builds. How long the run took is told by its times; see [`crate::wire`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        step_count: Option<u32>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         continued_as: Option<RunId>,
     },

@@ -9,9 +9,9 @@ use crate::decide::Work;
 use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Reason, Skipped, TriggeredBy};
-use crate::transition::{Start, Transition};
+use crate::transition::{Start, Transition, Unique};
 use eddyline_language::data::Data;
-use eddyline_language::flow::{Body, Flow, Graph, Retry};
+use eddyline_language::flow::{Action, Body, Flow, Graph, Retry};
 
 /// How many tasks of one activation are remembered, for reports that come twice.
 pub const REMEMBERED_TASKS: usize = 8;
@@ -63,6 +63,30 @@ pub struct Header {
     pub input: Option<Data>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub external_id: Option<String>,
+    /// Given at start, where it happens once under a key.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub idempotency_key: Option<String>,
+    /// A small JSON object given at start. It is part of the header, so that lists show it and it is kept as long as that.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub metadata: Option<Data>,
+    /// Given at start: the queue of the steps that name none, or of the function of a code run.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub queue: Option<String>,
+    /// Given at start: one run of the flow goes on under this key at a time.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unique: Option<Unique>,
+    /// It waits until it is the first of those that want its unique key.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub in_line: bool,
+    /// Its delay is not over.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub awaits_delay: bool,
+    /// How long after its creation it begins, if that was given.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delay_ms: Option<Millis>,
+    /// How long after its creation it must have ended, if that was given.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub deadline_ms: Option<Millis>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub tags: Vec<String>,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -107,6 +131,10 @@ pub struct Header {
     pub step_count: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     pub completed_steps: u32,
+    /// The names of the events that it emitted, each once, in the order of their first emits. A run that emitted some under
+    /// an older build has only the later ones.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub emitted_events: Vec<String>,
     /// What is left of a transition that touched too much; a message of the run to itself goes on with it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub agenda: Vec<Work>,
@@ -150,7 +178,7 @@ pub enum Phase {
     /// Nothing has happened yet.
     #[default]
     New,
-    /// Until its delay is over.
+    /// Until its delay is over, and it is the first in line if it waits for a unique key.
     Delayed,
     Going,
     /// What completed is being undone.
@@ -282,6 +310,18 @@ pub enum MemoKind {
     Sleep,
     Wait,
     Child,
+}
+
+impl MemoKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MemoKind::Step => "step",
+            MemoKind::Call => "call",
+            MemoKind::Sleep => "sleep",
+            MemoKind::Wait => "wait",
+            MemoKind::Child => "child",
+        }
+    }
 }
 
 /// What an arm has been told.
@@ -718,6 +758,28 @@ impl Run {
         self.name(flow.graph(), id)
     }
 
+    /// What an activation does, as the analysis of a flow and the memo of a code run call it.
+    pub fn kind(&self, flow: &Flow, id: ActId) -> &'static str {
+        let step = self.step_of(id).and_then(|step| flow.graph().map(|graph| graph.step(step)));
+        match (&self.at(id).place, step) {
+            (Place::Memo(memo), _) => memo.kind.as_str(),
+            (Place::Undo { .. }, _) => "worker",
+            (Place::Step { .. }, Some(step)) if step.spread.is_some() => "spread",
+            (Place::Step { .. } | Place::Item { .. }, Some(step)) if step.repeat.is_some() => "repeat",
+            (Place::Step { .. } | Place::Item { .. }, Some(step)) => step.action.kind(),
+            _ => "group",
+        }
+    }
+
+    /// The queue that the tasks of an activation are offered on; none if it has no tasks of its own.
+    pub fn queue<'a>(&'a self, flow: &'a Flow, id: ActId) -> Option<&'a str> {
+        match (&self.at(id).place, self.kind(flow, id)) {
+            (Place::Root, _) if flow.graph().is_some() => None,
+            (Place::Root, _) | (_, "worker" | "call") => queue_of(self, flow, &self.header, id),
+            _ => None,
+        }
+    }
+
     /// The step that it is an activation of; none for the run itself and for what a code run remembers.
     pub fn step(&self, id: ActId) -> Option<StepId> {
         self.activations.get(id.0 as usize).and_then(|activation| self.step_of(activation.id))
@@ -746,6 +808,25 @@ impl Run {
         {
             self.index.undoable.insert(order, id);
         }
+    }
+}
+
+/// The queue of an activation's tasks: the one that its step or call names, else the one that its run was started with,
+/// else the flow's. Steps of a code run that are no calls are done by its function.
+pub(crate) fn queue_of<'a>(
+    activations: &'a impl Activations,
+    flow: &'a Flow,
+    header: &'a Header,
+    id: ActId,
+) -> Option<&'a str> {
+    let given = header.queue.as_deref();
+    match (&flow.body, &activations.at(id).place) {
+        (_, Place::Memo(Memo { call: Some((_, queue)), .. })) => Some(queue),
+        (Body::Code(code), _) => Some(given.unwrap_or(&code.queue)),
+        (Body::Graph(graph), _) => match &graph.step(activations.step_of(id)?).action {
+            Action::Worker(worker) => Some(worker.queue_or(given)),
+            _ => None,
+        },
     }
 }
 

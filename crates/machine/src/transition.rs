@@ -81,6 +81,8 @@ pub enum Input {
     },
     /// The run goes on with what one transition left over.
     Continue,
+    /// A run that waits in line for its unique key is the first of that line now.
+    Turn,
     /// Which of the closed tasks no worker has. Sent to itself by a run that is ending; the engine adds the facts, which
     /// stay true because closed tasks are not claimed.
     Drain {
@@ -93,6 +95,20 @@ pub enum Input {
 pub struct Start {
     pub input: Option<Data>,
     pub external_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
+    /// A small JSON object, kept and given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Data>,
+    /// The queue of steps that name none; of a code flow, of its function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// One run of the flow goes on under this key at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique: Option<Unique>,
+    /// It waits for [`Input::Turn`] before it begins.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub in_line: bool,
     pub tags: Vec<String>,
     pub priority: i32,
     pub delay_ms: Option<Millis>,
@@ -152,6 +168,25 @@ impl Start {
         let body = MessageBody::Input(Box::new(Input::ChildEnded { activation, child, end }));
         Some(Message { to: waits.run, id: format!("refused:{run}"), body })
     }
+}
+
+/// A key under which one run of a flow goes on at a time, and what becomes of a start while another run has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unique {
+    pub key: String,
+    pub on_conflict: OnConflict,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnConflict {
+    /// The run that has the key is given back.
+    Return,
+    Reject,
+    /// Every run that has the key or waits for it is cancelled, and the new one begins when they have ended.
+    Replace,
+    /// The new run waits until all runs before it have ended.
+    Queue,
 }
 
 /// How a run that has ended is run again, and who asked for it.
@@ -487,6 +522,18 @@ pub struct Message {
     /// Unique for the target, so that a message is consumed once.
     pub id: String,
     pub body: MessageBody,
+}
+
+impl Message {
+    /// Tells a run that waits in line that it is the first now. A run hears it once.
+    pub fn turn(to: RunId) -> Message {
+        Message { to, id: "turn".to_owned(), body: MessageBody::Input(Box::new(Input::Turn)) }
+    }
+
+    /// Tells a run that has a unique key, or waits for it, that `by` takes its place.
+    pub fn replaced(to: RunId, by: RunId, cancel: Input) -> Message {
+        Message { to, id: format!("replaced:{by}"), body: MessageBody::Input(Box::new(cancel)) }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -77,6 +77,8 @@ pub struct StepView {
     pub last_event_at: Option<Millis>,
     pub logs: Logs,
     pub progress: Option<Progress>,
+    /// The run that it started.
+    pub child: Option<RunId>,
 }
 
 /// Where an activation stands.
@@ -228,15 +230,16 @@ impl RunView {
             }
         }
         match &record.entry {
-            FlowStart { flow_name, version, step_count, queue, delay_ms, parent, retry_of } => {
+            FlowStart { flow_name, version, step_count, queue, delay_ms, in_line, parent, retry_of } => {
                 self.flow.clone_from(flow_name);
                 self.version.clone_from(version);
                 self.queue.clone_from(queue);
                 (self.parent, self.retry_of, self.declared_steps) = (*parent, *retry_of, *step_count);
                 self.created_at = Some(ts);
-                self.started_at = delay_ms.is_none_or(|delay| delay <= 0).then_some(ts);
+                let waits = *in_line || delay_ms.is_some_and(|delay| delay > 0);
+                self.started_at = (!waits).then_some(ts);
             }
-            FlowCompleted { output, continued_as } => {
+            FlowCompleted { output, continued_as, .. } => {
                 self.finish(ts, End::Completed { output: output.clone(), continued_as: *continued_as });
             }
             FlowFailed { error } => self.finish(ts, End::Failed(error.clone())),
@@ -250,7 +253,10 @@ impl RunView {
                     self.step(step_key).let_go(*reason, ts);
                     self.enter(step_key, ts, Phase::Queued);
                 }
-                Scheduled::Child { run_id, .. } => self.enter(step_key, ts, Phase::Child(*run_id)),
+                Scheduled::Child { run_id, .. } => {
+                    self.step(step_key).child = Some(*run_id);
+                    self.enter(step_key, ts, Phase::Child(*run_id));
+                }
                 Scheduled::Group {} | Scheduled::Spread { .. } | Scheduled::Repeat {} | Scheduled::Round {} => {
                     self.enter(step_key, ts, Phase::Container);
                 }

@@ -5,7 +5,7 @@ use std::io;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::ids::RunId;
+use crate::ids::{Millis, RunId};
 use crate::project::{Projection, gate_name, timeline_stream};
 use crate::record::{Entry, Numbered, Record, Scheduled};
 use crate::view::due;
@@ -29,6 +29,8 @@ pub struct WireContext<'a> {
     /// Where the run's tasks go unless a record says otherwise.
     pub queue: Option<&'a str>,
     pub tags: &'a [String],
+    /// When the run started, by the store's clock: what its duration is counted from.
+    pub started_at: Millis,
 }
 
 /// A record on the wire.
@@ -71,7 +73,7 @@ pub fn envelope<'a>(
     let mut entry = numbered.record.entry.clone();
     let payload = take_payload(&mut entry);
     let (kind, mut data) = kind_and_data(&entry);
-    shape(&mut data, &entry, numbered);
+    shape(&mut data, &entry, numbered, ctx);
     let resolved = payload.as_ref().and_then(|(_, payload)| resolve(payload));
     if let Some((field, payload)) = &payload {
         data.insert((*field).to_owned(), resolved.unwrap_or_else(|| reference(ctx.run, payload)));
@@ -174,9 +176,13 @@ fn kind_and_data(entry: &Entry) -> (String, Map<String, Value>) {
     }
 }
 
-/// Gates are shown by name, waits by their end.
-fn shape(data: &mut Map<String, Value>, entry: &Entry, numbered: &Numbered) {
+/// Gates are shown by name, waits by their end, the end of a run with how long it took. That follows from the times of its
+/// records, which only the store gives, so it is not recorded.
+fn shape(data: &mut Map<String, Value>, entry: &Entry, numbered: &Numbered, ctx: &WireContext<'_>) {
     match entry {
+        Entry::FlowCompleted { .. } => {
+            data.insert("durationMs".to_owned(), numbered.ts.saturating_sub(ctx.started_at).max(0).into());
+        }
         Entry::AwaitScheduled { token, for_ms, until_ms, .. } => {
             data.insert("token".to_owned(), gate_name(*token).into());
             data.remove("forMs");
@@ -260,7 +266,7 @@ mod tests {
     const TAGS: [String; 0] = [];
 
     fn ctx() -> WireContext<'static> {
-        WireContext { run: RunId::default(), flow_name: "order", queue: None, tags: &TAGS }
+        WireContext { run: RunId::default(), flow_name: "order", queue: None, tags: &TAGS, started_at: 0 }
     }
 
     fn inline(data: &Data) -> Option<Value> {
@@ -418,7 +424,7 @@ mod tests {
             let step_key = || "pay".to_owned();
             let meta = Some(Data::from(json!([long])));
             for entry in [
-                Entry::FlowCompleted { output: Data::from(json!(long)), continued_as: None },
+                Entry::FlowCompleted { output: Data::from(json!(long)), step_count: Some(1), continued_as: None },
                 Entry::FlowFailed { error: error.clone() },
                 Entry::AttemptFailed { step_key: step_key(), error },
                 Entry::Log { step_key: step_key(), level: "info".into(), msg: long.clone(), meta },

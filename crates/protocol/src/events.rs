@@ -42,5 +42,11 @@ pub struct GateInfo {
     pub activation: String,
     /// `time`, `webhook`, `event` or `manual`.
     pub reason: String,
+    /// Of an event gate: the name of the event.
+    #[serde(default)]
+    pub event: Option<String>,
+    /// Of an event gate: the key that the event must have; `null` if any will do.
+    #[serde(default)]
+    pub key: Value,
     pub deadline: Option<Timestamp>,
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Failure};
 use crate::{Span, Timestamp, nullable};
@@ -34,13 +34,46 @@ pub struct StartRun {
     pub deadline: Option<Deadline>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
+    /// A small JSON object, kept and given back; at most 16 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Map<String, Value>>,
+    /// The queue of steps that name none; of a code flow, of its function.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
     /// Of a code flow: the retry policy of the whole function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Value>,
+    /// One run of the flow goes on under this key at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique: Option<Unique>,
     /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts. It goes
     /// before the header of the same name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
+}
+
+/// A key under which one run of a flow goes on at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unique {
+    pub key: String,
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+}
+
+/// What becomes of a start while another run has its unique key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnConflict {
+    /// The run that has it is given back.
+    #[default]
+    Return,
+    /// It is refused.
+    Reject,
+    /// The runs that have it or wait for it are cancelled, and the new one begins when they have ended.
+    Replace,
+    /// The new run begins when those before it have ended.
+    Queue,
 }
 
 /// By when a run has to have ended.
@@ -76,7 +109,7 @@ impl FromStr for Deadline {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStarted {
     pub run_id: String,
-    /// It was there already, under the same idempotency key.
+    /// It was there already, under the same idempotency key or unique key.
     pub existing: bool,
     /// What is allowed, and hardly wise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -120,8 +153,39 @@ pub struct RunInfo {
     pub completed_steps: u32,
     /// Names, each once, in the order of their first emits.
     pub emitted_events: Vec<String>,
+    /// From its start to its end, once it has ended.
+    #[serde(default)]
+    pub duration_ms: Option<i64>,
     pub tags: Vec<String>,
     pub external_id: Option<String>,
+    #[serde(default)]
+    pub idempotency_key: Option<String>,
+    #[serde(default)]
+    pub namespace: String,
+    /// As it was given at start; `null` without.
+    #[serde(default)]
+    pub metadata: Option<Map<String, Value>>,
+    /// As it was given at start; `null` without.
+    #[serde(default)]
+    pub queue: Option<String>,
+    /// As it was given at start, without what is the default; `null` without.
+    #[serde(default)]
+    pub retry: Option<Value>,
+    /// As it was given at start; `null` without.
+    #[serde(default)]
+    pub unique: Option<Unique>,
+    /// When its delay is over, or was.
+    #[serde(default)]
+    pub delay_until: Option<Timestamp>,
+    /// By when it has to have ended.
+    #[serde(default)]
+    pub deadline: Option<Timestamp>,
+    /// Of a code run: the attempts of its function.
+    #[serde(default)]
+    pub attempts: Vec<AttemptInfo>,
+    /// The reason given with its cancel.
+    #[serde(default)]
+    pub reason: Option<String>,
     pub priority: i32,
     /// The activations that have not ended, with what they wait for.
     pub waiting_for: Vec<Waiting>,
@@ -146,8 +210,16 @@ pub struct RunSummary {
     pub completed_at: Option<Timestamp>,
     pub step_count: u32,
     pub completed_steps: u32,
+    /// Names, each once, in the order of their first emits.
+    #[serde(default)]
+    pub emitted_events: Vec<String>,
+    /// From its start to its end, once it has ended.
+    #[serde(default)]
+    pub duration_ms: Option<i64>,
     pub tags: Vec<String>,
     pub external_id: Option<String>,
+    #[serde(default)]
+    pub metadata: Option<Map<String, Value>>,
     pub error: Option<Failure>,
     pub parent: Option<ParentInfo>,
     pub retry_of: Option<String>,
@@ -170,6 +242,10 @@ pub struct Waiting {
 pub struct StepInfo {
     pub activation: String,
     pub step: String,
+    /// `worker`, `set`, `fail`, `return`, `group`, `child`, `gate`, `spread` or `repeat`; of a code run `step`, `call`,
+    /// `sleep`, `wait` or `child`.
+    #[serde(default)]
+    pub kind: String,
     /// `pending`, `waiting`, `running`, `completed`, `failed`, `skipped` or `cancelled`.
     pub status: String,
     pub attempts: Vec<AttemptInfo>,
@@ -179,6 +255,15 @@ pub struct StepInfo {
     pub started_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
     pub waits_for: Option<Value>,
+    /// The run that it started.
+    #[serde(default)]
+    pub child_run_id: Option<String>,
+    /// When its next attempt is made.
+    #[serde(default)]
+    pub retry_at: Option<Timestamp>,
+    /// The queue of its tasks.
+    #[serde(default)]
+    pub queue: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use eddyline_machine::{Data, Expiry, Fence, Message, Millis, RunId, TimerKey, Transition};
+use eddyline_machine::{Data, Expiry, Fence, Input, Message, Millis, RunId, TimerKey, Transition};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -34,7 +34,23 @@ pub struct RunCommit {
     pub takes: Vec<Taken>,
     /// Of a start: the key under which it happens once.
     pub key: Option<StartKey>,
+    /// Of a start with a unique key: what every run is told that is before it in line; see [`LINE_LIMIT`].
+    pub tells_line: Option<Box<Input>>,
 }
+
+/// How many runs of a flow have or want one unique key at a time.
+///
+/// The runs with the same `Header::unique` key, flow and namespace that have not ended stand in a line, in the order of
+/// their commits. The store enforces that only the first of a line goes on:
+///
+/// - A start joins the line in the commit that makes its run. One that was decided to begin at once is refused unless the
+///   line is empty. One that was decided to wait (`Header::in_line`) always joins.
+/// - A run leaves the line in the commit that ends it. If it is continued as another run, that run has its place, even
+///   before its start is delivered; it leaves the line if its start is dropped.
+/// - The commit that makes a waiting run the first of its line, by a join or by a leave, writes a message to it
+///   ([`Message::turn`]), which the commit that sets the run going consumes. So each run in line is set going exactly
+///   once, whichever process dies in between, and never beside another.
+pub const LINE_LIMIT: usize = 1_000;
 
 /// A due item that a commit uses up.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

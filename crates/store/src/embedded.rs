@@ -33,6 +33,7 @@ mod touched;
 mod transition;
 mod trim;
 mod trouble;
+mod unique;
 mod watch;
 mod writer;
 

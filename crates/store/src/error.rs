@@ -36,6 +36,12 @@ pub enum Refused {
     /// The idempotency key belongs to a run already.
     #[error("the key belongs to run {run}")]
     KeyTaken { run: RunId, fingerprint: [u8; 32] },
+    /// Another run has the unique key: this is the first in line.
+    #[error("the unique key belongs to run {run}")]
+    UniqueTaken { run: RunId },
+    /// So many runs wait for the unique key that no other can.
+    #[error("{} runs have or want the unique key", crate::LINE_LIMIT)]
+    LineFull,
     /// Some of what it takes is not there (any more), or not due: decide again without.
     #[error("{} of what it takes are gone", .0.len())]
     Gone(Vec<Taken>),

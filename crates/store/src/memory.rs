@@ -4,6 +4,7 @@ mod leases;
 mod rates;
 mod rows;
 pub(crate) mod tasks;
+mod unique;
 mod write;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -98,6 +98,8 @@ pub struct Beside {
     pub gates: Vec<GateRow>,
     /// To the run, oldest first; at most [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
     pub messages: Vec<Message>,
+    /// It is the first of those that have or want its unique key.
+    pub first_in_line: bool,
     /// Of a run that is not stored: the namespace that these messages are of. One of them may be its start.
     pub unstored_in: Option<Namespace>,
 }

@@ -182,8 +182,9 @@ fn action_text(step: &Step, written: &Value) -> Option<String> {
     Some(match &step.action {
         Action::Worker(worker) => {
             let mut parts = vec![format!("run {}", worker.handler)];
-            if worker.queue != "default" {
-                parts.push(format!("on {}", worker.queue));
+            let queue = worker.queue_or(None);
+            if queue != "default" {
+                parts.push(format!("on {queue}"));
             }
             match (written.get("retry").is_some(), worker.retry.attempts) {
                 (true, Some(1)) => parts.push("once".to_owned()),

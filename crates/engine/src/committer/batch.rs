@@ -233,25 +233,32 @@ impl Committer {
             lane.conflicts += 1;
         }
         match refused {
-            Refused::KeyTaken { run: other, fingerprint } => self.undo(run, decided, |pending_key, _| {
-                pending_key.then_some(Outcome::KeyTaken { run: other, fingerprint })
+            Refused::KeyTaken { run: other, fingerprint } => self.undo(run, decided, |pending| {
+                let has_key = pending.start.as_ref().is_some_and(|start| start.key.is_some());
+                has_key.then_some(Outcome::KeyTaken { run: other, fingerprint })
             }),
-            Refused::Gone(gone) => {
-                self.undo(run, decided, |_, taken| taken.filter(|taken| gone.contains(taken)).map(|_| Outcome::Gone))
+            Refused::UniqueTaken { run: other } => {
+                let taken = Outcome::UniqueTaken { run: other };
+                self.undo(run, decided, |pending| pending.start.as_ref().map(|_| taken.clone()));
             }
-            Refused::Conflict { .. } | Refused::Revision { .. } => self.undo(run, decided, |_, _| None),
+            Refused::LineFull => {
+                self.undo(run, decided, |pending| pending.start.as_ref().map(|_| Outcome::LineFull));
+            }
+            Refused::Gone(gone) => self.undo(run, decided, |pending| {
+                pending.taken.as_ref().filter(|taken| gone.contains(taken)).map(|_| Outcome::Gone)
+            }),
+            Refused::Conflict { .. } | Refused::Revision { .. } => self.undo(run, decided, |_| None),
         }
         self.release(run);
     }
 
     /// Puts inputs back as they were, but for those that are answered now.
-    fn undo(&mut self, run: RunId, decided: Vec<Decided>, answer: impl Fn(bool, Option<&Taken>) -> Option<Outcome>) {
+    fn undo(&mut self, run: RunId, decided: Vec<Decided>, answer: impl Fn(&Pending) -> Option<Outcome>) {
         for mut decided in decided.into_iter().rev() {
             for input in decided.taken.drain(..).rev() {
                 decided.pending.inputs.push_front(input);
             }
-            let has_key = decided.pending.start.as_ref().is_some_and(|start| start.key.is_some());
-            match answer(has_key, decided.pending.taken.as_ref()) {
+            match answer(&decided.pending) {
                 Some(outcome) => {
                     let mut pending = decided.pending;
                     pending.outcomes.push(outcome);

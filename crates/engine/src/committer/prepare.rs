@@ -127,9 +127,12 @@ impl Committer {
         lane.busy = true;
         // If this is committed, the run in memory was the stored one at a moment that is still to come.
         lane.fresh = self.tickets;
-        let key: Option<StartKey> = decided.iter().find_map(|decided| decided.pending.start.as_ref()?.key.clone());
+        let start = decided.iter().find_map(|decided| decided.pending.start.as_ref());
+        let key: Option<StartKey> = start.and_then(|start| start.key.clone());
+        let tells_line = start.and_then(|start| start.tells_line.clone());
         let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
-        let commit = RunCommit { ns, command, transition: Arc::new(transition), messages, events, takes, key };
+        let transition = Arc::new(transition);
+        let commit = RunCommit { ns, command, transition, messages, events, takes, key, tells_line };
         Some(Prepared { run, commit, decided })
     }
 

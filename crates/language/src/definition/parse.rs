@@ -11,7 +11,7 @@ use super::problem::{Place, Problem, Problems};
 use super::schema::{CheckSchema, schema};
 use super::source::{Key, Node, NodeValue, join};
 use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, analyse, canonical, step};
-use crate::flow::{Body, Builds, CodeFlow, Finally, Flow, Graph};
+use crate::flow::{Body, Builds, CodeFlow, DEFAULT_QUEUE, Finally, Flow, Graph};
 use crate::ids::{ScopeId, StepId};
 use crate::nearest::did_you_mean;
 
@@ -100,7 +100,7 @@ fn flow_name(draft: &mut Draft<'_>, asked: Option<&str>, fields: &mut Fields<'_>
 
 fn code(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> CodeFlow {
     CodeFlow {
-        queue: fields.take(draft, "queue", name).unwrap_or_else(|| step::DEFAULT_QUEUE.into()),
+        queue: fields.take(draft, "queue", name).unwrap_or_else(|| DEFAULT_QUEUE.into()),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         step_retry: fields.take(draft, "step_retry", retry).unwrap_or_default(),
         timeout_ms: fields.take(draft, "timeout", timeout),

@@ -11,8 +11,6 @@ use super::{MAX_ARMS, parse};
 use crate::flow::{Action, LimitUse, When, Worker};
 use crate::ids::StepId;
 
-pub(super) const DEFAULT_QUEUE: &str = "default";
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Worker,
@@ -191,7 +189,7 @@ fn worker(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Worker 
     let limits = list("a list of limits such as [stripe, {tenant: \"${input.tenant}\"}]", limit(id));
     Worker {
         handler: handler.unwrap_or_else(|| draft.step(id).name.clone()),
-        queue: fields.take(draft, "queue", name).unwrap_or_else(|| DEFAULT_QUEUE.into()),
+        queue: fields.take(draft, "queue", name),
         limits: fields.take(draft, "limits", limits).unwrap_or_default(),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         timeout_ms: fields.take(draft, "timeout", timeout),

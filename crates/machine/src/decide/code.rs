@@ -63,8 +63,10 @@ impl Decider<'_> {
                 self.step_failed(id, error, *retryable, *retry_after_ms)?;
             }
             CodeOp::Call { handler, input, queue } => {
-                let queue =
-                    queue.clone().unwrap_or_else(|| self.code().map_or_else(String::new, |code| code.queue.clone()));
+                let queue = match queue {
+                    Some(queue) => queue.clone(),
+                    None => self.queue_of(ROOT)?,
+                };
                 let input = self.keep(input.clone());
                 let activation = self.edit(id);
                 activation.input = Some(input);
@@ -100,7 +102,7 @@ impl Decider<'_> {
         let result = self.keep(output.clone());
         let step_key = self.name_of(id);
         self.begin_own_attempt(id);
-        self.record_own(id, Entry::AttemptCompleted { step_key, result: result.clone(), suspended: false });
+        self.record_own(id, Entry::AttemptCompleted { step_key, result: result.clone(), suspended: false })?;
         self.end(id, End::Completed(result))
     }
 
@@ -108,13 +110,13 @@ impl Decider<'_> {
         let error = &error.clone().bounded();
         let step_key = self.name_of(id);
         self.begin_own_attempt(id);
-        self.record_own(id, Entry::AttemptFailed { step_key: step_key.clone(), error: error.clone() });
+        self.record_own(id, Entry::AttemptFailed { step_key: step_key.clone(), error: error.clone() })?;
         let Some(retry) = self.code().map(|code| code.step_retry.clone()) else { return Ok(()) };
         let attempt = self.at(id).attempt;
         let Some(after_ms) = self.next_delay(&retry, attempt, error, retryable, after) else {
             return self.fail(id, error.clone());
         };
-        self.record_own(id, Entry::RetryScheduled { step_key, reason: Reason::Retry, backoff_ms: after_ms });
+        self.record_own(id, Entry::RetryScheduled { step_key, reason: Reason::Retry, backoff_ms: after_ms })?;
         self.edit(id).state = State::Retrying { due: false, after_ms };
         let fence = self.last_fence(id);
         self.set_timer(id, TimerKind::BackOff(fence), Due::After(after_ms));
@@ -132,9 +134,10 @@ impl Decider<'_> {
         activation.tasks = vec![TaskLog::new(fence, activation.attempt)];
     }
 
-    fn record_own(&mut self, id: ActId, entry: Entry) {
-        let queue = self.code().map_or_else(String::new, |code| code.queue.clone());
+    fn record_own(&mut self, id: ActId, entry: Entry) -> Done {
+        let queue = self.queue_of(ROOT)?;
         self.record_attempt(id, queue, entry);
+        Ok(())
     }
 
     fn wait(&mut self, id: ActId, wait: &CodeWait, due: Option<Due>) -> Done {
@@ -200,6 +203,9 @@ impl Decider<'_> {
         let start = Start {
             input: Some(input),
             external_id: header.external_id.clone(),
+            metadata: header.metadata.clone(),
+            queue: header.queue.clone(),
+            unique: header.unique.clone(),
             tags: header.tags.clone(),
             priority: header.priority,
             parent: header.parent,
@@ -329,8 +335,8 @@ impl Decider<'_> {
     fn kind_changed(&mut self, id: ActId, name: &str, was: MemoKind, is: MemoKind) -> Done<Answer> {
         let message = format!(
             "`{name}` is remembered as a {}, but the function now asks for a {} of that name; give the new one another name",
-            kind_name(was),
-            kind_name(is)
+            was.as_str(),
+            is.as_str()
         );
         let failure = Failure::new(kind::KIND_CHANGED, message).within(&self.name_of(id));
         let entry = Entry::AttemptFailed { step_key: self.name_of(ROOT), error: failure.clone() };
@@ -390,14 +396,4 @@ fn bad_name(name: &str) -> Option<String> {
         _ => return None,
     };
     Some(problem)
-}
-
-fn kind_name(kind: MemoKind) -> &'static str {
-    match kind {
-        MemoKind::Step => "step",
-        MemoKind::Call => "call",
-        MemoKind::Sleep => "sleep",
-        MemoKind::Wait => "wait",
-        MemoKind::Child => "child",
-    }
 }

@@ -123,7 +123,11 @@ impl Decider<'_> {
             self.send(parent.run, id, MessageBody::Input(Box::new(input)));
         }
         self.record(match outcome {
-            Outcome::Completed(output) => Entry::FlowCompleted { output, continued_as: self.header.continued_as },
+            Outcome::Completed(output) => Entry::FlowCompleted {
+                output,
+                step_count: Some(self.header.step_count),
+                continued_as: self.header.continued_as,
+            },
             Outcome::Failed(error) => Entry::FlowFailed { error },
             Outcome::Cancelled(also) => Entry::FlowCancelled { reason: self.header.cancel_reason.clone(), also },
         });

@@ -98,7 +98,7 @@ impl Decider<'_> {
                 applied()
             }
             TimerKind::Delay if self.header.phase == Phase::Delayed => {
-                self.set_going(id);
+                self.delay_over();
                 applied()
             }
             TimerKind::Deadline => self.deadline(),

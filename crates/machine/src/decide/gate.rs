@@ -1,5 +1,7 @@
 //! Gates: arrival, opening (early, once), time, timeout, cancelling.
 
+use serde_json::Value;
+
 use super::{Decider, Done};
 use crate::failure::{Failure, kind};
 use crate::ids::{ActId, Millis};
@@ -214,6 +216,14 @@ impl Decider<'_> {
 /// How the position of the last event taken is found again.
 fn taken_key(name: &str, key: Option<&str>) -> String {
     format!("{name} {}", key.unwrap_or(""))
+}
+
+/// What [`taken_key`] was made of: the name of an event, and its key.
+pub(crate) fn name_and_key(taken: &str) -> (Option<String>, Option<Value>) {
+    match taken.split_once(' ') {
+        Some((name, key)) => (Some(name.to_owned()), serde_json::from_str(key).ok()),
+        None => (Some(taken.to_owned()), None),
+    }
 }
 
 fn timed_out(after: Option<Millis>) -> Failure {

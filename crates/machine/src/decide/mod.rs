@@ -12,7 +12,7 @@ mod code;
 mod ending;
 mod env;
 mod expiry;
-mod gate;
+pub(crate) mod gate;
 mod meter;
 mod names;
 mod pause;
@@ -219,6 +219,7 @@ impl<'a> Decider<'a> {
             Input::Resume { by } => self.resume(by),
             Input::Act { activation, by, act } => self.act(activation, by, act),
             Input::Continue => Ok(Answer::Nothing),
+            Input::Turn => self.turn(),
             Input::Drain { unclaimed } => self.drained(unclaimed),
         }
     }
@@ -373,6 +374,7 @@ fn target(input: &Input) -> Option<ActId> {
         | Input::Resume { .. }
         | Input::Act { .. }
         | Input::Continue
+        | Input::Turn
         | Input::Drain { .. } => None,
     }
 }

@@ -154,6 +154,9 @@ impl Decider<'_> {
         if !repeat {
             let order = (self.run.emitted.len() + self.emitted.len()) as u32;
             self.emitted.insert((scope, index as u32), Emitted { payload, by: id, order });
+            if !self.header.emitted_events.iter().any(|known| known == event) {
+                self.header.emitted_events.push(event.to_owned());
+            }
             self.agenda.push_back(Work::Emitted { scope, event: index as u32 });
         }
         Ok(())

@@ -21,6 +21,12 @@ impl Decider<'_> {
         header.flow_version = self.flow.version.clone();
         header.input = Some(input);
         header.external_id = start.external_id.clone();
+        header.idempotency_key = start.idempotency_key.clone();
+        header.metadata = start.metadata.clone();
+        header.queue = start.queue.clone();
+        header.unique = start.unique.clone();
+        header.delay_ms = start.delay_ms;
+        header.deadline_ms = start.deadline_ms;
         header.tags = start.tags.clone();
         header.priority = start.priority;
         header.parent = start.parent;
@@ -32,10 +38,10 @@ impl Decider<'_> {
         header.events_since = start.events_since.unwrap_or(self.env.now);
         header.step_count = self.graph.map_or(0, |graph| graph.scope(Graph::ROOT).steps.len() as u32);
         let queue = match &self.flow.body {
-            Body::Graph(_) => None,
+            Body::Graph(_) => start.queue.clone(),
             Body::Code(code) => {
                 header.code = Some(CodeHeader { retry: start.retry.clone(), ..CodeHeader::default() });
-                Some(code.queue.clone())
+                Some(start.queue.as_ref().unwrap_or(&code.queue).clone())
             }
         };
         self.cursors.extend(start.cursors.clone());
@@ -47,6 +53,7 @@ impl Decider<'_> {
             step_count: self.header.step_count,
             queue,
             delay_ms: start.delay_ms,
+            in_line: start.in_line,
             parent: start.parent.map(|parent| parent.run),
             retry_of: start.retry_of,
         });
@@ -71,13 +78,40 @@ impl Decider<'_> {
                 self.header.taking_over = true;
                 self.set_timer(root, TimerKind::Delay, Due::After(TAKE_OVER_MS));
             }
-            Some(delay) if delay > 0 => {
+            delay => {
+                let delay = delay.filter(|delay| *delay > 0);
+                if let Some(delay) = delay {
+                    self.set_timer(root, TimerKind::Delay, Due::After(delay));
+                }
                 self.header.phase = Phase::Delayed;
-                self.set_timer(root, TimerKind::Delay, Due::After(delay));
+                self.header.in_line = start.in_line;
+                self.header.awaits_delay = delay.is_some();
+                self.begin_if_due();
             }
-            _ => self.set_going(root),
         }
         Ok(Answer::Applied(Said::default()))
+    }
+
+    /// It is the first in line for its unique key.
+    pub(super) fn turn(&mut self) -> Done<Answer> {
+        if self.header.phase != Phase::Delayed || !self.header.in_line {
+            return Ok(Answer::Nothing);
+        }
+        self.header.in_line = false;
+        self.begin_if_due();
+        Ok(Answer::Applied(Said::default()))
+    }
+
+    pub(super) fn delay_over(&mut self) {
+        self.header.awaits_delay = false;
+        self.begin_if_due();
+    }
+
+    /// Begins once it waits neither for its delay nor for its turn.
+    fn begin_if_due(&mut self) {
+        if !self.header.awaits_delay && !self.header.in_line {
+            self.set_going(ActId(0));
+        }
     }
 
     /// More of the values that a retry or a rerun takes over.

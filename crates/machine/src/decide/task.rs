@@ -4,7 +4,9 @@ use super::{Decider, Done, Halt};
 use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, Reason, Scheduled};
-use crate::run::{Activations, Driver, End, GateState, Inside, Place, REMEMBERED_TASKS, State, TaskLog, What};
+use crate::run::{
+    Activations, Driver, End, GateState, Inside, Place, REMEMBERED_TASKS, State, TaskLog, What, queue_of,
+};
 use crate::transition::{Due, Task, TaskChange, TaskKind, TimerKind};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Action, Body, Builds, Retry, Worker};
@@ -146,11 +148,10 @@ impl<'a> Decider<'a> {
     }
 
     pub(super) fn queue_of(&self, id: ActId) -> Done<String> {
-        Ok(match (&self.flow.body, &self.at(id).place) {
-            (_, Place::Memo(memo)) if memo.call.is_some() => memo.call.clone().unwrap_or_default().1,
-            (Body::Code(code), _) => code.queue.clone(),
-            (Body::Graph(_), _) => self.worker(id)?.queue.clone(),
-        })
+        match queue_of(self, self.flow, &self.header, id) {
+            Some(queue) => Ok(queue.to_owned()),
+            None => Err(Halt::Bug(format!("{} has no queue", self.name_of(id)))),
+        }
     }
 
     fn worker(&self, id: ActId) -> Done<&'a Worker> {

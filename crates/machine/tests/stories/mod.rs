@@ -23,7 +23,8 @@ fn on_the_wire(model: &Model, kept: &Kept) -> Vec<Value> {
         Body::Code(code) => Some(code.queue.as_str()),
         Body::Graph(_) => None,
     };
-    let ctx = WireContext { run, flow_name: &kept.flow.name, queue, tags: &kept.run.header.tags };
+    let started_at = kept.records.first().map_or(0, |first| first.ts);
+    let ctx = WireContext { run, flow_name: &kept.flow.name, queue, tags: &kept.run.header.tags, started_at };
     let mut projector = Projector::new(run);
     let mut told = Vec::new();
     for record in &kept.records {
@@ -162,5 +163,7 @@ fn job() -> Model {
 
 /// One that has not begun.
 fn later() -> Model {
-    begin(&["shipping"], Start { delay_ms: Some(60_000), ..input(json!({"order": 8})) }).model
+    let unique = Some(Unique { key: "order 8".into(), on_conflict: OnConflict::Queue });
+    let start = Start { delay_ms: Some(60_000), unique, in_line: true, ..input(json!({"order": 8})) };
+    begin(&["shipping"], start).model
 }

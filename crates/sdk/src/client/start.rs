@@ -3,10 +3,10 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use eddyline_protocol::{ApiError, BatchItem, BatchStarted, RunStarted, StartBatch, StartRun};
+use eddyline_protocol::{ApiError, BatchItem, BatchStarted, OnConflict, RunStarted, StartBatch, StartRun, Unique};
 use futures_util::future::BoxFuture;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::address::segment;
 use super::http::Repeat;
@@ -119,6 +119,24 @@ impl Start {
     /// Higher goes first among the tasks of a queue.
     pub fn priority(mut self, priority: i32) -> Start {
         self.rest.priority = Some(priority);
+        self
+    }
+
+    /// A small JSON object of your own, kept with the run and given back; at most 16 KiB.
+    pub fn metadata(mut self, metadata: Map<String, Value>) -> Start {
+        self.rest.metadata = Some(metadata);
+        self
+    }
+
+    /// The queue of the steps that name none; of a code flow, of its function.
+    pub fn queue(mut self, queue: impl Into<String>) -> Start {
+        self.rest.queue = Some(queue.into());
+        self
+    }
+
+    /// One run of the flow goes on under this key at a time; `on_conflict` says what becomes of this one if another has it.
+    pub fn unique(mut self, key: impl Into<String>, on_conflict: OnConflict) -> Start {
+        self.rest.unique = Some(Unique { key: key.into(), on_conflict });
         self
     }
 

@@ -121,21 +121,16 @@ fn analyse(graph: &Graph, scope: ScopeId, mut found: definition::Analysis) -> An
 }
 
 fn analysed(step: &Step) -> AnalysedStep {
-    let (kind, worker) = match &step.action {
-        Action::Worker(worker) => ("worker", Some(worker)),
-        Action::Set(_) => ("set", None),
-        Action::Fail(_) => ("fail", None),
-        Action::Return(_) => ("return", None),
-        Action::Group(_) => ("group", None),
-        Action::Child { .. } => ("child", None),
-        Action::Gate => ("gate", None),
+    let worker = match &step.action {
+        Action::Worker(worker) => Some(worker),
+        _ => None,
     };
     let iterates = [("spread", step.spread.is_some()), ("repeat", step.repeat.is_some())];
     AnalysedStep {
         name: step.name.clone(),
-        kind: kind.to_owned(),
+        kind: step.action.kind().to_owned(),
         handler: worker.map(|worker| worker.handler.clone()),
-        queue: worker.map(|worker| worker.queue.clone()),
+        queue: worker.map(|worker| worker.queue_or(None).to_owned()),
         iterates: iterates.into_iter().filter(|(_, is)| *is).map(|(name, _)| name.to_owned()).collect(),
     }
 }

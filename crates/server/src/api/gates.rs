@@ -49,6 +49,7 @@ fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
     let arrived = gate.arrival?;
     let reason = REASONS.into_iter().find(|(_, reason)| *reason == arrived.gate.reason).map_or("", |(name, _)| name);
     let token = gate.token.filter(|_| secrets);
+    let (event, key) = arrived.gate.event.map(|event| (event.name, event.key)).unzip();
     Some(GateInfo {
         gate_id: gate_name(gate.id),
         url: token.as_ref().map(|token| format!("{hooks}{token}")),
@@ -56,6 +57,8 @@ fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
         run_id: gate.id.run.to_string(),
         activation: arrived.gate.name,
         reason: reason.to_owned(),
+        event,
+        key: key.flatten().and_then(|key| serde_json::from_str(&key).ok()).unwrap_or_default(),
         deadline: arrived.deadline.map(iso),
     })
 }

@@ -12,7 +12,7 @@ use super::body::{check_labels, one};
 use super::call::{Answer, Call, answer, moment, ok};
 use super::failure::Failure;
 use super::traceparent;
-use super::words::{millis, problem};
+use super::words::{self, millis, problem};
 
 /// Tags of a run.
 const MAX_TAGS: usize = 64;
@@ -89,10 +89,14 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
     if asked.tags.len() > MAX_TAGS {
         return Err(Failure::invalid(format!("a run has at most {MAX_TAGS} tags")));
     }
-    let labels = [asked.external_id.as_ref(), asked.idempotency_key.as_ref()].into_iter().flatten();
+    let unique = asked.unique.as_ref().map(|unique| &unique.key);
+    let labels = [asked.external_id.as_ref(), asked.idempotency_key.as_ref(), unique].into_iter().flatten();
     check_labels(labels.chain(&asked.tags))?;
     if asked.idempotency_key.as_deref() == Some("") {
         return Err(Failure::bad("`idempotency_key` is empty: all such starts would be one run"));
+    }
+    if unique.is_some_and(String::is_empty) {
+        return Err(Failure::bad("the `key` of `unique` is empty"));
     }
     Ok(StartRequest {
         flow,
@@ -100,6 +104,8 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
         input: asked.input,
         external_id: asked.external_id,
         idempotency_key: asked.idempotency_key,
+        metadata: asked.metadata,
+        queue: asked.queue,
         tags: asked.tags,
         delay_ms: asked.delay.map(millis),
         deadline_ms: match asked.deadline {
@@ -108,6 +114,8 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
         },
         priority: asked.priority.unwrap_or(0),
         retry: asked.retry.map(retry).transpose()?,
+        unique: asked.unique.map(words::inner_unique),
+        by: call.caller.name.clone(),
         traceparent: traceparent::of(asked.traceparent, call.headers())?,
     })
 }

@@ -8,7 +8,7 @@ use eddyline_engine::Timeline;
 use eddyline_language::time::Time;
 use eddyline_machine::project::{Projection, Projector, RunIndexed};
 use eddyline_machine::wire::{Envelope, MAX_RECORD_BYTES, Meta, WireContext, projection_to_wire, to_wire};
-use eddyline_machine::{Body, Data, Numbered, RunId};
+use eddyline_machine::{Data, Numbered, RunId};
 use eddyline_protocol as wire;
 use eddyline_store::{Page, RunFilter, Summary};
 use serde_json::{Value, json};
@@ -381,7 +381,8 @@ impl Projected {
 }
 
 fn context(run: RunId, page: &Timeline) -> WireContext<'_> {
-    WireContext { run, flow_name: &page.flow, queue: page.queue.as_deref(), tags: &page.tags }
+    let (queue, started_at) = (page.queue.as_deref(), page.started_at);
+    WireContext { run, flow_name: &page.flow, queue, tags: &page.tags, started_at }
 }
 
 async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Option<u64>), Failure> {
@@ -393,7 +394,7 @@ async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Opt
         let next = (found.len() == asked.limit).then(|| found.last().map(|last| last.position)).flatten();
         let mut items = Vec::with_capacity(found.len());
         for summary in &found {
-            items.push(indexed(summary, queue(call, summary).await?));
+            items.push(indexed(summary, call.engine().run_queue(call.ns(), summary).await?));
         }
         items.retain(|record| asked.wants(record));
         if !items.is_empty() || tokio::time::Instant::now() >= until || *call.api.stopping().borrow() {
@@ -401,16 +402,6 @@ async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Opt
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
-}
-
-/// The queue that a run's function is offered on; the steps of a graph each have their own.
-async fn queue(call: &Call, summary: &Summary) -> Result<Option<String>, Failure> {
-    let header = &summary.header;
-    let flow = call.engine().flow(call.ns(), &header.flow, Some(&header.flow_version)).await?;
-    Ok(match &flow.flow.body {
-        Body::Code(code) => Some(code.queue.clone()),
-        Body::Graph(_) => None,
-    })
 }
 
 /// A run's line in the index, numbered by the feed.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use eddyline_engine::{Assignment, RunInfo, StepInfo};
 use eddyline_language::definition;
-use eddyline_language::time::iso;
-use eddyline_machine::Millis;
+use eddyline_language::time::{iso, span};
 use eddyline_machine::view::{AttemptState, AttemptView};
+use eddyline_machine::{Data, Millis, OnConflict, Retry, Unique};
 use eddyline_protocol as wire;
 use eddyline_store::Summary;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 pub(crate) fn problem(problem: &definition::Problem) -> wire::Problem {
     wire::Problem {
@@ -51,8 +51,10 @@ pub(crate) fn inner_failure(failure: wire::Failure) -> eddyline_machine::Failure
 }
 
 pub(crate) fn run_info(info: RunInfo, parent: Option<wire::ParentInfo>) -> wire::RunInfo {
-    let RunInfo { summary, status, input, output, error, emitted_events, waiting_for } = info;
+    let duration_ms = duration_ms(&info.summary);
+    let RunInfo { summary, status, input, output, error, emitted_events, waiting_for, attempts } = info;
     let header = summary.header;
+    let after_creation = |ms: Millis| iso(summary.created_at.saturating_add(ms));
     wire::RunInfo {
         run_id: summary.run.to_string(),
         flow: header.flow,
@@ -67,8 +69,19 @@ pub(crate) fn run_info(info: RunInfo, parent: Option<wire::ParentInfo>) -> wire:
         step_count: header.step_count,
         completed_steps: header.completed_steps,
         emitted_events,
+        duration_ms,
         tags: header.tags,
         external_id: header.external_id,
+        idempotency_key: header.idempotency_key,
+        namespace: summary.ns.as_str().to_owned(),
+        metadata: header.metadata.and_then(metadata),
+        queue: header.queue,
+        retry: header.code.and_then(|code| code.retry).map(retry),
+        unique: header.unique.map(unique),
+        delay_until: header.delay_ms.map(after_creation),
+        deadline: header.deadline_ms.map(after_creation),
+        attempts: attempts.into_iter().map(attempt).collect(),
+        reason: header.cancel_reason,
         priority: header.priority,
         waiting_for: waiting_for
             .into_iter()
@@ -83,7 +96,7 @@ pub(crate) fn run_info(info: RunInfo, parent: Option<wire::ParentInfo>) -> wire:
 
 pub(crate) fn run_summary(summary: Summary, parent: Option<wire::ParentInfo>) -> wire::RunSummary {
     use eddyline_machine::run::Outcome;
-    let status = summary.header.status();
+    let (status, duration_ms) = (summary.header.status(), duration_ms(&summary));
     let header = summary.header;
     let error = match header.outcome {
         Some(Outcome::Failed(error)) if status.is_end() => Some(failure(error)),
@@ -100,8 +113,11 @@ pub(crate) fn run_summary(summary: Summary, parent: Option<wire::ParentInfo>) ->
         completed_at: summary.ended_at.map(iso),
         step_count: header.step_count,
         completed_steps: header.completed_steps,
+        emitted_events: header.emitted_events,
+        duration_ms,
         tags: header.tags,
         external_id: header.external_id,
+        metadata: header.metadata.and_then(metadata),
         error,
         parent,
         retry_of: header.retry_of.map(|run| run.to_string()),
@@ -112,6 +128,7 @@ pub(crate) fn step_info(step: StepInfo) -> wire::StepInfo {
     wire::StepInfo {
         activation: step.activation,
         step: step.step,
+        kind: step.kind.to_owned(),
         status: step.status.to_owned(),
         attempts: step.attempts.into_iter().map(attempt).collect(),
         input: step.input.unwrap_or_default(),
@@ -120,7 +137,63 @@ pub(crate) fn step_info(step: StepInfo) -> wire::StepInfo {
         started_at: step.started_at.map(iso),
         ended_at: step.ended_at.map(iso),
         waits_for: step.waits_for.map(|waits_for| json!(waits_for)),
+        child_run_id: step.child.map(|run| run.to_string()),
+        retry_at: step.retry_at,
+        queue: step.queue,
     }
+}
+
+/// How long a run took: as in its `flow.completed`, from its start to its end.
+fn duration_ms(summary: &Summary) -> Option<Millis> {
+    Some(summary.ended_at?.saturating_sub(summary.started_at.unwrap_or(summary.created_at)).max(0))
+}
+
+fn unique(unique: Unique) -> wire::Unique {
+    let on_conflict = match unique.on_conflict {
+        OnConflict::Return => wire::OnConflict::Return,
+        OnConflict::Reject => wire::OnConflict::Reject,
+        OnConflict::Replace => wire::OnConflict::Replace,
+        OnConflict::Queue => wire::OnConflict::Queue,
+    };
+    wire::Unique { key: unique.key, on_conflict }
+}
+
+pub(crate) fn inner_unique(unique: wire::Unique) -> Unique {
+    let on_conflict = match unique.on_conflict {
+        wire::OnConflict::Return => OnConflict::Return,
+        wire::OnConflict::Reject => OnConflict::Reject,
+        wire::OnConflict::Replace => OnConflict::Replace,
+        wire::OnConflict::Queue => OnConflict::Queue,
+    };
+    Unique { key: unique.key, on_conflict }
+}
+
+fn metadata(data: Data) -> Option<Map<String, Value>> {
+    match data {
+        Data::Json(json) => match owned(json) {
+            Value::Object(fields) => Some(fields),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A retry policy as definitions write it. `attempts` is always there, the rest where it is not the default.
+fn retry(retry: Retry) -> Value {
+    let default = Retry::default();
+    let mut written = Map::new();
+    written.insert("attempts".to_owned(), retry.attempts.map_or(json!(-1), |attempts| json!(attempts)));
+    let mut add = |name: &str, differs: bool, value: Value| {
+        if differs {
+            written.insert(name.to_owned(), value);
+        }
+    };
+    add("initial", retry.initial_ms != default.initial_ms, json!(span(retry.initial_ms)));
+    add("factor", retry.factor != default.factor, json!(retry.factor));
+    add("max", retry.max_ms != default.max_ms, json!(span(retry.max_ms)));
+    add("jitter", retry.jitter != default.jitter, json!(retry.jitter));
+    add("non_retryable", !retry.non_retryable.is_empty(), json!(retry.non_retryable));
+    Value::Object(written)
 }
 
 fn attempt(attempt: AttemptView) -> wire::AttemptInfo {

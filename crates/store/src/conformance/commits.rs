@@ -301,6 +301,7 @@ pub fn word(answer: &std::result::Result<Committed, Refused>) -> String {
         Ok(Committed { before: true, .. }) => "before",
         Err(Refused::Conflict { .. }) => "conflict",
         Err(Refused::KeyTaken { .. }) => "key",
+        Err(Refused::UniqueTaken { .. } | Refused::LineFull) => "unique",
         Err(Refused::Gone(_)) => "gone",
         Err(Refused::Revision { .. }) => "revision",
     }

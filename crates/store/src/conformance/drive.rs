@@ -136,6 +136,7 @@ impl Drive {
             events,
             takes: Vec::new(),
             key: None,
+            tells_line: None,
         }
     }
 

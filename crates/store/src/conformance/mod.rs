@@ -27,6 +27,7 @@ mod takes;
 mod tasks;
 mod trims;
 mod turns;
+mod uniques;
 mod watching;
 
 use std::future::Future;
@@ -294,6 +295,20 @@ suite! { ($)
         a_start_whose_key_is_taken_writes_nothing
         a_key_is_of_one_flow_and_one_namespace
         a_key_is_free_again_when_its_run_is_deleted;
+    uniques:
+        of_many_starts_under_one_unique_key_one_goes_on
+        a_unique_key_is_free_when_its_run_has_ended
+        a_unique_key_is_of_one_flow_and_one_namespace
+        a_run_that_ends_in_its_first_commit_leaves_its_unique_key_free
+        runs_in_line_go_on_one_after_the_other
+        a_turn_that_was_not_delivered_is_still_due
+        a_run_that_waits_for_nobody_gets_its_turn_at_once
+        a_run_that_ends_while_it_waits_gives_its_place_up
+        a_run_that_replaces_others_tells_everybody_before_it
+        a_line_has_a_bound
+        a_line_is_there_when_the_store_is_opened_again
+        a_continued_run_has_the_unique_key_of_the_run_before_it
+        a_continued_run_that_never_starts_gives_its_unique_key_up;
     records:
         records_are_numbered_without_gaps_while_claims_and_commits_race
         the_times_of_records_never_go_back

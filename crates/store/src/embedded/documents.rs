@@ -41,6 +41,10 @@ impl Group<'_> {
         let repeats = self.publish(&commit.ns, &commit.events, &encoded.events)?;
         for (to, id) in &commit.drops {
             self.drop_message(*to, id)?;
+            // A continued run whose start is dropped is never stored.
+            if self.kept.head(self.conn, *to)?.is_none() {
+                self.leave_line(&commit.ns, *to)?;
+            }
         }
         let now = self.now;
         self.write("INSERT INTO commands (id, at) VALUES (?1, ?2)", params![commit.command.0.as_bytes(), now])?;

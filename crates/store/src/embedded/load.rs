@@ -15,6 +15,7 @@ use super::schema::{key_of, number_of};
 use super::timers;
 use super::transition::header_numbers;
 use super::trouble::{Outcome, Trouble};
+use super::unique;
 use crate::ids::Namespace;
 use crate::lines::Lines;
 use crate::query::*;
@@ -240,6 +241,7 @@ pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
         timers: timers_of(conn, run, position)?,
         gates: if trimmed { Vec::new() } else { gates(conn, run, position)? },
         messages,
+        first_in_line: unique::is_first(conn, run)?,
         unstored_in: None,
     })
 }

@@ -244,6 +244,19 @@ INSERT OR IGNORE INTO logs (run, activation, first)
     WHERE instr(records.body, '\"runner.log\"') > 0
         AND record.value ->> '$.kind' = 'runner.log' AND record.value ->> '$.data.stepKey' IS NOT NULL;
 ",
+    "
+-- Runs that have or want a unique key, in line: the first of a line goes on, the others wait. A run can be in line before it
+-- is stored, so it is named by its id.
+CREATE TABLE lines (
+    place INTEGER PRIMARY KEY,
+    ns TEXT NOT NULL,
+    flow TEXT NOT NULL,
+    key TEXT NOT NULL,
+    run BLOB NOT NULL
+);
+CREATE UNIQUE INDEX lines_by_run ON lines (run);
+CREATE INDEX lines_by_key ON lines (ns, flow, key);
+",
 ];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.

@@ -44,6 +44,7 @@ impl Group<'_> {
             return Ok(Ok(Committed { at: self.now, first: 0, before: false, repeats }));
         }
         let (position, first) = self.write_head(encoded)?;
+        self.end_in_line(&commit.ns, &transition.header)?;
         self.write_state(position, encoded)?;
         let (count, version) = (transition.records.len() as i64, transition.header.version.0);
         self.append(position, first, count, version, Some(commit.command), &encoded.records)?;
@@ -83,6 +84,11 @@ impl Group<'_> {
             && let Some((run, fingerprint)) = self.find_key(&commit.ns, key)?
         {
             return Ok(Some(Err(Refused::KeyTaken { run, fingerprint })));
+        }
+        if transition.base == Version(0)
+            && let Some(refused) = self.refused_by_line(commit)?
+        {
+            return Ok(Some(Err(refused)));
         }
         Ok(None)
     }
@@ -285,6 +291,7 @@ impl Group<'_> {
                 params![position, commit.ns.as_str(), key.flow, key.key, key.fingerprint],
             )?;
         }
+        self.join_line(commit)?;
         let head = Head {
             position,
             ns: commit.ns.clone(),

@@ -6,6 +6,7 @@ use eddyline_machine::run::Run;
 use eddyline_machine::{ActId, Data, Fence, Message, Millis, Numbered, RunId, Task, TimerKey, ValueId, Version};
 
 use super::tasks::{Row, Tasks};
+use super::unique::LineKey;
 use crate::commit::{CommandId, Committed};
 use crate::document::{Document, DocumentKey};
 use crate::holds::{Holds, Item, next_in};
@@ -18,6 +19,9 @@ pub(super) struct Rows {
     pub by_position: BTreeMap<u64, RunId>,
     /// Idempotency keys, by namespace and flow.
     pub keys: HashMap<(Namespace, String, String), (RunId, [u8; 32])>,
+    /// Runs that have or want a unique key, in line, and the line that each is in.
+    pub lines: BTreeMap<LineKey, Vec<RunId>>,
+    pub line_of: HashMap<RunId, LineKey>,
     /// By wall clock or not, and moment.
     pub timers: BTreeSet<(bool, Millis, RunId, TimerKey)>,
     /// In the order in which they were sent.
@@ -113,6 +117,7 @@ impl Rows {
             timers: kept.timers.values().copied().collect(),
             gates: kept.gates.values().cloned().collect(),
             messages,
+            first_in_line: self.first_in_line(run),
             unstored_in: None,
         }
     }

@@ -44,7 +44,9 @@ impl Rows {
         }
         if transition.base == Version(0) {
             self.create(&commit.ns, run, commit.key, now);
+            self.join_line(&commit.ns, &transition.header, commit.tells_line.as_deref());
         }
+        self.end_in_line(&commit.ns, &transition.header);
         let committed = Committed { at: now, first: self.apply(transition, now), before: false, repeats };
         if let Some(kept) = self.runs.get_mut(&run) {
             kept.commands.insert(transition.header.version, (commit.command, committed));
@@ -78,6 +80,11 @@ impl Rows {
             && let Some((run, fingerprint)) = self.keys.get(&(commit.ns.clone(), key.flow.clone(), key.key.clone()))
         {
             return Some(Err(Refused::KeyTaken { run: *run, fingerprint: *fingerprint }));
+        }
+        if transition.base == Version(0)
+            && let Some(refused) = self.refused_by_line(commit)
+        {
+            return Some(Err(refused));
         }
         let gone: Vec<Taken> = commit.takes.iter().filter(|taken| !self.is_there(run, taken, now)).cloned().collect();
         (!gone.is_empty()).then_some(Err(Refused::Gone(gone)))
@@ -125,7 +132,7 @@ impl Rows {
         }
     }
 
-    fn send(&mut self, ns: &Namespace, message: Message) {
+    pub(super) fn send(&mut self, ns: &Namespace, message: Message) {
         let inbox = self.inboxes.entry(message.to).or_default();
         if inbox.by_id.contains_key(&message.id) {
             return;
@@ -376,6 +383,10 @@ impl Rows {
         let repeats = self.publish(&commit.ns, commit.events, now);
         for (to, id) in &commit.drops {
             self.drop_message(*to, id);
+            // A continued run whose start is dropped is never stored.
+            if !self.runs.contains_key(to) {
+                self.leave_line(&commit.ns, *to);
+            }
         }
         let committed = Committed { at: now, first: 0, before: false, repeats };
         self.document_commands.insert(commit.command, committed);

@@ -99,6 +99,7 @@ impl Decider {
             transition: Arc::new(transition),
             takes: Vec::new(),
             key: None,
+            tells_line: None,
         }
     }
 

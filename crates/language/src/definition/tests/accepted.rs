@@ -60,7 +60,7 @@ fn the_flow_of_the_documentation() {
     assert!(graph.has_undo);
     let load = step(graph, "load");
     let Action::Worker(worker) = &load.action else { panic!("{:?}", load.action) };
-    assert_eq!((worker.handler.as_str(), worker.queue.as_str()), ("load_orders", "default"));
+    assert_eq!((worker.handler.as_str(), worker.queue.as_deref()), ("load_orders", None));
     assert_eq!((worker.retry.attempts, worker.timeout_ms), (Some(3), Some(30_000)));
     let each = step(graph, "each").spread.as_ref().unwrap();
     assert_eq!((each.item.as_str(), each.max_parallel, each.collect), ("item", 50, false));
@@ -125,7 +125,7 @@ fn a_step_without_a_kind_runs_the_handler_of_its_name() {
 fn every_field_of_every_kind() {
     let graph = graph(include_str!("every_field.yaml"));
     let Action::Worker(a) = &step(&graph, "a").action else { panic!("not a worker step") };
-    assert_eq!((a.handler.as_str(), a.queue.as_str(), a.priority), ("pkg/module:handler", "slow", -3));
+    assert_eq!((a.handler.as_str(), a.queue.as_deref(), a.priority), ("pkg/module:handler", Some("slow"), -3));
     let limits: Vec<_> = a.limits.iter().map(|limit| (limit.name.as_str(), limit.key.is_some())).collect();
     assert_eq!(limits, [("stripe", false), ("tenant", true)]);
     let (non_retryable, max_ms) = (vec!["BadInput".to_owned()], 5_400_000);
