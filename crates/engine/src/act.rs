@@ -72,7 +72,9 @@ impl Engine {
         act: StepActRequest,
     ) -> Result<()> {
         let act = match act {
-            StepActRequest::Complete { output } => StepAct::Complete { output: payload("the output", output)? },
+            StepActRequest::Complete { output } => {
+                StepAct::Complete { output: payload(self.config(), "the output", output)? }
+            }
             StepActRequest::Fail { error } => StepAct::Fail { error },
             StepActRequest::Skip => StepAct::Skip,
             StepActRequest::Retry => StepAct::Retry,
@@ -133,7 +135,8 @@ impl Engine {
     /// Opens the gate of that token.
     pub async fn open_gate(&self, ns: &Namespace, token: &str, by: OpenedBy, body: Value) -> Result<()> {
         let gate = self.gate_of(ns, token).await?;
-        let input = Input::OpenGate { activation: gate.id.activation, by, payload: payload("the payload", body)? };
+        let payload = payload(self.config(), "the payload", body)?;
+        let input = Input::OpenGate { activation: gate.id.activation, by, payload };
         self.act(ns, gate.id.run, input).await
     }
 
@@ -181,7 +184,7 @@ impl Engine {
         let (store, header) = (&*self.instance.store, &old.header);
         let input = match input {
             Some(input) => {
-                let (input, bytes) = weighed("the input", input)?;
+                let (input, bytes) = weighed(self.config(), "the input", input)?;
                 self.check_input(ns, &flow, &input, bytes, &mut Allowance::of_starts()).await?;
                 input
             }

@@ -71,7 +71,7 @@ impl Engine {
                 id: request.id.unwrap_or_else(|| self.instance.command().0.to_string()),
                 name: request.name,
                 key: request.key.map(canonical_json),
-                payload: payload("the payload", request.payload)?,
+                payload: payload(self.config(), "the payload", request.payload)?,
             });
         }
         ensure_cursor(&self.instance, ns).await?;
@@ -401,6 +401,11 @@ pub(crate) async fn ensure_cursor(instance: &Instance, ns: &Namespace) -> Result
         commit(instance, ns, vec![made], Vec::new(), Vec::new()).await?;
     }
     Ok(())
+}
+
+/// Whether a namespace was ever used: something was registered or published there.
+pub(crate) async fn has_cursor(instance: &Instance, ns: &Namespace) -> Result<bool> {
+    Ok(cursor(&*instance.store, ns).await?.is_some())
 }
 
 /// Has events of a namespace kept for at least so long.

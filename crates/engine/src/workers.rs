@@ -21,8 +21,6 @@ use crate::error::{EngineError, Result};
 const WORKER: &str = "worker";
 /// The queue of what does not name one.
 const DEFAULT_QUEUE: &str = "default";
-/// So many leases of silence make a worker offline.
-const SILENT_LEASES: Millis = 3;
 /// Workers that were silent for so long are forgotten.
 const FORGET_MS: Millis = 24 * 60 * 60 * 1_000;
 /// Workers at hand.
@@ -182,7 +180,7 @@ impl Engine {
             return self.worker(ns, id).await;
         };
         record = known;
-        if record.seen_at - written_at < self.instance.config.lease_ms / SILENT_LEASES {
+        if record.seen_at - written_at < self.instance.config.heartbeat_ms() {
             return Ok(Some(record));
         }
         // What others did to it in the meantime stands.
@@ -250,7 +248,7 @@ impl Engine {
     }
 
     pub fn worker_status(&self, record: &WorkerRecord, now: Millis) -> WorkerStatus {
-        if now - record.seen_at > SILENT_LEASES * self.instance.config.lease_ms {
+        if now - record.seen_at > self.instance.config.offline_after_ms() {
             WorkerStatus::Offline
         } else if record.draining {
             WorkerStatus::Draining

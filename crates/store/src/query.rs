@@ -69,7 +69,7 @@ pub struct RunFilter {
     pub since: Option<Millis>,
     /// Created before that moment.
     pub until: Option<Millis>,
-    /// Ended before that moment.
+    /// Ended before that moment. A store finds those of one namespace by an index of their ends.
     pub ended_before: Option<Millis>,
     pub trimmed: Option<bool>,
 }

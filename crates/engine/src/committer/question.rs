@@ -105,7 +105,8 @@ impl Question {
             })?;
             match self.outcomes(&transition, &refused, now) {
                 Ok(outcomes) => {
-                    let (mut messages, events) = carry::outgoing(&hot.run, &transition).map_err(Obstacle::Values)?;
+                    let outgoing = carry::outgoing(&hot.run, &transition, config.max_payload_bytes);
+                    let (mut messages, events) = outgoing.map_err(Obstacle::Values)?;
                     messages.extend(look_backs(&transition));
                     return Ok(Attempt { transition, outcomes, messages, events });
                 }

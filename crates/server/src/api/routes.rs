@@ -115,4 +115,6 @@ static ROUTES: &[Route] = routes! {
     DELETE "/v1/keys/{id}"                                   ADMIN, keys::revoke;
     GET    "/v1/namespaces"                                  ADMIN, namespaces::list;
     POST   "/v1/namespaces"                                  ADMIN, namespaces::create;
+    GET    "/v1/namespaces/{name}"                           ADMIN, namespaces::show;
+    PATCH  "/v1/namespaces/{name}"                           ADMIN, namespaces::change;
 };

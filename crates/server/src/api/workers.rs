@@ -139,13 +139,9 @@ pub(super) fn says(asked: &Heartbeat) -> WorkerSays {
 }
 
 pub(super) fn welcome(engine: &Engine, worker_id: String) -> WorkerRegistered {
-    let lease_ms = u64::try_from(engine.config().lease_ms).unwrap_or(0);
-    WorkerRegistered { worker_id, lease_ms, heartbeat_ms: heartbeat_ms(lease_ms) }
-}
-
-/// Two heartbeats may be lost before a lease is.
-pub(super) fn heartbeat_ms(lease_ms: u64) -> u64 {
-    (lease_ms / 3).max(1)
+    let config = engine.config();
+    let [lease_ms, heartbeat_ms] = [config.lease_ms, config.heartbeat_ms()].map(|ms| u64::try_from(ms).unwrap_or(0));
+    WorkerRegistered { worker_id, lease_ms, heartbeat_ms }
 }
 
 fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Result<WorkerSpec, Failure> {

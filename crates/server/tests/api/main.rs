@@ -12,6 +12,7 @@ mod gates;
 mod keys;
 mod lists;
 mod manage;
+mod namespaces;
 mod openapi;
 mod revoked;
 mod runs;

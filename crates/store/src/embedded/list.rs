@@ -329,12 +329,12 @@ mod tests {
 
     /// How the runs are found.
     #[track_caller]
-    fn check(filter: &RunFilter, after: Option<u64>, expected: &[&str]) {
+    fn check(ns: Option<&Namespace>, filter: &RunFilter, after: Option<u64>, expected: &[&str]) {
         let mut conn = Connection::open_in_memory().unwrap();
         migrate(&mut conn).unwrap();
         let page = Page { after, limit: 100 };
         let (sql, order) = runs_text(filter, page);
-        let mut wanted = matching(None, filter);
+        let mut wanted = matching(ns, filter);
         if let Some(before) = after {
             wanted.and("runs.position < ?", clamped(before));
         }
@@ -348,8 +348,8 @@ mod tests {
     fn runs_that_go_on_are_found_by_their_status_in_every_namespace() {
         for status in Status::ALL.into_iter().filter(|status| !status.is_end()) {
             let filter = RunFilter { status: vec![status], ..RunFilter::default() };
-            check(&filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
-            check(&filter, Some(7), &["SEARCH runs USING INDEX runs_going (status=? AND rowid<?)"]);
+            check(None, &filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
+            check(None, &filter, Some(7), &["SEARCH runs USING INDEX runs_going (status=? AND rowid<?)"]);
         }
     }
 
@@ -381,8 +381,13 @@ mod tests {
     fn runs_that_are_old_enough_to_be_trimmed_are_found_by_their_end() {
         for (trimmed, index) in [(false, "runs_by_end"), (true, "runs_trimmed")] {
             let filter = RunFilter { ended_before: Some(1), trimmed: Some(trimmed), ..RunFilter::default() };
-            let by_end = format!("SEARCH runs USING COVERING INDEX {index} (ended_at<?)");
-            check(&filter, None, &["SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)", &by_end]);
+            let by_end = format!("SEARCH runs USING COVERING INDEX {index} (ns=? AND ended_at<?)");
+            check(
+                Some(&Namespace::default()),
+                &filter,
+                None,
+                &["SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)", &by_end],
+            );
         }
     }
 }

@@ -244,6 +244,13 @@ INSERT OR IGNORE INTO logs (run, activation, first)
     WHERE instr(records.body, '\"runner.log\"') > 0
         AND record.value ->> '$.kind' = 'runner.log' AND record.value ->> '$.data.stepKey' IS NOT NULL;
 ",
+    "
+-- How long runs are kept is set for each namespace.
+DROP INDEX runs_by_end;
+DROP INDEX runs_trimmed;
+CREATE INDEX runs_by_end ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 0;
+CREATE INDEX runs_trimmed ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
+",
 ];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.
