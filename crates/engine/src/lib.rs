@@ -56,7 +56,7 @@ pub use beat::{Holding, MemoAt, TaskId};
 pub use config::*;
 pub use engine::Engine;
 pub use error::{EngineError, Result};
-pub use events::{MAX_EVENTS, PublishRequest};
+pub use events::{EventOutcome, MAX_EVENTS, PublishRequest, PublishedEvents};
 pub use flow_list::FlowName;
 pub use flows::{FLOW, Registered, Registration, VERSION, parse_definition};
 pub use health::Health;

@@ -113,6 +113,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// What came after a position, oldest first, never skipping what commits late.
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>>;
 
+    /// An event that is kept, by its id, and what became of it.
+    async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>>;
+
     /// Queues that have or had tasks since the store was opened.
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>>;
 

@@ -65,6 +65,8 @@ pub struct RunFilter {
     /// Those that descend from this run: its children, their children and so on. A store finds and counts them by an
     /// index of their roots.
     pub root: Option<RunId>,
+    /// Retries and reruns of this run. A store finds them by an index.
+    pub retry_of: Option<RunId>,
     /// Created at that moment or later.
     pub since: Option<Millis>,
     /// Created before that moment.
@@ -205,6 +207,18 @@ pub struct FeedItem {
     pub what: Fed,
 }
 
+/// An event and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventState {
+    pub position: u64,
+    pub at: Millis,
+    pub name: String,
+    /// As canonical JSON.
+    pub key: Option<String>,
+    /// How many gates it has opened: counted in the commits that opened them ([`eddyline_machine::Transition::events_taken`]).
+    pub gates_opened: u64,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fed {
     Run { run: RunId, flow: String },
@@ -278,6 +292,8 @@ pub enum Trim {
     Run(RunId),
     /// Events from before that moment.
     Events { ns: Namespace, before: Millis },
+    /// One event, by its id.
+    Event { ns: Namespace, id: String },
     /// What was only kept for a while: ids of commands from before that moment, which tell a repeat after an unknown
     /// outcome, and rates that nothing was claimed under since and that have filled up again.
     Traces { before: Millis },

@@ -116,6 +116,9 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     if let Some(root) = filter.root {
         wanted.and("runs.root = ?", root.0.as_bytes().to_vec());
     }
+    if let Some(run) = filter.retry_of {
+        wanted.and("runs.retry_of = ?", run.0.as_bytes().to_vec());
+    }
     for tag in &filter.tags {
         wanted.and("runs.position IN (SELECT run FROM tags WHERE tag = ?)", tag.clone());
     }
@@ -310,6 +313,23 @@ fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> 
         let what = Fed::Event { id: row.get(4)?, name: row.get(5)?, key: row.get(6)?, payload };
         Ok(FeedItem { position: position as u64, at, what })
     })
+}
+
+pub(super) fn event(conn: &Connection, ns: &Namespace, id: &str) -> Outcome<Option<EventState>> {
+    let Some(first) = first_event(conn, ns, None)? else { return Ok(None) };
+    let mut statement = conn.prepare_cached(
+        "SELECT position, at, name, key, gates_opened FROM events WHERE ns = ?1 AND id = ?2 AND +position >= ?3",
+    )?;
+    let found = statement.query_row(params![ns.as_str(), id, first], |row| {
+        Ok(EventState {
+            position: row.get::<_, i64>(0)? as u64,
+            at: row.get(1)?,
+            name: row.get(2)?,
+            key: row.get(3)?,
+            gates_opened: row.get::<_, i64>(4)? as u64,
+        })
+    });
+    Ok(found.optional()?)
 }
 
 const EVENTS: &str = "SELECT crc, body, position, at, id, name, key FROM events";
