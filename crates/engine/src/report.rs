@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use eddyline_language::definition::wrong_name;
 use eddyline_machine::{
@@ -215,6 +215,9 @@ impl Engine {
                 if taken {
                     goes_on = !last;
                 }
+                if last && matches!(answer, Answer::Applied(_)) {
+                    self.claim_times.end(token.run, token.fence);
+                }
                 if let Some(warning) = &warning {
                     tracing::warn!(task = token.task_id(), "{warning}");
                 }
@@ -338,7 +341,10 @@ impl Engine {
         let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
         let token = self.tokens.key(&self.instance).await?.token(&claimed.ns, claimed.run, &claimed.task);
         let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows, token).await {
-            Ok(assignment) => return Ok(Some(assignment)),
+            Ok(assignment) => {
+                self.claim_times.begin(claimed.run, claimed.task.fence);
+                return Ok(Some(assignment));
+            }
             Err(EngineError::TooLarge { bytes, limit, .. }) => {
                 let message = format!("the input has {bytes} bytes or more, and the limit is {limit}");
                 let op = Op::Fail { error: Failure::new(TOO_LARGE, message), retryable: false, retry_after_ms: None };
@@ -429,6 +435,28 @@ fn weigh(config: &Config, what: &str, data: &Data) -> std::result::Result<Option
     }
     Ok((bytes >= config.large_payload_bytes())
         .then(|| format!("{what} has {bytes} bytes, and more than {limit} are not taken: keep large data elsewhere")))
+}
+
+/// When tasks were handed over by this instance, to measure how long it takes until their last report.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimTimes(Mutex<HashMap<(RunId, Fence), Instant>>);
+
+impl ClaimTimes {
+    fn begin(&self, run: RunId, fence: Fence) {
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if times.len() >= FACTS_AT_HAND {
+            times.clear();
+        }
+        times.insert((run, fence), Instant::now());
+    }
+
+    /// The last report on a task was applied.
+    fn end(&self, run: RunId, fence: Fence) {
+        let since = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(run, fence));
+        if let Some(since) = since {
+            metrics::histogram!("eddyline_claim_to_report_seconds").record(since.elapsed().as_secs_f64());
+        }
+    }
 }
 
 /// What is known of claims of code runs, so that a report needs no read.

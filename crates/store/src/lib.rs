@@ -98,6 +98,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// How many runs there are.
     async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64>;
 
+    /// How many runs go on, by namespace, flow and status. It costs as much as there are: ask for it seldom.
+    async fn going(&self) -> Result<Vec<GoingRuns>>;
+
     /// Gates by token, or those that are open, in the order in which they were arrived at; of one namespace or of all.
     async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>>;
 

@@ -167,6 +167,10 @@ impl Store for Memory {
         Ok(self.rows().feed(ns, feed, page))
     }
 
+    async fn going(&self) -> Result<Vec<GoingRuns>> {
+        Ok(self.rows().going())
+    }
+
     async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>> {
         Ok(self.rows().event(ns, id))
     }

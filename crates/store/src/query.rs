@@ -53,6 +53,15 @@ pub struct Summary {
     pub header: eddyline_machine::run::Header,
 }
 
+/// Runs of a flow that have not ended and have the same status.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GoingRuns {
+    pub ns: Namespace,
+    pub flow: String,
+    pub status: Status,
+    pub count: u64,
+}
+
 /// Which runs; every field that is set must match.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFilter {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};
+use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec};
 use eddyline_language::time::iso;
 use eddyline_machine::Millis;
 use eddyline_protocol::{
@@ -164,11 +164,7 @@ fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Resul
 }
 
 fn show(engine: &Engine, record: WorkerRecord, now: Millis) -> WorkerInfo {
-    let status = match engine.worker_status(&record, now) {
-        WorkerStatus::Online => "online",
-        WorkerStatus::Draining => "draining",
-        WorkerStatus::Offline => "offline",
-    };
+    let status = engine.worker_status(&record, now).as_str();
     let spec = &record.spec;
     let plain = spec.offer.flows.values().all(Option::is_none);
     WorkerInfo {

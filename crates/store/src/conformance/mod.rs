@@ -311,6 +311,7 @@ suite! { ($)
     runs:
         every_filter_finds_what_it_says
         retries_are_found_by_the_run_that_they_retry
+        runs_that_go_on_are_counted_by_flow_and_status
         descendants_are_found_and_counted_by_their_root
         a_list_follows_the_status_of_its_runs
         pages_of_runs_go_from_the_newest_to_the_oldest

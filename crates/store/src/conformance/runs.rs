@@ -44,6 +44,29 @@ pub async fn every_filter_finds_what_it_says(t: &mut Trial<'_>) {
     }
 }
 
+pub async fn runs_that_go_on_are_counted_by_flow_and_status(t: &mut Trial<'_>) {
+    fill(t).await;
+    let elsewhere = t.within("other");
+    elsewhere.flow(ONE);
+    elsewhere.start("one", json!(null)).await;
+    let mut expected = std::collections::BTreeMap::new();
+    for ns in [&t.ns, &elsewhere.ns] {
+        for summary in t.store.runs(Some(ns), &RunFilter::default(), Page::default()).await.unwrap() {
+            let status = summary.header.status();
+            if !status.is_end() {
+                *expected.entry((ns.clone(), summary.header.flow.clone(), status)).or_insert(0) += 1;
+            }
+        }
+    }
+    let counted = |((ns, flow, status), count)| GoingRuns { ns, flow, status, count };
+    let mut expected: Vec<GoingRuns> = expected.into_iter().map(counted).collect();
+    let mut found = t.store.going().await.unwrap();
+    found.retain(|going| [&t.ns, &elsewhere.ns].contains(&&going.ns));
+    (expected.sort(), found.sort());
+    assert!(expected.len() >= 4, "the case has runs of several statuses: {expected:?}");
+    assert_eq!(found, expected);
+}
+
 pub async fn retries_are_found_by_the_run_that_they_retry(t: &mut Trial<'_>) {
     t.flow(ONE);
     let (first, other) = (t.start("one", json!(null)).await, t.start("one", json!(null)).await);

@@ -1,7 +1,7 @@
 //! Reading across runs.
 
 use eddyline_machine::record::GateReason;
-use eddyline_machine::{Data, Millis, RunId};
+use eddyline_machine::{Data, Millis, RunId, Status};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use uuid::Uuid;
@@ -91,6 +91,23 @@ pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) 
     let mut statement = conn.prepare_cached(&format!("SELECT count(*) FROM runs{}", wanted.text()))?;
     let count: i64 = statement.query_row(params_from_iter(&wanted.values), |row| row.get(0))?;
     Ok(count as u64)
+}
+
+/// By the index of runs that go on, so that those that have ended are not read.
+const GOING: &str = "SELECT ns, flow, status, count(*) FROM runs INDEXED BY runs_going WHERE ended_at IS NULL \
+                     GROUP BY ns, flow, status";
+
+pub(super) fn going(conn: &Connection) -> Outcome<Vec<GoingRuns>> {
+    let mut statement = conn.prepare_cached(GOING)?;
+    let mut rows = statement.query([])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (ns, status): (String, String) = (row.get(0)?, row.get(2)?);
+        let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else { continue };
+        let (flow, count) = (row.get(1)?, row.get::<_, i64>(3)? as u64);
+        found.push(GoingRuns { ns: Namespace::new(&ns), flow, status, count });
+    }
+    Ok(found)
 }
 
 fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
@@ -342,8 +359,6 @@ fn clamped(position: u64) -> i64 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use eddyline_machine::Status;
-
     use super::super::schema::migrate;
     use super::*;
 

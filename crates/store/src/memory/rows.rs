@@ -97,6 +97,15 @@ impl KeptRun {
 }
 
 impl Rows {
+    pub fn going(&self) -> Vec<GoingRuns> {
+        let mut counts: BTreeMap<_, u64> = BTreeMap::new();
+        for kept in self.runs.values().filter(|kept| kept.ended_at.is_none()) {
+            let header = &kept.rows.header;
+            *counts.entry((kept.ns.clone(), header.flow.clone(), header.status())).or_default() += 1;
+        }
+        counts.into_iter().map(|((ns, flow, status), count)| GoingRuns { ns, flow, status, count }).collect()
+    }
+
     pub fn event(&self, ns: &Namespace, id: &str) -> Option<EventState> {
         let position = *self.event_ids.get(&(ns.clone(), id.to_owned()))?;
         let (_, item) = self.events.get(&position)?;
