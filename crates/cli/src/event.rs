@@ -1,8 +1,10 @@
 //! `eddy event` and `eddy gate`: what runs are told from outside.
 
+use std::time::{Duration, Instant};
+
 use clap::builder::NonEmptyStringValueParser;
-use eddyline_protocol::{GateInfo, Page, PublishEvent, Published};
-use serde_json::Value;
+use eddyline_protocol::{EventInfo, GateInfo, Page, PublishEvent, Published};
+use serde_json::{Value, json};
 
 use super::connect::{Remote, segment, understood};
 use super::screen::{Ink, Line, table};
@@ -12,6 +14,13 @@ use super::{Context, input};
 /// The kinds of the records that tell of the end of a gate, in words.
 const CLOSED: [(&str, &str); 3] =
     [("step.await.triggered", "opened"), ("step.await.timeout", "timed out"), ("step.await.cancelled", "cancelled")];
+
+/// How long it is waited until everything that waits for an event has been told; how often is asked meanwhile.
+const DELIVERY: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// How often is asked once all have been told: their runs take the event in commits of their own.
+const SETTLING: u32 = 3;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum EventCommand {
@@ -61,14 +70,50 @@ pub async fn event(ctx: &Context, command: EventCommand) -> Result<(), Trouble> 
     let payload = payload.as_deref().map(input::read).transpose()?.unwrap_or_default();
     let key = key.map(|key| serde_json::from_str(&key).unwrap_or(Value::String(key)));
     let event = PublishEvent { name, key, payload, id };
-    let answer: Value = ctx.remote()?.post("/v1/events", &event).await?;
+    let remote = ctx.remote()?;
+    let answer: Value = remote.post("/v1/events", &event).await?;
+    let Published { existing, ids, .. } = understood(answer.clone())?;
+    let outcome = match ids.first() {
+        Some(id) => delivered(&remote, id).await,
+        None => None,
+    };
     if ctx.screen.json {
+        let mut answer = answer;
+        answer["event"] = json!(outcome);
         return ctx.screen.document(&answer);
     }
-    let PublishEvent { name, id, .. } = event;
-    match (understood::<Published>(answer)?.existing, id) {
-        (0, _) | (_, None) => ctx.screen.say(format!("{name} published")),
-        (_, Some(id)) => ctx.screen.say(format!("an event was published under the id {id} before, and stands")),
+    let said = match (existing, ids.first()) {
+        (0, _) | (_, None) => format!("{} published", event.name),
+        (_, Some(id)) => format!("an event was published under the id {id} before, and stands"),
+    };
+    let became = outcome.map(|outcome| format!(": {}", became(&outcome))).unwrap_or_default();
+    ctx.screen.say(said + &became)
+}
+
+/// What became of an event, as soon as everything that waits for it has been told; nothing, if that cannot be asked for. It is
+/// published whatever comes of this.
+async fn delivered(remote: &Remote, id: &str) -> Option<EventInfo> {
+    let path = format!("/v1/events/{}", segment(id));
+    let (until, mut pause) = (Instant::now() + DELIVERY, FIRST_PAUSE);
+    let mut settling = SETTLING;
+    loop {
+        let outcome: EventInfo = remote.get(&path, &[]).await.ok()?;
+        // Runs take the event a moment after they have been told of it.
+        settling -= u32::from(outcome.delivered);
+        if settling == 0 || Instant::now() + pause > until {
+            return Some(outcome);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn became(outcome: &EventInfo) -> String {
+    match (outcome.delivered, outcome.gates_opened) {
+        (false, _) => "it is still being delivered".to_owned(),
+        (true, 0) => "it has opened no gate yet".to_owned(),
+        (true, 1) => "it has opened 1 gate".to_owned(),
+        (true, gates) => format!("it has opened {gates} gates"),
     }
 }
 

@@ -7,7 +7,7 @@ mod tree;
 pub mod watch;
 pub mod words;
 
-use eddyline_protocol::{Acted, CancelRun, NewRun, RerunRun, RunSummary, Span, StepAct};
+use eddyline_protocol::{Acted, CancelRun, NewRun, Remains, RerunRun, RunDeleted, RunSummary, Span, StepAct};
 use serde_json::{Value, json};
 
 use super::Context;
@@ -136,9 +136,32 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
         RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", StepAct::default()).await,
         RunCommand::Delete { run } => {
             let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run))).await?;
-            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{run} deleted")) }
+            if ctx.screen.json {
+                return ctx.screen.document(&answer);
+            }
+            ctx.screen.say(format!("{run} deleted"))?;
+            what_stays(&understood::<RunDeleted>(answer)?.stays).iter().try_for_each(|line| ctx.screen.say(line))
         }
     }
+}
+
+/// What of a deleted run is left elsewhere, a line each.
+fn what_stays(stays: &Remains) -> Vec<String> {
+    let mut lines = Vec::new();
+    match stays.events {
+        0 => {}
+        1 => lines.push("the event that it published stays, as long as events are kept".to_owned()),
+        n => lines.push(format!("the {n} events that it published stay, as long as events are kept")),
+    }
+    match stays.children {
+        0 => {}
+        1 => lines.push("its child run stays: delete it by its own id".to_owned()),
+        n => lines.push(format!("the {n} runs below it stay: delete them by their own ids")),
+    }
+    if !stays.referred_to_by.is_empty() {
+        lines.push(format!("these runs refer to it: {}", stays.referred_to_by.join(", ")));
+    }
+    lines
 }
 
 fn since_text(since: &str) -> Result<String, Trouble> {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use eddyline_machine::run::{Activation, End, Phase, Reused, Run};
+use eddyline_machine::run::{Activation, End, Header, Phase, Reused, Run};
 use eddyline_machine::{
     ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, TimerKey, TimerKind, ValueId,
     ValueRef, decide,
 };
-use eddyline_store::{GateFilter, GateRow, Namespace, Page, Store, Trim};
+use eddyline_store::{GateFilter, GateRow, Namespace, Page, RunFilter, Store, Trim};
 use serde_json::Value;
 
 use crate::committer::{NewRun, Outcome};
@@ -20,6 +20,19 @@ use crate::unique::taken;
 /// Values that a retry or a rerun takes over with one commit: about so many bytes and at most so many values.
 const PIECE_BYTES: u64 = 2 << 20;
 const PIECE_VALUES: usize = 500;
+/// Runs that refer to a deleted one and are named, at most, besides its parent.
+const NAMED_RUNS: usize = 100;
+
+/// What stays of a run that was deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Remains {
+    /// Events that it published stay until they are old enough.
+    pub events: u32,
+    /// Runs below it in its tree.
+    pub children: u64,
+    /// Runs that name it: the one that waited for it, its retries and reruns.
+    pub referring: Vec<RunId>,
+}
 
 /// Something done to one activation by hand.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,7 +86,9 @@ impl Engine {
         act: StepActRequest,
     ) -> Result<()> {
         let act = match act {
-            StepActRequest::Complete { output } => StepAct::Complete { output: payload("the output", output)? },
+            StepActRequest::Complete { output } => {
+                StepAct::Complete { output: payload(self.config(), "the output", output)? }
+            }
             StepActRequest::Fail { error } => StepAct::Fail { error },
             StepActRequest::Skip => StepAct::Skip,
             StepActRequest::Retry => StepAct::Retry,
@@ -121,20 +136,59 @@ impl Engine {
         self.again(ns, &old, flow, again, reuse, input).await
     }
 
-    /// Deletes a run that has ended, for good.
-    pub async fn delete(&self, ns: &Namespace, run: RunId) -> Result<()> {
+    /// Deletes a run that has ended, for good; what of its data stays elsewhere.
+    pub async fn delete(&self, ns: &Namespace, run: RunId) -> Result<Remains> {
         let summary = self.summary(ns, run).await?;
         if summary.ended_at.is_none() {
             return Err(EngineError::Conflict(format!("run {run} has not ended; cancel it first")));
         }
+        let remains = self.remains(ns, &summary.header).await?;
         while self.instance.store.trim(&Trim::Run(run)).await? {}
-        Ok(())
+        Ok(remains)
+    }
+
+    async fn remains(&self, ns: &Namespace, header: &Header) -> Result<Remains> {
+        let store = &self.instance.store;
+        let retries = RunFilter { retry_of: Some(header.run), ..RunFilter::default() };
+        let retries = store.runs(Some(ns), &retries, Page { after: None, limit: NAMED_RUNS }).await?;
+        let parent = match &header.parent {
+            Some(parent) => store.summary(parent.run).await?.map(|_| parent.run),
+            None => None,
+        };
+        let referring = parent.into_iter().chain(retries.iter().map(|retry| retry.run)).collect();
+        Ok(Remains { events: header.next_publish, children: self.count_children(ns, header).await?, referring })
+    }
+
+    /// Runs below one in its tree: of one at the top all, of another those that wait for each other.
+    async fn count_children(&self, ns: &Namespace, header: &Header) -> Result<u64> {
+        let store = &self.instance.store;
+        let Some(top) = header.root else {
+            let below = RunFilter { root: Some(header.run), ..RunFilter::default() };
+            return Ok(store.count_runs(ns, &below).await?);
+        };
+        let (tree, mut page) = (RunFilter { root: Some(top), ..RunFilter::default() }, Page::default());
+        let mut runs: Vec<(RunId, RunId)> = Vec::new();
+        loop {
+            let found = store.runs(Some(ns), &tree, page).await?;
+            let Some(last) = found.last() else { break };
+            page.after = Some(last.position);
+            runs.extend(found.iter().filter_map(|run| Some((run.run, run.header.parent.as_ref()?.run))));
+        }
+        // Newest first, so from the end on every parent comes before its children.
+        let mut below = BTreeSet::from([header.run]);
+        for (run, parent) in runs.into_iter().rev() {
+            if below.contains(&parent) {
+                below.insert(run);
+            }
+        }
+        Ok(below.len() as u64 - 1)
     }
 
     /// Opens the gate of that token.
     pub async fn open_gate(&self, ns: &Namespace, token: &str, by: OpenedBy, body: Value) -> Result<()> {
         let gate = self.gate_of(ns, token).await?;
-        let input = Input::OpenGate { activation: gate.id.activation, by, payload: payload("the payload", body)? };
+        let payload = payload(self.config(), "the payload", body)?;
+        let input = Input::OpenGate { activation: gate.id.activation, by, payload };
         self.act(ns, gate.id.run, input).await
     }
 
@@ -182,7 +236,7 @@ impl Engine {
         let (store, header) = (&*self.instance.store, &old.header);
         let input = match input {
             Some(input) => {
-                let (input, bytes) = weighed("the input", input)?;
+                let (input, bytes) = weighed(self.config(), "the input", input)?;
                 self.check_input(ns, &flow, &input, bytes, &mut Allowance::of_starts()).await?;
                 input
             }

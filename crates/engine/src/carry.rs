@@ -10,13 +10,16 @@ use eddyline_machine::{
 use eddyline_store::NewEvent;
 use serde_json::Value;
 
-use crate::config::MAX_PAYLOAD_BYTES;
-
 /// The kind of failure when what one run says to another is too large.
 const TOO_LARGE: &str = "PayloadTooLarge";
 
-/// The messages and events of a transition with their payloads; or the values that must be loaded first.
-pub(crate) fn outgoing(run: &Run, transition: &Transition) -> Result<(Vec<Message>, Vec<NewEvent>), Vec<ValueRef>> {
+/// The messages and events of a transition with their payloads, of at most `limit` bytes each; or the values that must be
+/// loaded first.
+pub(crate) fn outgoing(
+    run: &Run,
+    transition: &Transition,
+    limit: usize,
+) -> Result<(Vec<Message>, Vec<NewEvent>), Vec<ValueRef>> {
     if transition.messages.is_empty() && transition.publishes.is_empty() {
         return Ok((Vec::new(), Vec::new()));
     }
@@ -35,7 +38,7 @@ pub(crate) fn outgoing(run: &Run, transition: &Transition) -> Result<(Vec<Messag
             Value::Null
         }
     };
-    let messages = transition.messages.iter().filter_map(|message| carried(message, &mut json)).collect();
+    let messages = transition.messages.iter().filter_map(|message| carried(message, limit, &mut json)).collect();
     let events = transition.publishes.iter().map(|publish| NewEvent {
         id: publish.id.clone(),
         name: publish.name.clone(),
@@ -46,12 +49,12 @@ pub(crate) fn outgoing(run: &Run, transition: &Transition) -> Result<(Vec<Messag
     if missing.is_empty() { Ok((messages, events)) } else { Err(missing) }
 }
 
-fn carried(message: &Message, json: &mut impl FnMut(&Data) -> Value) -> Option<Message> {
+fn carried(message: &Message, limit: usize, json: &mut impl FnMut(&Data) -> Value) -> Option<Message> {
     let body = match &message.body {
         MessageBody::Start { flow, start } => match &start.input {
-            Some(input) if is_too_large(input) => {
+            Some(input) if is_too_large(input, limit) => {
                 // It never starts, and whoever waits for it is told at once.
-                let failure = too_large("the input of the child", input);
+                let failure = too_large("the input of the child", input, limit);
                 tracing::warn!(child = %message.to, flow, "not started: {}", failure.message);
                 return start.refused(message.to, failure);
             }
@@ -62,8 +65,8 @@ fn carried(message: &Message, json: &mut impl FnMut(&Data) -> Value) -> Option<M
         },
         MessageBody::Input(input) => MessageBody::Input(Box::new(match &**input {
             Input::ChildEnded { activation, child, end: ChildEnd::Completed(output) } => {
-                let end = match is_too_large(output) {
-                    true => ChildEnd::Failed(too_large("the output of the child", output)),
+                let end = match is_too_large(output, limit) {
+                    true => ChildEnd::Failed(too_large("the output of the child", output, limit)),
                     false => ChildEnd::Completed(Data::from(json(output))),
                 };
                 Input::ChildEnded { activation: *activation, child: *child, end }
@@ -75,11 +78,11 @@ fn carried(message: &Message, json: &mut impl FnMut(&Data) -> Value) -> Option<M
 }
 
 // Aggregates by reference can be far larger than what was ever written, so the size is counted before they are built.
-fn is_too_large(data: &Data) -> bool {
-    data.bytes(MAX_PAYLOAD_BYTES + 1) > MAX_PAYLOAD_BYTES
+fn is_too_large(data: &Data, limit: usize) -> bool {
+    data.bytes(limit + 1) > limit
 }
 
-fn too_large(what: &str, data: &Data) -> Failure {
-    let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
-    Failure::new(TOO_LARGE, format!("{what} has {bytes} bytes or more, and the limit is {MAX_PAYLOAD_BYTES}"))
+fn too_large(what: &str, data: &Data, limit: usize) -> Failure {
+    let bytes = data.bytes(limit + 1);
+    Failure::new(TOO_LARGE, format!("{what} has {bytes} bytes or more, and the limit is {limit}"))
 }

@@ -1,14 +1,15 @@
 //! What can be set, with the values that suit most. Everything has a named limit.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::{Millis, RunId};
 
-/// A payload takes at most this many bytes as JSON.
+/// A payload takes at most this many bytes as JSON, unless [`Config::max_payload_bytes`] says otherwise.
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
-/// From this many on whoever sends it is warned.
-pub const LARGE_PAYLOAD_BYTES: usize = 1 << 20;
+/// What [`Config::max_payload_bytes`] may be: an input is put together from several payloads, and a body has one at least.
+pub const PAYLOAD_BYTES_RANGE: RangeInclusive<usize> = 1 << 10..=8 << 20;
 /// What is put together from many payloads, such as the input of a step after a spread, takes at most this many.
 pub const MAX_INPUT_BYTES: usize = 12 << 20;
 /// What a code run remembers is read in parts: one that has more than this many bytes is closed.
@@ -34,6 +35,8 @@ pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
 /// Calls that one portion of the system's randomness is enough for.
 const CHANCES: usize = 128;
+/// So many leases of silence make a worker offline.
+const SILENT_LEASES: Millis = 3;
 const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 
 #[derive(Clone)]
@@ -59,7 +62,14 @@ pub struct Config {
     pub reconcile_ms: Millis,
     /// Runs that the reconciler looks at in one go.
     pub reconcile_batch: usize,
+    /// How long things are kept, unless a namespace has a setting of its own.
     pub retention: Retention,
+    /// How long a silent worker counts as online; three leases where it is not set.
+    pub offline_after_ms: Option<Millis>,
+    /// A payload takes at most this many bytes as JSON.
+    pub max_payload_bytes: usize,
+    /// From this many on whoever sends a payload is warned; half of the most where it is not set.
+    pub large_payload_bytes: Option<usize>,
     /// So many tasks of a namespace wait to be claimed before starts are refused. Children and retries are not.
     pub backlog: usize,
     /// So many runs may descend from one: its children, their children and so on, ended or not, as long as they are kept.
@@ -88,18 +98,44 @@ pub type OnHang = Arc<dyn Fn(&str) + Send + Sync>;
 pub type OnDecision = Arc<dyn Fn(Decision) + Send + Sync>;
 pub type Chance = Arc<dyn Fn() -> [u8; 32] + Send + Sync>;
 
-/// How long things are kept after a run's end.
+/// How long things are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
+    /// What is due is deleted within this time.
     pub every_ms: Millis,
+    /// Timelines, steps and values, from the end of their run on. Not longer than `runs_ms`.
     pub timelines_ms: Millis,
-    pub headers_ms: Millis,
+    /// Headers and the run index, from the end of the run on.
+    pub runs_ms: Millis,
+    /// Events, from when they were published; longer where a flow looks back further.
     pub events_ms: Millis,
 }
 
 impl Default for Retention {
     fn default() -> Retention {
-        Retention { every_ms: 60_000, timelines_ms: 7 * DAY_MS, headers_ms: 30 * DAY_MS, events_ms: 7 * DAY_MS }
+        Retention { every_ms: 30_000, timelines_ms: 7 * DAY_MS, runs_ms: 30 * DAY_MS, events_ms: 7 * DAY_MS }
+    }
+}
+
+impl Config {
+    pub fn offline_after_ms(&self) -> Millis {
+        self.offline_after_ms.unwrap_or_else(|| self.lease_ms.saturating_mul(SILENT_LEASES))
+    }
+
+    /// How often a worker is to show that it is alive: two heartbeats may be lost before its lease is, or before it counts
+    /// as offline.
+    pub fn heartbeat_ms(&self) -> Millis {
+        (self.lease_ms.min(self.offline_after_ms()) / 3).max(1)
+    }
+
+    pub fn large_payload_bytes(&self) -> usize {
+        self.large_payload_bytes.unwrap_or(self.max_payload_bytes / 2)
+    }
+
+    /// A payload of more bytes is shown by reference, wherever payloads are shown: one of that size can be stored in one
+    /// piece, a larger one is an aggregate of several. An expression may write [`MAX_PAYLOAD_BYTES`] whatever is set.
+    pub fn max_shown_bytes(&self) -> usize {
+        self.max_payload_bytes.max(MAX_PAYLOAD_BYTES)
     }
 }
 
@@ -118,6 +154,9 @@ impl Default for Config {
             reconcile_ms: 60_000,
             reconcile_batch: 25,
             retention: Retention::default(),
+            offline_after_ms: None,
+            max_payload_bytes: MAX_PAYLOAD_BYTES,
+            large_payload_bytes: None,
             backlog: 1_000_000,
             max_descendants: 100_000,
             chance: system_chance(),

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::backlog::Backlogs;
 use crate::bus::{Bus, Interest};
+use crate::census::LastCensus;
 use crate::chore::{Chore, drive};
 use crate::committer::{self, Committing, Driver, said};
 use crate::config::Config;
@@ -26,7 +27,7 @@ use crate::instance::Instance;
 use crate::lease_reaper::LeaseReaper;
 use crate::quarantine::{self, Suspects};
 use crate::reconciler::Reconciler;
-use crate::report::ClaimFacts;
+use crate::report::{ClaimFacts, ClaimTimes};
 use crate::retention::Retention;
 use crate::shutdown::{self, Shutdown, Stop};
 use crate::timers::Timers;
@@ -36,6 +37,10 @@ use crate::workers::Workers;
 
 /// How long a shutdown waits for what is on its way before it lets go.
 const SHUTDOWN: Duration = Duration::from_secs(10);
+
+/// The loops of an engine, by name: what errors and panics of them are counted under.
+pub const LOOPS: [&str; 7] =
+    [Inbox::NAME, Events::NAME, Timers::NAME, LeaseReaper::NAME, Reconciler::NAME, Retention::NAME, Suspects::NAME];
 
 /// Drives flows on a store, in this process. Cheap to clone; the loops run until [`Engine::shutdown`].
 #[derive(Clone)]
@@ -51,6 +56,8 @@ pub struct Engine {
     pub(crate) health: Reports,
     /// Sent to whenever a worker is told to drain.
     pub(crate) drained: watch::Sender<()>,
+    pub(crate) census: Arc<LastCensus>,
+    pub(crate) claim_times: Arc<ClaimTimes>,
     running: Arc<Running>,
 }
 
@@ -106,8 +113,22 @@ impl Engine {
         let (facts, tokens) = (Arc::new(ClaimFacts::default()), Arc::new(Tokens::default()));
         let (backlogs, workers, views, drained) =
             (Arc::default(), Arc::default(), Arc::default(), watch::Sender::new(()));
-        let running = Arc::new(running);
-        Engine { instance, bus, facts, views, tokens, backlogs, stopping, workers, health, drained, running }
+        let (running, census, claim_times) = (Arc::new(running), Arc::default(), Arc::default());
+        Engine {
+            instance,
+            bus,
+            facts,
+            views,
+            tokens,
+            backlogs,
+            stopping,
+            workers,
+            health,
+            drained,
+            census,
+            claim_times,
+            running,
+        }
     }
 
     /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.
@@ -198,5 +219,21 @@ async fn watched(name: &'static str, driven: impl Future<Output = ()>, stopping:
         Ok(()) if stopping.is_now() => {}
         Ok(()) => health.failed(&format!("the loop {name} has ended")),
         Err(panic) => health.failed(&format!("the loop {name} panicked: {}", said(&*panic))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use eddyline_store::Memory;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_loop_is_named() {
+        let engine = Engine::start(Arc::new(Memory::new()), Config::default());
+        let mut named = LOOPS;
+        named.sort_unstable();
+        assert_eq!(engine.running.rounds.keys().copied().collect::<Vec<_>>(), named);
+        engine.shutdown().await;
     }
 }

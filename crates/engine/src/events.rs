@@ -14,8 +14,8 @@ use eddyline_machine::{
     canonical_json,
 };
 use eddyline_store::{
-    Change, Command, Committed, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, Fed,
-    Feed, FeedItem, GateFilter, GateRow, MAX_PAGE, Namespace, NewEvent, Page, Refused, Store,
+    Change, Command, Committed, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, EventState,
+    Expect, Fed, Feed, FeedItem, GateFilter, GateRow, MAX_PAGE, Namespace, NewEvent, Page, Refused, Store, Trim,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -55,9 +55,8 @@ pub struct PublishRequest {
 }
 
 impl Engine {
-    /// Publishes events to the namespace. When this returns, every gate that waits for one of them will be opened. How
-    /// many of them had been published before, under the same id.
-    pub async fn publish(&self, ns: &Namespace, requests: Vec<PublishRequest>) -> Result<u32> {
+    /// Publishes events to the namespace. When this returns, every gate that waits for one of them will be opened.
+    pub async fn publish(&self, ns: &Namespace, requests: Vec<PublishRequest>) -> Result<PublishedEvents> {
         if requests.len() > MAX_EVENTS {
             let (what, bytes) = ("the number of events in one call", requests.len());
             return Err(EngineError::TooLarge { what, bytes, limit: MAX_EVENTS });
@@ -71,13 +70,56 @@ impl Engine {
                 id: request.id.unwrap_or_else(|| self.instance.command().0.to_string()),
                 name: request.name,
                 key: request.key.map(canonical_json),
-                payload: payload("the payload", request.payload)?,
+                payload: payload(self.config(), "the payload", request.payload)?,
             });
         }
         ensure_cursor(&self.instance, ns).await?;
+        let ids = events.iter().map(|event| event.id.clone()).collect();
         let committed = commit(&self.instance, ns, Vec::new(), Vec::new(), events).await?;
-        Ok(committed.map_or(0, |committed| committed.repeats))
+        Ok(PublishedEvents { ids, existing: committed.map_or(0, |committed| committed.repeats) })
     }
+
+    /// What became of an event that is kept.
+    pub async fn event(&self, ns: &Namespace, id: &str) -> Result<EventOutcome> {
+        // Read before the event: as long as that is kept, the cursor only moves on.
+        let told = cursor(&*self.instance.store, ns).await?.map_or_else(Told::default, |cursor| Told::of(&cursor));
+        let event = self.instance.store.event(ns, id).await?.ok_or_else(|| unknown(id))?;
+        let EventState { position, at, name, key, gates_opened } = event;
+        Ok(EventOutcome { name, key, published_at: at, delivered: told.position >= position, gates_opened })
+    }
+
+    /// Deletes an event: gates that come later do not find it, and its id can be used again. Gates that got it keep it.
+    pub async fn delete_event(&self, ns: &Namespace, id: &str) -> Result<()> {
+        self.instance.store.event(ns, id).await?.ok_or_else(|| unknown(id))?;
+        while self.instance.store.trim(&Trim::Event { ns: ns.clone(), id: id.to_owned() }).await? {}
+        Ok(())
+    }
+}
+
+/// Events that were published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedEvents {
+    /// In the order in which they were given.
+    pub ids: Vec<String>,
+    /// How many of them had been published before, under the same id.
+    pub existing: u32,
+}
+
+/// What became of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventOutcome {
+    pub name: String,
+    /// As canonical JSON.
+    pub key: Option<String>,
+    pub published_at: Millis,
+    /// All gates that waited for it have been sent a message.
+    pub delivered: bool,
+    /// Counted when the run of the gate has taken the event.
+    pub gates_opened: u64,
+}
+
+fn unknown(id: &str) -> EngineError {
+    EngineError::NotFound { what: "event", id: id.chars().take(120).collect() }
 }
 
 /// Tells gates of events: of those namespaces that hints name, and now and then of the others.
@@ -176,8 +218,9 @@ impl Events {
         }
         let (mut messages, mut room) = (Vec::new(), BYTES_A_COMMIT);
         for event in &events {
-            told.gates =
-                openings(&*self.instance.store, &cursor.ns, event, told.gates, &mut room, &mut messages).await?;
+            // If the event that was being told of was deleted meanwhile, the next one begins with its first gate.
+            let from = told.gates.filter(|gates| gates.event.is_none_or(|of| of == event.position));
+            told.gates = openings(&*self.instance.store, &cursor.ns, event, from, &mut room, &mut messages).await?;
             if told.gates.is_some() {
                 break;
             }
@@ -255,6 +298,9 @@ struct Told {
 struct Gates {
     any_key: bool,
     after: Option<u64>,
+    /// The position of that event; what older builds wrote does not name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    event: Option<u64>,
 }
 
 impl Told {
@@ -275,7 +321,8 @@ async fn openings(
 ) -> Result<Option<Gates>> {
     let Fed::Event { name, key, payload, .. } = &event.what else { return Ok(None) };
     let weight = payload.bytes(BYTES_A_COMMIT).max(MESSAGE_BYTES);
-    let mut gates = from.unwrap_or(Gates { any_key: key.is_none(), after: None });
+    let mut gates = from.unwrap_or(Gates { any_key: key.is_none(), after: None, event: None });
+    gates.event = Some(event.position);
     loop {
         if *room < weight && !messages.is_empty() {
             return Ok(Some(gates));
@@ -287,7 +334,7 @@ async fn openings(
         match found.last() {
             Some(last) => gates.after = Some(last.position),
             None if gates.any_key => return Ok(None),
-            None => gates = Gates { any_key: true, after: None },
+            None => (gates.any_key, gates.after) = (true, None),
         }
         *room = room.saturating_sub(found.len() * weight);
         messages.extend(found.iter().filter(|gate| reaches(gate, event)).map(|gate| Message {
@@ -401,6 +448,11 @@ pub(crate) async fn ensure_cursor(instance: &Instance, ns: &Namespace) -> Result
         commit(instance, ns, vec![made], Vec::new(), Vec::new()).await?;
     }
     Ok(())
+}
+
+/// Whether a namespace was ever used: something was registered or published there.
+pub(crate) async fn has_cursor(instance: &Instance, ns: &Namespace) -> Result<bool> {
+    Ok(cursor(&*instance.store, ns).await?.is_some())
 }
 
 /// Has events of a namespace kept for at least so long.

@@ -16,7 +16,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::committer::{Answered, NewRun, Order};
-use crate::config::MAX_PAYLOAD_BYTES;
 use crate::error::{EngineError, Result};
 use crate::events::LookBack;
 use crate::flows::Registered;
@@ -282,7 +281,7 @@ impl Target {
             Some(input) => Arc::new(materialise(&*self.instance.store, self.to, input, &mut Values::new()).await?),
             None => Arc::default(),
         };
-        let bytes = start.input.as_ref().map_or(0, |input| input.bytes(MAX_PAYLOAD_BYTES));
+        let bytes = start.input.as_ref().map_or(0, |input| input.bytes(self.instance.config.max_shown_bytes()));
         // Each child has its own: they are checked one at a time, and namespaces take turns.
         let mut allowance = Allowance::of_starts();
         let verdict = self.instance.flows.check_input(&self.ns, flow, &input, bytes, &mut allowance).await?;

@@ -1,19 +1,16 @@
-//! Keys and namespaces, as they are kept. What a key may be used for is the server's to say.
+//! Keys, as they are kept. What a key may be used for is the server's to say.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use eddyline_machine::Millis;
-use eddyline_store::{DocumentFilter, Expect, MAX_PAGE, Namespace};
+use eddyline_store::{Expect, Namespace};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::events::{CURSOR, EVENTS};
 
 const KEY: &str = "key";
-const NAMESPACE: &str = "namespace";
 
 /// A key, without the key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,26 +75,6 @@ impl Engine {
         }
         self.instance.put(ns, KEY, id, Expect::Any, None).await?;
         Ok(())
-    }
-
-    /// Namespaces that were made, or in which something is registered, by name.
-    pub async fn namespaces(&self) -> Result<BTreeMap<Namespace, Option<Millis>>> {
-        let mut found = BTreeMap::from([(Namespace::default(), None)]);
-        let filter =
-            DocumentFilter { kind: CURSOR.to_owned(), id: Some(EVENTS.to_owned()), ..DocumentFilter::default() };
-        for cursor in self.instance.store.documents(None, &filter, MAX_PAGE).await? {
-            found.insert(cursor.ns, None);
-        }
-        for made in self.instance.all_documents(&Namespace::default(), NAMESPACE).await? {
-            found.insert(Namespace::new(&made.key.id), made.body["created_at"].as_i64());
-        }
-        Ok(found)
-    }
-
-    /// Makes a namespace; false if it is there.
-    pub async fn add_namespace(&self, ns: &Namespace, at: Millis) -> Result<bool> {
-        let body = json!({"created_at": at});
-        self.instance.put(&Namespace::default(), NAMESPACE, ns.as_str(), Expect::Absent, Some(body)).await
     }
 }
 

@@ -17,7 +17,6 @@ use crate::assignment::{Values, materialise};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
-use crate::timeline::MAX_SHOWN_BYTES;
 
 /// A reader looks again after this long even if no hint came.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -193,7 +192,7 @@ impl Engine {
             Some(End::Completed(output)) => Some(output),
             _ => None,
         };
-        let mut shown = [None, None];
+        let (mut shown, most) = ([None, None], self.config().max_shown_bytes());
         for (shown, data) in shown.iter_mut().zip([activation.input.as_ref(), output]) {
             let Some(data) = data else { continue };
             *shown = match self.shown(run, data).await {
@@ -201,7 +200,7 @@ impl Engine {
                 Err(EngineError::Trimmed(_)) => None,
                 Err(error) => return Err(error),
             };
-            *bytes = bytes.saturating_add(data.bytes(MAX_SHOWN_BYTES).min(MAX_SHOWN_BYTES));
+            *bytes = bytes.saturating_add(data.bytes(most).min(most));
         }
         let [input, output] = shown;
         Ok((input, output))

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use eddyline_language::definition::wrong_name;
 use eddyline_machine::{
@@ -17,9 +17,7 @@ use uuid::Uuid;
 use crate::assignment::{Assignment, Handed};
 use crate::beat::TaskId;
 use crate::committer::{Order, Outcome};
-use crate::config::{
-    LARGE_PAYLOAD_BYTES, MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS,
-};
+use crate::config::{Config, MAX_CLAIM, MAX_CLAIM_BYTES, MAX_PAYLOAD_DEPTH, MAX_WAIT_MS};
 use crate::dispatcher::Parked;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -167,7 +165,7 @@ impl Engine {
             let (mut places, mut inputs) = (Vec::new(), Vec::new());
             for (at, report) in reports {
                 let last = report.is_last();
-                let warning = match check(&report.op) {
+                let warning = match check(&self.instance.config, &report.op) {
                     Ok(warning) => warning,
                     Err(problem) => {
                         reported[at] = Reported::Answer { answer: Answer::Invalid(problem), warning: None };
@@ -218,6 +216,9 @@ impl Engine {
                 let warning = warning.filter(|_| taken);
                 if taken {
                     goes_on = !last;
+                }
+                if last && matches!(answer, Answer::Applied(_)) {
+                    self.claim_times.end(token.run, token.fence);
                 }
                 if let Some(warning) = &warning {
                     tracing::warn!(task = token.task_id(), "{warning}");
@@ -342,7 +343,10 @@ impl Engine {
         let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
         let token = self.tokens.key(&self.instance).await?.token(&claimed.ns, claimed.run, &claimed.task);
         let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows, token).await {
-            Ok(assignment) => return Ok(Some(assignment)),
+            Ok(assignment) => {
+                self.claim_times.begin(claimed.run, claimed.task.fence);
+                return Ok(Some(assignment));
+            }
             Err(EngineError::TooLarge { bytes, limit, .. }) => {
                 let message = format!("the input has {bytes} bytes or more, and the limit is {limit}");
                 let op = Op::Fail { error: Failure::new(TOO_LARGE, message), retryable: false, retry_after_ms: None };
@@ -373,35 +377,35 @@ fn refused(why: String, count: usize) -> Vec<Outcome> {
 }
 
 /// What is wrong with a report before anything is looked up; if nothing is, what is better done otherwise.
-fn check(op: &Op) -> std::result::Result<Option<String>, String> {
+fn check(config: &Config, op: &Op) -> std::result::Result<Option<String>, String> {
     let problem = match op {
         Op::Complete { output, emits, .. } => {
-            let mut warning = weigh("the output", output)?;
+            let mut warning = weigh(config, "the output", output)?;
             for (event, payload) in emits {
-                let of_event = weigh(&format!("the payload of {event}"), payload)?;
+                let of_event = weigh(config, &format!("the payload of {event}"), payload)?;
                 warning = warning.or(of_event);
             }
             return Ok(warning);
         }
         Op::Publish { name, payload, .. } => match wrong_name(name) {
             Some(problem) => Some(problem),
-            None => return weigh("the payload", payload),
+            None => return weigh(config, "the payload", payload),
         },
-        Op::Emit { payload, .. } => return weigh("the payload", payload),
-        Op::ContinueAs { input } => return weigh("the input", input),
+        Op::Emit { payload, .. } => return weigh(config, "the payload", payload),
+        Op::ContinueAs { input } => return weigh(config, "the input", input),
         Op::Fail { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
         Op::Defer { after_ms, .. } => bad_wait("the delay", *after_ms),
         Op::Code { op, .. } => match op {
-            CodeOp::Done { output } => return weigh("the output", output),
+            CodeOp::Done { output } => return weigh(config, "the output", output),
             CodeOp::Call { handler, input, queue } => {
                 match wrong_name(handler).or_else(|| wrong_name(queue.as_deref()?)) {
                     Some(problem) => Some(problem),
-                    None => return weigh("the input", input),
+                    None => return weigh(config, "the input", input),
                 }
             }
             CodeOp::Child { flow, input, .. } => match wrong_name(flow) {
                 Some(problem) => Some(problem),
-                None => return weigh("the input", input),
+                None => return weigh(config, "the input", input),
             },
             CodeOp::Failed { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
             CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
@@ -422,17 +426,39 @@ fn check(op: &Op) -> std::result::Result<Option<String>, String> {
 }
 
 /// Whether a payload is within its bounds; a warning if it is near them.
-fn weigh(what: &str, data: &Data) -> std::result::Result<Option<String>, String> {
-    let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
-    if bytes > MAX_PAYLOAD_BYTES {
-        return Err(format!("{what} is larger than {MAX_PAYLOAD_BYTES} bytes"));
+fn weigh(config: &Config, what: &str, data: &Data) -> std::result::Result<Option<String>, String> {
+    let limit = config.max_payload_bytes;
+    let bytes = data.bytes(limit + 1);
+    if bytes > limit {
+        return Err(format!("{what} is larger than {limit} bytes"));
     }
     if data.depth() > MAX_PAYLOAD_DEPTH {
         return Err(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep"));
     }
-    Ok((bytes >= LARGE_PAYLOAD_BYTES).then(|| {
-        format!("{what} has {bytes} bytes, and more than {MAX_PAYLOAD_BYTES} are not taken: keep large data elsewhere")
-    }))
+    Ok((bytes >= config.large_payload_bytes())
+        .then(|| format!("{what} has {bytes} bytes, and more than {limit} are not taken: keep large data elsewhere")))
+}
+
+/// When tasks were handed over by this instance, to measure how long it takes until their last report.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimTimes(Mutex<HashMap<(RunId, Fence), Instant>>);
+
+impl ClaimTimes {
+    fn begin(&self, run: RunId, fence: Fence) {
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if times.len() >= FACTS_AT_HAND {
+            times.clear();
+        }
+        times.insert((run, fence), Instant::now());
+    }
+
+    /// The last report on a task was applied.
+    fn end(&self, run: RunId, fence: Fence) {
+        let since = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(run, fence));
+        if let Some(since) = since {
+            metrics::histogram!("eddyline_claim_to_report_seconds").record(since.elapsed().as_secs_f64());
+        }
+    }
 }
 
 /// What is known of claims of code runs, so that a report needs no read.

@@ -9,9 +9,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::committer::{Answered, NewRun, Order, Outcome};
-use crate::config::{
-    LARGE_PAYLOAD_BYTES, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS,
-};
+use crate::config::{Config, MAX_METADATA_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
@@ -99,15 +97,15 @@ impl Engine {
         allowance: &mut Allowance,
     ) -> Result<(Order, Starting)> {
         let flow = self.flow(ns, &request.flow, request.version.as_deref()).await?;
-        self.backlogs.admit(&*self.instance.store, ns, self.instance.config.backlog).await?;
-        let (input, bytes) = weighed("the input", request.input)?;
+        self.backlogs.admit(&*self.instance.store, &self.instance.config, ns).await?;
+        let (input, bytes) = weighed(&self.instance.config, "the input", request.input)?;
         self.check_input(ns, &flow, &input, bytes, allowance).await?;
         for (what, ms) in [("the delay", request.delay_ms), ("the deadline", request.deadline_ms)] {
             ms.and_then(|ms| bad_wait(what, ms)).map_or(Ok(()), |problem| Err(EngineError::invalid(problem)))?;
         }
         let now = self.instance.store.now().await?;
         let run = self.instance.new_run(now);
-        let metadata = request.metadata.map(metadata).transpose()?;
+        let metadata = request.metadata.map(|given| metadata(&self.instance.config, given)).transpose()?;
         check_policy(&flow, request.retry.as_ref(), request.queue.as_deref())?;
         let key = request.idempotency_key.clone().map(|key| {
             let fingerprint = fingerprint(&input, request.version.as_deref());
@@ -128,7 +126,7 @@ impl Engine {
             traceparent: request.traceparent,
             ..Start::default()
         };
-        let large_input = (bytes >= LARGE_PAYLOAD_BYTES).then_some(bytes);
+        let large_input = (bytes >= self.instance.config.large_payload_bytes()).then_some(bytes);
         if large_input.is_some() {
             tracing::warn!(flow = flow.flow.name, %run, bytes, "a run is started with a large input");
         }
@@ -210,16 +208,16 @@ impl Starting {
 }
 
 /// A payload from outside, within the limits.
-pub(crate) fn payload(what: &'static str, value: Value) -> Result<Data> {
-    weighed(what, value).map(|(data, _)| data)
+pub(crate) fn payload(config: &Config, what: &'static str, value: Value) -> Result<Data> {
+    weighed(config, what, value).map(|(data, _)| data)
 }
 
 /// The same with how many bytes it has.
-pub(crate) fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)> {
-    let data = Data::from(value);
-    let bytes = data.bytes(MAX_PAYLOAD_BYTES + 1);
-    if bytes > MAX_PAYLOAD_BYTES {
-        return Err(EngineError::TooLarge { what, bytes, limit: MAX_PAYLOAD_BYTES });
+pub(crate) fn weighed(config: &Config, what: &'static str, value: Value) -> Result<(Data, usize)> {
+    let (data, limit) = (Data::from(value), config.max_payload_bytes);
+    let bytes = data.bytes(limit + 1);
+    if bytes > limit {
+        return Err(EngineError::TooLarge { what, bytes, limit });
     }
     if data.depth() > MAX_PAYLOAD_DEPTH {
         return Err(EngineError::invalid(format!("{what} is nested more than {MAX_PAYLOAD_DEPTH} deep")));
@@ -228,8 +226,8 @@ pub(crate) fn weighed(what: &'static str, value: Value) -> Result<(Data, usize)>
 }
 
 /// It is part of the header, which is written with every commit of its run, so it is small.
-fn metadata(written: Map<String, Value>) -> Result<Data> {
-    let (data, bytes) = weighed("the metadata", Value::Object(written))?;
+fn metadata(config: &Config, written: Map<String, Value>) -> Result<Data> {
+    let (data, bytes) = weighed(config, "the metadata", Value::Object(written))?;
     if bytes > MAX_METADATA_BYTES {
         return Err(EngineError::TooLarge { what: "the metadata", bytes, limit: MAX_METADATA_BYTES });
     }

@@ -7,16 +7,11 @@ use eddyline_machine::{ActId, Body, Data, Millis, Numbered, RunId, ValueId};
 use eddyline_store::{Fed, Feed, Namespace, Page, Summary};
 use serde_json::Value;
 
-use crate::config::MAX_PAYLOAD_BYTES;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
 /// Whoever waits looks again after this long, even if no hint came.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-
-/// A payload of more bytes is shown by reference, wherever payloads are shown: one of that size can be stored in one piece,
-/// a larger one is an aggregate of several.
-pub const MAX_SHOWN_BYTES: usize = MAX_PAYLOAD_BYTES;
 
 /// A stored payload.
 #[derive(Debug, Clone, PartialEq)]
@@ -129,9 +124,11 @@ impl Engine {
         }
     }
 
-    /// A payload as JSON; one of more than [`MAX_SHOWN_BYTES`] is a reference, or has references for its elements.
+    /// A payload as JSON; one of more than [`Config::max_shown_bytes`](crate::Config::max_shown_bytes) is a reference, or has
+    /// references for its elements.
     pub(crate) async fn shown(&self, run: RunId, data: &Data) -> Result<Value> {
-        match data.bytes(MAX_SHOWN_BYTES + 1) > MAX_SHOWN_BYTES {
+        let most = self.config().max_shown_bytes();
+        match data.bytes(most + 1) > most {
             true => Ok(reference(run, data)),
             false => self.payload(run, data).await,
         }
@@ -145,7 +142,9 @@ impl Engine {
         let unknown = || EngineError::NotFound { what: "value", id: key.chars().take(120).collect() };
         let id = key.parse().map(ValueId).map_err(|_| unknown())?;
         let (_, data) = self.instance.store.values(run, &[id]).await?.pop().ok_or_else(unknown)?;
-        match data.bytes(MAX_SHOWN_BYTES + 1) > MAX_SHOWN_BYTES {
+        let most = self.config().max_shown_bytes();
+        // One that is stored in one piece is in memory as a whole; it may be from when larger ones were taken.
+        match !matches!(data, Data::Json(_)) && data.bytes(most + 1) > most {
             true => Ok(Stored::Parts(data)),
             false => Ok(Stored::Whole(self.payload(run, &data).await?)),
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_language::definition::Problems;
 use eddyline_machine::Millis;
-use eddyline_store::{Expect, MAX_PAGE, Namespace, Offer};
+use eddyline_store::{DocumentFilter, Expect, MAX_PAGE, Namespace, Offer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -21,8 +21,6 @@ use crate::error::{EngineError, Result};
 const WORKER: &str = "worker";
 /// The queue of what does not name one.
 const DEFAULT_QUEUE: &str = "default";
-/// So many leases of silence make a worker offline.
-const SILENT_LEASES: Millis = 3;
 /// Workers that were silent for so long are forgotten.
 const FORGET_MS: Millis = 24 * 60 * 60 * 1_000;
 /// Workers at hand.
@@ -72,11 +70,23 @@ pub struct WorkerRecord {
     pub counts: WorkerCounts,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WorkerStatus {
     Online,
     Draining,
     Offline,
+}
+
+impl WorkerStatus {
+    pub const ALL: [WorkerStatus; 3] = [WorkerStatus::Online, WorkerStatus::Draining, WorkerStatus::Offline];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WorkerStatus::Online => "online",
+            WorkerStatus::Draining => "draining",
+            WorkerStatus::Offline => "offline",
+        }
+    }
 }
 
 /// Workers that this instance has heard of.
@@ -182,7 +192,7 @@ impl Engine {
             return self.worker(ns, id).await;
         };
         record = known;
-        if record.seen_at - written_at < self.instance.config.lease_ms / SILENT_LEASES {
+        if record.seen_at - written_at < self.instance.config.heartbeat_ms() {
             return Ok(Some(record));
         }
         // What others did to it in the meantime stands.
@@ -231,18 +241,35 @@ impl Engine {
 
     /// Workers by id, after one, with what this instance knows of them beyond what is written.
     pub async fn list_workers(&self, ns: &Namespace, after: Option<String>, limit: usize) -> Result<Vec<WorkerRecord>> {
-        let mut records = Vec::new();
-        for document in self.instance.documents(ns, WORKER, after, limit).await? {
-            let written: WorkerRecord = serde_json::from_value(document.body).map_err(damaged)?;
-            let known = self.workers.get(ns, &written.id).map(|known| known.record);
-            records.push(match known {
-                Some(known) if known.seen_at >= written.seen_at => {
-                    WorkerRecord { draining: known.draining || written.draining, ..known }
-                }
-                _ => written,
-            });
+        let documents = self.instance.documents(ns, WORKER, after, limit).await?;
+        documents.into_iter().map(|document| self.latest(ns, document.body)).collect()
+    }
+
+    /// The workers of all namespaces.
+    pub(crate) async fn all_workers(&self) -> Result<Vec<(Namespace, WorkerRecord)>> {
+        let (mut filter, mut all) =
+            (DocumentFilter { kind: WORKER.to_owned(), ..DocumentFilter::default() }, Vec::new());
+        loop {
+            let page = self.instance.store.documents(None, &filter, MAX_PAGE).await?;
+            let Some(last) = page.last() else { return Ok(all) };
+            (filter.after, filter.after_ns) = (Some(last.key.id.clone()), Some(last.ns.clone()));
+            for document in page {
+                let record = self.latest(&document.ns, document.body)?;
+                all.push((document.ns, record));
+            }
         }
-        Ok(records)
+    }
+
+    /// A worker as it is written, or as this instance knows it if it has heard of it since.
+    fn latest(&self, ns: &Namespace, written: Value) -> Result<WorkerRecord> {
+        let written: WorkerRecord = serde_json::from_value(written).map_err(damaged)?;
+        let known = self.workers.get(ns, &written.id).map(|known| known.record);
+        Ok(match known {
+            Some(known) if known.seen_at >= written.seen_at => {
+                WorkerRecord { draining: known.draining || written.draining, ..known }
+            }
+            _ => written,
+        })
     }
 
     pub async fn count_workers(&self, ns: &Namespace) -> Result<u64> {
@@ -250,7 +277,7 @@ impl Engine {
     }
 
     pub fn worker_status(&self, record: &WorkerRecord, now: Millis) -> WorkerStatus {
-        if now - record.seen_at > SILENT_LEASES * self.instance.config.lease_ms {
+        if now - record.seen_at > self.instance.config.offline_after_ms() {
             WorkerStatus::Offline
         } else if record.draining {
             WorkerStatus::Draining

@@ -6,9 +6,12 @@ mod rig;
 
 use std::sync::Arc;
 
-use eddyline_engine::{Config, PublishRequest};
+use eddyline_engine::{Config, EngineError, EventOutcome, PublishRequest};
 use eddyline_machine::{Data, Op};
-use eddyline_store::{ManualClock, Memory};
+use eddyline_store::{
+    Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Embedded, Expect, ManualClock, Memory, Options,
+    Store,
+};
 use rig::{Rig, done};
 use serde_json::{Value, json};
 
@@ -82,5 +85,86 @@ async fn events_and_gates_made_at_the_same_moment_always_meet() {
     for (order, run) in runs {
         assert_eq!(rig.output(run).await, json!(order));
     }
+    rig.stop().await;
+}
+
+/// What became of an event, once everything that waited for it has been told and so many gates have taken it.
+async fn outcome(rig: &Rig, id: &str, gates: u64) -> EventOutcome {
+    let since = std::time::Instant::now();
+    loop {
+        let outcome = rig.engine.event(&rig.ns, id).await.unwrap();
+        if outcome.delivered && outcome.gates_opened >= gates {
+            return outcome;
+        }
+        assert!(since.elapsed() < rig::LONG, "{outcome:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn tells_what_became_of_an_event(store: Arc<dyn Store>) {
+    let rig = Rig::on(store, Config::default());
+    rig.register("name: f\nsteps: {a: {await: {event: paid}}, b: {await: {event: paid, key: '7'}}}").await;
+    let runs = [rig.start("f", json!(1)).await, rig.start("f", json!(2)).await];
+    let publish = async |key: Value| {
+        rig.engine.publish(&rig.ns, vec![event("paid", Some(key), json!("x"))]).await.unwrap().ids.remove(0)
+    };
+    // The gates without a key take any, and all of them the first that comes.
+    let first = publish(json!(8)).await;
+    let opened = outcome(&rig, &first, 2).await;
+    assert_eq!((opened.name.as_str(), opened.key.as_deref(), opened.gates_opened), ("paid", Some("8"), 2));
+    let second = publish(json!(7)).await;
+    assert_eq!(outcome(&rig, &second, 2).await.gates_opened, 2);
+    for run in runs {
+        rig.output(run).await;
+    }
+    // One that looks back is counted with the event that it finds.
+    rig.register("name: back\nsteps: {a: {await: {event: paid, key: '8', since: 1h}}}").await;
+    rig.output(rig.start("back", json!(null)).await).await;
+    assert_eq!(outcome(&rig, &first, 3).await.gates_opened, 3);
+
+    rig.engine.delete_event(&rig.ns, &first).await.unwrap();
+    let gone = rig.engine.event(&rig.ns, &first).await;
+    assert!(matches!(gone, Err(EngineError::NotFound { what: "event", .. })), "{gone:?}");
+    assert!(rig.engine.delete_event(&rig.ns, &first).await.is_err());
+    let waits = rig.start("back", json!(null)).await;
+    let third = publish(json!(8)).await;
+    rig.output(waits).await;
+    assert_eq!(outcome(&rig, &third, 1).await.gates_opened, 1, "the deleted one is not found any more");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn in_memory_it_is_told_what_became_of_an_event() {
+    tells_what_became_of_an_event(Arc::new(Memory::new())).await;
+}
+
+#[tokio::test]
+async fn on_disk_it_is_told_what_became_of_an_event() {
+    let dir = tempfile::tempdir().unwrap();
+    tells_what_became_of_an_event(Arc::new(Embedded::open(dir.path(), Options::default()).unwrap())).await;
+}
+
+/// The cursor says which gates have been told of an event that is deleted in the middle of it. That is not true of the next
+/// event.
+#[tokio::test]
+async fn an_event_after_one_that_was_deleted_while_it_was_told_reaches_all_gates() {
+    let store: Arc<dyn Store> = Arc::new(Memory::new());
+    let rig = Rig::on(store.clone(), Config::default());
+    rig.register("name: f\nsteps: {a: {await: {event: paid}}}").await;
+    let run = rig.start("f", json!(null)).await;
+    let told = json!({"position": 0, "gates": {"any_key": true, "after": 1_000_000, "event": 1_000}});
+    let key = DocumentKey::new("cursor", "events");
+    let change = DocumentChange { key, expect: Expect::Any, body: Some(told), due: None };
+    let commit = DocumentCommit {
+        ns: rig.ns.clone(),
+        command: CommandId(uuid::Uuid::from_u128(5)),
+        documents: vec![change],
+        messages: Vec::new(),
+        events: Vec::new(),
+        drops: Vec::new(),
+    };
+    store.commit(vec![Command::Documents(commit)], Vec::new()).await.unwrap();
+    rig.engine.publish(&rig.ns, vec![event("paid", None, json!(1))]).await.unwrap();
+    rig.output(run).await;
     rig.stop().await;
 }

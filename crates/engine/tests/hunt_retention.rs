@@ -6,7 +6,7 @@ mod rig;
 
 use std::sync::Arc;
 
-use eddyline_engine::{Config, EngineError, PublishRequest, Retention};
+use eddyline_engine::{Config, EngineError, NamespaceChange, PublishRequest, Retention, StartRequest};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Embedded, Expect, Feed, ManualClock, Memory,
     Namespace, Options, Page, Store,
@@ -98,6 +98,71 @@ async fn on_disk_what_is_old_goes() {
     let clock = ManualClock::at(1_767_323_045_678);
     let options = Options { clock: clock.clone(), ..Options::default() };
     goes_by_age(Arc::new(Embedded::open(dir.path(), options).unwrap()), clock).await;
+}
+
+/// Three namespaces: one that keeps less than the server says, one that keeps more, and one without settings.
+async fn goes_by_the_settings_of_its_namespace(store: Arc<dyn Store>, clock: Arc<ManualClock>) {
+    let retention = Retention { every_ms: 5, ..Retention::default() };
+    let rig = Rig::on(store, Config { retention, poll_ms: 20, ..Config::default() });
+    let [short, long] = ["short", "long"].map(Namespace::new);
+    let mut runs = Vec::new();
+    for ns in [&rig.ns, &short, &long] {
+        rig.engine.register(ns, None, "name: f\nsteps: {a: {set: 1}}").await.unwrap();
+        rig.engine.publish(ns, vec![PublishRequest { name: "p".to_owned(), ..Default::default() }]).await.unwrap();
+        let request = StartRequest { flow: "f".to_owned(), ..StartRequest::default() };
+        runs.push((ns.clone(), rig.engine.start_run(ns, request).await.unwrap().run));
+    }
+    let keep = |timelines, runs, events| NamespaceChange {
+        timelines_ms: Some(Some(timelines)),
+        runs_ms: Some(Some(runs)),
+        events_ms: Some(Some(events)),
+        ..NamespaceChange::default()
+    };
+    rig.engine.change_namespace(&short, keep(DAY, 2 * DAY, DAY)).await.unwrap();
+    rig.engine.change_namespace(&long, keep(40 * DAY, 50 * DAY, 60 * DAY)).await.unwrap();
+    // What is left of each, and how many events.
+    let left = async || {
+        looked(&rig).await;
+        let mut left = Vec::new();
+        for (ns, run) in &runs {
+            let what = match rig.engine.run(ns, *run).await {
+                Ok(run) if run.summary.trimmed => "header",
+                Ok(_) => "all",
+                Err(EngineError::NotFound { .. }) => "nothing",
+                Err(error) => panic!("{error}"),
+            };
+            left.push((what, events(&rig, ns).await));
+        }
+        left
+    };
+    assert_eq!(left().await, [("all", 1), ("all", 1), ("all", 1)]);
+    clock.advance(DAY + 1);
+    assert_eq!(left().await, [("all", 1), ("header", 0), ("all", 1)]);
+    clock.advance(DAY);
+    assert_eq!(left().await, [("all", 1), ("nothing", 0), ("all", 1)]);
+    clock.advance(29 * DAY);
+    assert_eq!(left().await, [("nothing", 0), ("nothing", 0), ("all", 1)]);
+    clock.advance(10 * DAY);
+    assert_eq!(left().await, [("nothing", 0), ("nothing", 0), ("header", 1)]);
+    // Back to what the server says, which is less.
+    let reset = NamespaceChange { runs_ms: Some(None), timelines_ms: Some(None), ..NamespaceChange::default() };
+    rig.engine.change_namespace(&long, reset).await.unwrap();
+    assert_eq!(left().await, [("nothing", 0), ("nothing", 0), ("nothing", 1)]);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn in_memory_a_namespace_keeps_things_as_long_as_it_is_set() {
+    let clock = ManualClock::at(1_767_323_045_678);
+    goes_by_the_settings_of_its_namespace(Arc::new(Memory::with_clock(clock.clone())), clock).await;
+}
+
+#[tokio::test]
+async fn on_disk_a_namespace_keeps_things_as_long_as_it_is_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = ManualClock::at(1_767_323_045_678);
+    let options = Options { clock: clock.clone(), ..Options::default() };
+    goes_by_the_settings_of_its_namespace(Arc::new(Embedded::open(dir.path(), options).unwrap()), clock).await;
 }
 
 /// A start with a clock that is forty days ahead. Whoever sees it has an hour to stop it.

@@ -174,7 +174,11 @@ pub enum Entry {
     Log {
         step_key: String,
         level: String,
+        /// Empty where it is in `long`.
         msg: String,
+        /// A message that is too long for a record, as a stored value. On the wire it takes the place of `msg`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        long: Option<Data>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         meta: Option<Data>,
     },

@@ -398,6 +398,8 @@ pub struct Transition {
     pub timers: Vec<TimerChange>,
     pub messages: Vec<Message>,
     pub publishes: Vec<Publish>,
+    /// The positions of events that opened a gate of the run, one for each gate.
+    pub events_taken: Vec<u64>,
     /// Limits that a worker asked to slow down, and for how long.
     pub slow_limits: Vec<(String, Millis)>,
     pub records: Vec<Record>,

@@ -15,6 +15,10 @@ use eddyline_language::time::{Time, iso};
 /// The JSON of a record takes no more than this.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
 
+/// A log message that takes more than this as JSON is stored as a value, and its record has a reference: so it always fits
+/// into a record, whatever stands beside it.
+pub const MAX_LOG_BYTES: usize = 32 << 10;
+
 /// What ends a text that was too long.
 pub const CUT: &str = "… (cut)";
 
@@ -75,6 +79,10 @@ pub fn envelope<'a>(
     let (kind, mut data) = kind_and_data(&entry);
     shape(&mut data, &entry, numbered, ctx);
     let resolved = payload.as_ref().and_then(|(_, payload)| resolve(payload));
+    if let Entry::Log { long: Some(long), .. } = &entry {
+        data.remove("long");
+        data.insert("msg".to_owned(), reference(ctx.run, long));
+    }
     if let Some((field, payload)) = &payload {
         data.insert((*field).to_owned(), resolved.unwrap_or_else(|| reference(ctx.run, payload)));
     }
@@ -414,6 +422,16 @@ mod tests {
     }
 
     #[test]
+    fn a_long_log_message_is_a_reference() {
+        let value = |id| ValueRef { id: ValueId(id), bytes: 100_002, depth: 0, read_size: Default::default() };
+        let (long, meta) = (Some(Data::Ref(value(3))), Some(Data::Ref(value(4))));
+        let log = Entry::Log { step_key: "pay".into(), level: "info".into(), msg: String::new(), long, meta };
+        let key = |id: u32| json!({"$value": format!("{}/{id}", RunId::default()), "bytes": 100_002});
+        let wire = to_wire(&ctx(), &numbered(log), &inline);
+        assert_eq!(wire["data"], json!({"stepKey": "pay", "level": "info", "msg": key(3), "meta": key(4)}));
+    }
+
+    #[test]
     fn no_record_is_too_large() {
         // Quotes double and control characters grow sixfold when they are written.
         for text in ["x", "\"", "\u{1}", "é", "🦀"] {
@@ -427,7 +445,7 @@ mod tests {
                 Entry::FlowCompleted { output: Data::from(json!(long)), step_count: Some(1), continued_as: None },
                 Entry::FlowFailed { error: error.clone() },
                 Entry::AttemptFailed { step_key: step_key(), error },
-                Entry::Log { step_key: step_key(), level: "info".into(), msg: long.clone(), meta },
+                Entry::Log { step_key: step_key(), level: "info".into(), msg: long.clone(), long: None, meta },
             ] {
                 let record = numbered(entry);
                 let wire = to_wire(&ctx(), &record, &inline);

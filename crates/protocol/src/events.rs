@@ -19,13 +19,30 @@ pub struct PublishEvent {
 }
 
 /// What came of publishing events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
     /// How many there were.
     pub published: usize,
     /// How many of them had been published before under the same id, and stand as they were.
     #[serde(default, skip_serializing_if = "is_none")]
     pub existing: u32,
+    /// Their ids, in the order in which they were given.
+    #[serde(default)]
+    pub ids: Vec<String>,
+}
+
+/// `GET /v1/events/{id}`: what became of an event.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventInfo {
+    pub id: String,
+    pub name: String,
+    pub key: Option<Value>,
+    pub published_at: Timestamp,
+    /// Everything that waited for it has been told.
+    pub delivered: bool,
+    /// Gates that it has opened: each is counted when its run has taken the event.
+    pub gates_opened: u64,
+    pub runs_started: u64,
 }
 
 fn is_none(count: &u32) -> bool {

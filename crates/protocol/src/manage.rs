@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::strict::words;
 use crate::{Span, Timestamp, nullable};
@@ -196,10 +196,73 @@ pub struct CreateNamespace {
     pub name: String,
 }
 
+/// `PATCH /v1/namespaces/{name}`: what is left out stays as it is, null resets it to the server's setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChangeNamespace {
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Option<ChangeRetention>>,
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub disabled: Option<Option<bool>>,
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub backlog: Option<Option<u64>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChangeRetention {
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub timelines: Option<Option<Span>>,
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub runs: Option<Option<Span>>,
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub events: Option<Option<Span>>,
+}
+
+/// A field that is there, null or not; one that is left out is `None` by its default.
+fn given<'de, D, T>(written: D) -> Result<Option<Option<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::deserialize(written).map(Some)
+}
+
+/// A namespace with its settings; null is where the server's setting applies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceInfo {
     pub name: String,
     pub created_at: Option<Timestamp>,
+    /// Requests with keys of it are refused.
+    #[serde(default)]
+    pub disabled: bool,
+    /// How many tasks wait for workers before starts get 429.
+    #[serde(default)]
+    pub backlog: Option<u64>,
+    #[serde(default)]
+    pub retention: RetentionInfo,
+    /// What applies, with the server's settings.
+    #[serde(default)]
+    pub effective: EffectiveSettings,
+}
+
+/// How long things are kept, as durations such as `7d`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RetentionInfo {
+    /// Timelines, steps and values, after the end of their run.
+    pub timelines: Option<String>,
+    /// Headers and the run index, after the end of the run.
+    pub runs: Option<String>,
+    /// Events, after they were published.
+    pub events: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EffectiveSettings {
+    pub backlog: u64,
+    pub retention: RetentionInfo,
 }
 
 /// `GET /v1/info`.
@@ -229,6 +292,17 @@ pub struct ServerInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_null_is_told_from_what_is_left_out() {
+        let read = |text: &str| serde_json::from_str::<ChangeNamespace>(text).ok();
+        assert_eq!(read("{}"), Some(ChangeNamespace::default()));
+        let reset = ChangeNamespace { backlog: Some(None), ..ChangeNamespace::default() };
+        assert_eq!(read(r#"{"backlog": null}"#), Some(reset));
+        let retention = ChangeRetention { runs: Some(None), events: Some(Some(Span::from_ms(7))), timelines: None };
+        let change = ChangeNamespace { retention: Some(Some(retention)), ..ChangeNamespace::default() };
+        assert_eq!(read(r#"{"retention": {"runs": null, "events": "7ms"}}"#), Some(change));
+    }
 
     #[test]
     fn a_rate_is_a_number_of_tasks_in_a_time() {

@@ -373,6 +373,26 @@ pub struct StepAct {
     pub error: Option<Failure>,
 }
 
+/// `DELETE /v1/runs/{id}`: what stays of the run elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunDeleted {
+    pub deleted: bool,
+    pub run_id: String,
+    pub stays: Remains,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Remains {
+    /// Events that it published: kept as long as other events.
+    pub events: u64,
+    /// Runs below it in its tree of children: each is deleted by its own id.
+    pub children: u64,
+    /// Runs that name it, as a child, or as what they retry: at most 101.
+    pub referred_to_by: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -343,6 +343,15 @@ impl Store for Embedded {
         self.read(move |conn| list::feed(conn, &ns, &feed, page)).await
     }
 
+    async fn going(&self) -> Result<Vec<GoingRuns>> {
+        self.read(list::going).await
+    }
+
+    async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>> {
+        let (ns, id) = (ns.clone(), id.to_owned());
+        self.read(move |conn| list::event(conn, &ns, &id)).await
+    }
+
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
         self.shared.check()?;
         Ok(self.shared.tasks().lines.states(ns))

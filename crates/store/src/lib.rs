@@ -98,6 +98,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// How many runs there are.
     async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64>;
 
+    /// How many runs go on, by namespace, flow and status. It costs as much as there are: ask for it seldom.
+    async fn going(&self) -> Result<Vec<GoingRuns>>;
+
     /// Gates by token, or those that are open, in the order in which they were arrived at; of one namespace or of all.
     async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>>;
 
@@ -112,6 +115,9 @@ pub trait Store: Debug + Send + Sync + 'static {
 
     /// What came after a position, oldest first, never skipping what commits late.
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>>;
+
+    /// An event that is kept, by its id, and what became of it.
+    async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>>;
 
     /// Queues that have or had tasks since the store was opened.
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>>;

@@ -168,6 +168,14 @@ impl Store for Memory {
         Ok(self.rows().feed(ns, feed, page))
     }
 
+    async fn going(&self) -> Result<Vec<GoingRuns>> {
+        Ok(self.rows().going())
+    }
+
+    async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>> {
+        Ok(self.rows().event(ns, id))
+    }
+
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
         Ok(self.rows().tasks.states(ns))
     }

@@ -56,6 +56,15 @@ pub struct Summary {
     pub header: eddyline_machine::run::Header,
 }
 
+/// Runs of a flow that have not ended and have the same status.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GoingRuns {
+    pub ns: Namespace,
+    pub flow: String,
+    pub status: Status,
+    pub count: u64,
+}
+
 /// Which runs; every field that is set must match.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFilter {
@@ -68,11 +77,13 @@ pub struct RunFilter {
     /// Those that descend from this run: its children, their children and so on. A store finds and counts them by an
     /// index of their roots.
     pub root: Option<RunId>,
+    /// Retries and reruns of this run. A store finds them by an index.
+    pub retry_of: Option<RunId>,
     /// Created at that moment or later.
     pub since: Option<Millis>,
     /// Created before that moment.
     pub until: Option<Millis>,
-    /// Ended before that moment.
+    /// Ended before that moment. A store finds those of one namespace by an index of their ends.
     pub ended_before: Option<Millis>,
     pub trimmed: Option<bool>,
 }
@@ -210,6 +221,18 @@ pub struct FeedItem {
     pub what: Fed,
 }
 
+/// An event and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventState {
+    pub position: u64,
+    pub at: Millis,
+    pub name: String,
+    /// As canonical JSON.
+    pub key: Option<String>,
+    /// How many gates it has opened: counted in the commits that opened them ([`eddyline_machine::Transition::events_taken`]).
+    pub gates_opened: u64,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fed {
     Run { run: RunId, flow: String },
@@ -285,6 +308,8 @@ pub enum Trim {
     Run(RunId),
     /// Events from before that moment.
     Events { ns: Namespace, before: Millis },
+    /// One event, by its id.
+    Event { ns: Namespace, id: String },
     /// What was only kept for a while: ids of commands from before that moment, which tell a repeat after an unknown
     /// outcome, and rates that nothing was claimed under since and that have filled up again.
     Traces { before: Millis },

@@ -182,8 +182,14 @@ fn runs_are_acted_upon() {
     server.eddy(&["event", "publish", "news", "1", "--key", "8"]).good();
     let publish =
         |payload: &str| server.eddy(&["event", "publish", "news", payload, "--key", "7", "--id", "n1"]).good();
-    assert_eq!(publish("2").line(), "news published");
-    assert_eq!(publish("3").line(), "an event was published under the id n1 before, and stands");
+    assert_eq!(publish("2").line(), "news published: it has opened 1 gate");
+    let before = "an event was published under the id n1 before, and stands: it has opened 1 gate";
+    assert_eq!(publish("3").line(), before);
+    let nobody = server.eddy(&["event", "publish", "other"]).good();
+    assert_eq!(nobody.line(), "other published: it has opened no gate yet");
+    let json = server.eddy(&["--json", "event", "publish", "other", "--id", "o1"]).good().json();
+    assert_eq!((&json["published"], &json["ids"][0]), (&json!(1), &json!("o1")));
+    assert_eq!((&json["event"]["delivered"], &json["event"]["gates_opened"]), (&json!(true), &json!(0)));
     let watched = server.eddy(&["run", "watch", &run]).good();
     assert!(watched.out.contains(r#"output [{"by":"ada"},2]"#), "{watched:?}");
     server.eddy(&["run", "cancel", &run]).bad(5);
@@ -191,6 +197,9 @@ fn runs_are_acted_upon() {
     server.eddy(&["run", "complete", &again, "ask", "--output", "3"]).good();
     server.eddy(&["run", "cancel", &again, "--reason", "enough"]).good();
     server.eddy(&["run", "watch", &again]).bad(1);
+    let deleted = server.eddy(&["run", "delete", &again]).good();
+    assert_eq!(deleted.out.lines().collect::<Vec<_>>(), [format!("{again} deleted")]);
+    let other = server.eddy(&["run", "rerun", &run, "--input", r#"{"id": 9}"#]).good().line();
     let listed = server.eddy(&["run", "list", "--external-id", "mine"]).good();
     assert!(listed.out.contains(&run) && listed.out.contains("completed"), "{listed:?}");
     let skipped = start(&server, &["hold", "--input", r#"{"id": 1}"#]);
@@ -199,6 +208,9 @@ fn runs_are_acted_upon() {
     server.eddy(&["run", "fail", &failed, "ask", "--message", "no"]).good();
     let watched = server.eddy(&["run", "watch", &failed]).bad(1);
     assert!(watched.out.contains("no"), "{watched:?}");
+    let deleted = server.eddy(&["run", "delete", &run]).good();
+    let lines = [format!("{run} deleted"), format!("these runs refer to it: {other}")];
+    assert_eq!(deleted.out.lines().collect::<Vec<_>>(), lines);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
-use eddyline_machine::{Expiry, Input, Millis, RunId, TaskChange, TaskRef, Transition, Version};
+use eddyline_machine::run::{Header, Outcome as RunOutcome};
+use eddyline_machine::{Expiry, Fence, Input, Millis, RunId, TaskChange, TaskRef, Transition, Version};
 use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
 use futures_util::future::{BoxFuture, FutureExt};
 
@@ -29,12 +30,45 @@ const MAX_COUNTED: usize = 64 << 10;
 /// How often the same commands are submitted while their outcome is unknown.
 const UNKNOWN_TRIES: usize = 100;
 
+/// The first task of a run.
+const FIRST_FENCE: Fence = Fence(1);
+/// A reason in a log has at most so many characters.
+const REASON_CHARS: usize = 300;
+
 /// A batch that came back from the store.
 pub(super) struct Sent {
     prepared: Vec<Prepared>,
     claims: Vec<(ParkId, Parked)>,
     result: Result<Written, StoreError>,
     since: Instant,
+}
+
+/// What a decision was about, in a log.
+fn event_of(input: &Input) -> &'static str {
+    match input {
+        Input::Start(_) => "start",
+        Input::TakeOver { .. } => "take_over",
+        Input::Report(_) => "report",
+        Input::Expired { .. } => "expired",
+        Input::Undelivered { .. } => "undelivered",
+        Input::Due(_) => "timer",
+        Input::Rearm { .. } => "rearm",
+        Input::OpenGate { .. } => "open_gate",
+        Input::CancelGate { .. } => "cancel_gate",
+        Input::ChildStarted { .. } => "child_started",
+        Input::ChildEnded { .. } => "child_ended",
+        Input::Cancel { .. } => "cancel",
+        Input::Pause { .. } => "pause",
+        Input::Resume { .. } => "resume",
+        Input::Act { .. } => "act",
+        Input::Continue => "continue",
+        Input::Drain { .. } => "drain",
+        Input::Turn => "turn",
+    }
+}
+
+fn short(reason: &str) -> String {
+    reason.chars().take(REASON_CHARS).collect()
 }
 
 /// What is written for some transitions, about, in rows of the usual size.
@@ -197,8 +231,7 @@ impl Committer {
 
     fn committed(&mut self, prepared: Prepared, committed: Committed) {
         let Prepared { run, commit, decided } = prepared;
-        let (version, records) = (commit.transition.header.version, commit.transition.records.len());
-        tracing::debug!(instance = self.config.instance, %run, version = version.0, records, "decided");
+        self.log_decision(&commit.transition, &decided);
         if commit.transition.base == Version(0) && !committed.before {
             metrics::counter!("eddyline_runs_started_total", "namespace" => namespace_label(&commit.ns)).increment(1);
             if !commit.transition.header.status().is_end() {
@@ -212,6 +245,7 @@ impl Committer {
             if self.hot.get(run).is_some_and(|hot| !hot.run.header.status().is_end()) {
                 let labels = [("namespace", namespace_label(&commit.ns)), ("status", status.as_str().to_owned())];
                 metrics::counter!("eddyline_runs_ended_total", &labels).increment(1);
+                self.log_end(&commit.transition.header, committed.at);
                 self.bus.ended(&commit.ns, &commit.transition.header);
             }
             self.hot.remove(run);
@@ -222,6 +256,54 @@ impl Committer {
         }
         self.give_back(run, decided, committed.at);
         self.release(run);
+    }
+
+    fn log_decision(&self, transition: &Transition, decided: &[Decided]) {
+        if !tracing::enabled!(tracing::Level::DEBUG) {
+            return;
+        }
+        let inputs = decided.iter().flat_map(|decided| &decided.taken).map(event_of);
+        let event = inputs.collect::<Vec<_>>().join(",");
+        let (header, records) = (&transition.header, transition.records.len());
+        let (instance, run, flow, version) = (&self.config.instance, header.run, &header.flow, header.version.0);
+        tracing::debug!(instance, %run, flow, event, version, records, "decided");
+    }
+
+    /// One line for each run that ends, with why it failed.
+    fn log_end(&self, header: &Header, at: Millis) {
+        let (instance, run, flow) = (&self.config.instance, header.run, &header.flow);
+        // Of a run that was continued: since the first of the chain began.
+        let ms = (at - header.events_since).max(0);
+        match &header.outcome {
+            Some(RunOutcome::Failed(error)) => {
+                let reason = short(&format!("{}: {}", error.kind, error.message));
+                tracing::warn!(instance, %run, flow, ms, reason, "run failed");
+            }
+            Some(RunOutcome::Cancelled(_)) => {
+                let reason = short(header.cancel_reason.as_deref().unwrap_or_default());
+                tracing::info!(instance, %run, flow, ms, reason, "run cancelled");
+            }
+            Some(RunOutcome::Completed(_)) | None => {
+                tracing::info!(instance, %run, flow, ms, "run completed");
+            }
+        }
+    }
+
+    /// How long a run waited for its first task to be claimed, since its start or since its delay was over.
+    fn measure_first_claim(&self, claimed: &Claimed) {
+        if claimed.task.fence != FIRST_FENCE {
+            return;
+        }
+        let begun = self.hot.get(claimed.run).map(|hot| hot.run.header.events_since);
+        // The id of a run that was started from outside has the moment of its start.
+        let started_at = begun.or_else(|| {
+            let (seconds, nanos) = claimed.run.0.get_timestamp()?.to_unix();
+            Millis::try_from(seconds.saturating_mul(1_000) + u64::from(nanos / 1_000_000)).ok()
+        });
+        if let Some(started_at) = started_at {
+            let seconds = (claimed.held.since - started_at).max(0) as f64 / 1_000.0;
+            metrics::histogram!("eddyline_start_to_claim_seconds").record(seconds);
+        }
     }
 
     fn refused(&mut self, prepared: Prepared, refused: Refused) {
@@ -318,6 +400,7 @@ impl Committer {
                 self.dispatcher.hint(parked.request.ns.clone(), queue.clone());
             }
         }
+        claims.tasks.iter().for_each(|claimed| self.measure_first_claim(claimed));
         let handed = claims.tasks.into_iter().map(|claimed| Handed::new(self.hot.get(claimed.run), claimed)).collect();
         if let Err(Ok(undelivered)) = parked.reply.send(Ok(handed)) {
             for handed in undelivered {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use eddyline_machine::{Answer, Data, Env, Halt, Input, Message, Millis, Op, Transition, ValueRef, decide};
 use eddyline_store::NewEvent;
@@ -85,9 +86,12 @@ impl Question {
         if !apart && hot.flow.checks_emits() && self.inputs.iter().any(emits) {
             return Err(Obstacle::Heavy);
         }
+        let since = Instant::now();
         // Nothing that is changed on the way outlives a panic: the run is only read, and the question is dropped.
-        catch_unwind(AssertUnwindSafe(|| self.decide(hot, now, apart, config)))
-            .unwrap_or_else(|panic| Err(Obstacle::Bug(format!("the decision panicked: {}", said(&*panic)))))
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide(hot, now, apart, config)))
+            .unwrap_or_else(|panic| Err(Obstacle::Bug(format!("the decision panicked: {}", said(&*panic)))));
+        metrics::histogram!("eddyline_decision_seconds").record(since.elapsed().as_secs_f64());
+        decided
     }
 
     fn decide(mut self, hot: &Hot, now: Millis, apart: bool, config: &Config) -> Result<Attempt, Obstacle> {
@@ -105,7 +109,8 @@ impl Question {
             })?;
             match self.outcomes(&transition, &refused, now) {
                 Ok(outcomes) => {
-                    let (mut messages, events) = carry::outgoing(&hot.run, &transition).map_err(Obstacle::Values)?;
+                    let outgoing = carry::outgoing(&hot.run, &transition, config.max_payload_bytes);
+                    let (mut messages, events) = outgoing.map_err(Obstacle::Values)?;
                     messages.extend(look_backs(&transition));
                     return Ok(Attempt { transition, outcomes, messages, events });
                 }

@@ -224,6 +224,14 @@ impl Store for Hooked {
         self.inner.feed(ns, feed, page).await
     }
 
+    async fn going(&self) -> Result<Vec<GoingRuns>> {
+        self.inner.going().await
+    }
+
+    async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>> {
+        self.inner.event(ns, id).await
+    }
+
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
         self.inner.queues(ns).await
     }

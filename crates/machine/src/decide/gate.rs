@@ -120,6 +120,7 @@ impl Decider<'_> {
                 if let (Some(event), OpenedBy::Event { position }) = (event.clone(), by) {
                     let last = self.cursor(&event).unwrap_or(0).max(*position);
                     self.cursors.insert(event, last);
+                    self.events_taken.push(*position);
                 }
                 let payload = self.keep(payload.clone());
                 self.pass_gate(id, payload, by.recorded())?;

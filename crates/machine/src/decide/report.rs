@@ -5,11 +5,16 @@ use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, Reason};
 use crate::run::{Activations, Emitted, End, Phase, Place, REMEMBERED_GAPS, State};
 use crate::transition::{Answer, Claim, Log, Op, Publish, Report, Said, TaskRef};
+use crate::wire::MAX_LOG_BYTES;
 use eddyline_language::data::Data;
+use serde_json::Value;
 
 /// How long a `defer` closes its limit at most: it keeps back the tasks of others too. The task itself waits as long as it
 /// asks for.
 pub const MAX_SLOW_MS: Millis = 3_600_000;
+
+/// How many bytes JSON makes of one at most: a control character is written as `\u0001`.
+const LONGEST_ESCAPE: usize = 6;
 
 impl Decider<'_> {
     pub(super) fn report(&mut self, report: &Report) -> Done<Answer> {
@@ -164,10 +169,22 @@ impl Decider<'_> {
 
     fn log(&mut self, id: ActId, log: &Log) -> Done {
         let meta = log.meta.clone().map(|meta| self.keep(meta));
+        let (msg, long) = self.message(&log.msg);
         let step_key = self.name_of(id);
         let queue = self.queue_of(id)?;
-        self.record_attempt(id, queue, Entry::Log { step_key, level: log.level.clone(), msg: log.msg.clone(), meta });
+        self.record_attempt(id, queue, Entry::Log { step_key, level: log.level.clone(), msg, long, meta });
         Ok(())
+    }
+
+    /// A log message as it is kept: in its record, or as a value if it does not fit in there.
+    fn message(&mut self, msg: &str) -> (String, Option<Data>) {
+        if msg.len() > MAX_LOG_BYTES / LONGEST_ESCAPE {
+            let data = Data::from(Value::from(msg));
+            if data.own_bytes(MAX_LOG_BYTES) > MAX_LOG_BYTES {
+                return (String::new(), Some(self.keep(data)));
+            }
+        }
+        (msg.to_owned(), None)
     }
 
     /// Why a report with that fence is not about the task as it is now.

@@ -66,7 +66,7 @@ impl Transport for InProcess {
             heard: VecDeque::new(),
             draining: false,
         };
-        let heartbeat_ms = (lease_ms / 3).min(LONGEST_BEAT_MS);
+        let heartbeat_ms = u64::try_from(self.engine.config().heartbeat_ms()).unwrap_or(1).min(LONGEST_BEAT_MS);
         Ok((Box::new(link), WorkerRegistered { worker_id: name, lease_ms, heartbeat_ms }))
     }
 

@@ -8,7 +8,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
-use eddyline_engine::{Engine, MAX_PAYLOAD_BYTES};
+use eddyline_engine::Engine;
 use eddyline_machine::{Millis, RunId};
 use eddyline_protocol::{Page, Scope, Span};
 use eddyline_store::Namespace;
@@ -191,7 +191,8 @@ impl Call {
 
     /// The body where it is a payload and nothing else, charged to a namespace.
     pub async fn payload_bytes(&mut self, ns: &Namespace) -> Result<Bytes, Failure> {
-        self.bytes_within(self.api.about().settings.max_body.min(MAX_PAYLOAD_BYTES), ns).await
+        let most = self.api.about().settings.max_body.min(self.engine().config().max_payload_bytes);
+        self.bytes_within(most, ns).await
     }
 
     /// What the body came to is on its way: from now on it does not count, however long the request waits.

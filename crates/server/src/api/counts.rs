@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
+use eddyline_engine::LOOPS;
 use eddyline_protocol::{Code, Scope};
 use eddyline_store::Namespace;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -14,7 +15,8 @@ use tokio::sync::watch;
 
 use super::call::{Answer, Call};
 use super::failure::Failure;
-use super::stopped;
+use super::routes::routes;
+use super::{gauges, stopped};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -31,6 +33,11 @@ enum Kind {
     Counter,
     Gauge,
     Histogram,
+}
+
+/// What a gauge that is written by hand means.
+pub(super) fn meaning(name: &str) -> &'static str {
+    ALL.iter().find(|(_, known, _)| *known == name).map_or("", |(_, _, meaning)| meaning)
 }
 
 /// Everything that is counted, and what it means.
@@ -62,6 +69,17 @@ const ALL: &[(Kind, &str, &str)] = &[
     (Kind::Gauge, "eddyline_heavy_decisions_waiting", "Runs that wait for such a thread."),
     (Kind::Counter, "eddyline_records_folded_total", "Records read to show steps, projections and their counts."),
     (Kind::Gauge, "eddyline_cached_runs_bytes", "What the cached runs take, about."),
+    (Kind::Gauge, "eddyline_queue_tasks", "Tasks, by namespace, queue and state: `ready` for a worker, or `claimed`."),
+    (
+        Kind::Gauge,
+        "eddyline_queue_oldest_seconds",
+        "How long the task has waited that has waited longest, by namespace and queue.",
+    ),
+    (Kind::Gauge, "eddyline_workers", "Workers, by namespace and status."),
+    (Kind::Gauge, "eddyline_runs", "Runs that have not ended, by namespace, flow and status."),
+    (Kind::Histogram, "eddyline_start_to_claim_seconds", "From the start of a run until its first task is claimed."),
+    (Kind::Histogram, "eddyline_claim_to_report_seconds", "From handing over a task until its last report is applied."),
+    (Kind::Histogram, "eddyline_decision_seconds", "One decision on a run, without reads and writes."),
     (Kind::Histogram, "eddyline_batch_size", "Runs in a commit; 0 where it only claims."),
     (Kind::Histogram, "eddyline_commit_seconds", "From handing a commit to the store until it is durable."),
     (
@@ -82,14 +100,38 @@ const ALL: &[(Kind, &str, &str)] = &[
     (Kind::Gauge, "eddyline_sockets", "Workers that are connected by WebSocket."),
 ];
 
-/// Whoever watches these wants to see that nothing has happened yet.
-const FROM_THE_START: [&str; 4] = [
-    "eddyline_conflicts_total",
-    "eddyline_duplicates_prevented_total",
-    "eddyline_reconciled_total",
-    "eddyline_bugs_total",
-];
 const ENDS: [&str; 3] = ["completed", "failed", "cancelled"];
+const OUTCOMES: [&str; 5] = ["applied", "stale", "closed", "invalid", "not_tried"];
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The series of a counter that are there from the start: whoever watches them wants to see that nothing has happened yet.
+/// Those of other namespaces, and of other statuses of requests, come with the first that is counted.
+fn from_the_start(counter: &str) -> Vec<Labels> {
+    let namespace = ("namespace", Namespace::default().as_str().to_owned());
+    let one = |label: &'static str, of: &[&str]| -> Vec<Labels> {
+        of.iter().map(|value| vec![(label, (*value).to_owned())]).collect()
+    };
+    let in_default = |label, of: &[&str]| -> Vec<Labels> {
+        one(label, of).into_iter().map(|labels| [vec![namespace.clone()], labels].concat()).collect()
+    };
+    match counter {
+        "eddyline_runs_started_total" | "eddyline_tasks_claimed_total" | "eddyline_starts_refused_total" => {
+            vec![vec![namespace]]
+        }
+        "eddyline_runs_ended_total" => in_default("status", &ENDS),
+        "eddyline_reports_total" => in_default("outcome", &OUTCOMES),
+        "eddyline_loop_errors_total" | "eddyline_loop_panics_total" => one("loop", &LOOPS),
+        "eddyline_http_requests_total" => routes()
+            .iter()
+            .map(|route| {
+                let status = "200".to_owned();
+                vec![("method", route.method.to_string()), ("route", route.path.to_owned()), ("status", status)]
+            })
+            .collect(),
+        _ => vec![Vec::new()],
+    }
+}
 
 static METRICS: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
@@ -98,7 +140,7 @@ pub(crate) async fn show(call: Call) -> Answer {
     let Some(handle) = begin() else {
         return Err(Failure::new(Code::Unavailable, "this process counts elsewhere"));
     };
-    let all = handle.render();
+    let all = handle.render() + &gauges::text(&*call.engine().census().await?);
     // Where keys are off, whoever asks is an admin of `default` whatever namespace it names.
     let sees_all = !call.api.about().keys || (call.may(Scope::Admin) && *call.ns() == Namespace::default());
     let shown = if sees_all { all } else { of_namespace(&all, call.ns().as_str()) };
@@ -167,14 +209,10 @@ pub(crate) fn begin() -> Option<&'static PrometheusHandle> {
                 Kind::Histogram => metrics::describe_histogram!(*name, *meaning),
             }
         }
-        for name in FROM_THE_START {
-            metrics::counter!(name).increment(0);
-        }
-        let default = Namespace::default().as_str().to_owned();
-        metrics::counter!("eddyline_runs_started_total", "namespace" => default.clone()).increment(0);
-        for status in ENDS {
-            let labels = [("namespace", default.clone()), ("status", status.to_owned())];
-            metrics::counter!("eddyline_runs_ended_total", &labels).increment(0);
+        for (_, name, _) in ALL.iter().filter(|(kind, ..)| matches!(kind, Kind::Counter)) {
+            for labels in from_the_start(name) {
+                metrics::counter!(*name, &labels).increment(0);
+            }
         }
         Some(handle)
     };

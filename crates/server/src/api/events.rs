@@ -1,9 +1,10 @@
-//! Events are published to the namespace.
+//! Events are published to the namespace, and it is told what became of them.
 
-use eddyline_engine::PublishRequest;
+use eddyline_engine::{EventOutcome, PublishRequest, PublishedEvents};
 use eddyline_language::definition::wrong_name;
-use eddyline_protocol::{PublishEvent, Published};
-use serde_json::json;
+use eddyline_language::time::iso;
+use eddyline_protocol::{EventInfo, PublishEvent, Published};
+use serde_json::{Value, json};
 
 use super::body::{check_labels, many};
 use super::call::{Answer, Call, ok};
@@ -31,6 +32,23 @@ pub(crate) async fn publish(mut call: Call) -> Answer {
         payload: event.payload,
         id: event.id,
     });
-    let existing = call.engine().publish(call.ns(), requests.collect()).await?;
-    ok(&Published { published, existing })
+    let PublishedEvents { ids, existing } = call.engine().publish(call.ns(), requests.collect()).await?;
+    ok(&Published { published, existing, ids })
+}
+
+/// `GET /v1/events/{id}`
+pub(crate) async fn show(call: Call) -> Answer {
+    let id = call.param("id").to_owned();
+    let EventOutcome { name, key, published_at, delivered, gates_opened } = call.engine().event(call.ns(), &id).await?;
+    // A key is kept as JSON.
+    let key = key.map(|key| serde_json::from_str(&key).unwrap_or(Value::String(key)));
+    // Nothing starts runs by an event yet.
+    let runs_started = 0;
+    ok(&EventInfo { id, name, key, published_at: iso(published_at), delivered, gates_opened, runs_started })
+}
+
+/// `DELETE /v1/events/{id}`
+pub(crate) async fn delete(call: Call) -> Answer {
+    call.engine().delete_event(call.ns(), call.param("id")).await?;
+    ok(&json!({"deleted": true}))
 }

@@ -39,8 +39,26 @@ impl Caller {
         Caller { ns: Namespace::default(), name: "anybody".to_owned(), scopes: Vec::new(), pass: None }
     }
 
-    /// Comes back when the caller would not be let in any more: its key was revoked, has expired, or lacks the scope by now.
+    /// Comes back when the caller would not be let in any more: its key was revoked, has expired, or lacks the scope by now,
+    /// or its namespace was disabled.
     pub async fn shut_out(&self, api: &Api) -> Failure {
+        tokio::select! {
+            failure = self.key_lost(api) => failure,
+            failure = self.namespace_disabled(api) => failure,
+        }
+    }
+
+    async fn namespace_disabled(&self, api: &Api) -> Failure {
+        let mut watched = api.keyring().disabled();
+        // It errs only when the server is gone, and the caller with it.
+        let is_disabled = watched.wait_for(|disabled| disabled.contains(&self.ns)).await.is_ok();
+        if !is_disabled {
+            std::future::pending::<()>().await;
+        }
+        disabled(&self.ns)
+    }
+
+    async fn key_lost(&self, api: &Api) -> Failure {
         if let Some(Pass { key, access }) = &self.pass {
             let mut watched = api.keyring().watch(key);
             loop {
@@ -64,6 +82,10 @@ fn stranger(message: &str) -> Failure {
     Failure::new(Code::Unauthorized, message)
 }
 
+fn disabled(ns: &Namespace) -> Failure {
+    Failure::new(Code::Forbidden, format!("the namespace {ns} is disabled"))
+}
+
 /// The scope that a key would need besides those it has.
 fn missing(scopes: &[Scope], access: Access) -> Option<String> {
     let may = |scope: Scope| scopes.contains(&scope) || scopes.contains(&Scope::Admin);
@@ -81,6 +103,9 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
             Some(name) => namespace(name.to_str().unwrap_or(""))?,
             None => Namespace::default(),
         };
+        if api.keyring().is_disabled(&ns) {
+            return Err(disabled(&ns));
+        }
         return Ok(Caller { ns, name: "api".to_owned(), scopes: vec![Scope::Admin], pass: None });
     }
     if route.access == Access::Open {
@@ -102,6 +127,9 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
     if let Some(needed) = missing(&key.scopes, route.access) {
         let message = format!("this key's scopes do not reach so far: {needed} is needed");
         return Err(Failure::new(Code::Forbidden, message));
+    }
+    if api.keyring().is_disabled(&key.ns) {
+        return Err(disabled(&key.ns));
     }
     let (ns, name, scopes) = (key.ns.clone(), key.name.clone(), key.scopes.clone());
     Ok(Caller { ns, name, scopes, pass: Some(Pass { key, access: route.access }) })

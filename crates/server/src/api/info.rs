@@ -9,7 +9,6 @@ use eddyline_language::time::iso;
 use eddyline_protocol::{ServerInfo, VERSION};
 
 use super::call::{Answer, Call, ok};
-use super::workers::heartbeat_ms;
 
 /// The description of the API, checked against the table of routes by a test.
 const OPENAPI: &str = include_str!("../../openapi.json");
@@ -19,7 +18,7 @@ pub(crate) async fn info(call: Call) -> Answer {
     let (about, config) = (call.api.about(), call.engine().config());
     let now = call.engine().now().await?;
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
-    let lease_ms = u64::try_from(config.lease_ms).unwrap_or(0);
+    let [lease_ms, heartbeat_ms] = [config.lease_ms, config.heartbeat_ms()].map(|ms| u64::try_from(ms).unwrap_or(0));
     ok(&ServerInfo {
         name: "eddyline".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -29,7 +28,7 @@ pub(crate) async fn info(call: Call) -> Answer {
         namespace: call.ns().to_string(),
         keys: about.keys,
         lease_ms,
-        heartbeat_ms: heartbeat_ms(lease_ms),
+        heartbeat_ms,
         started_at: iso(about.started_at),
         now: iso(now),
         clock_ahead_ms: now - wall,

@@ -2,10 +2,11 @@
 //!
 //! A key is `eddy_<id>_<secret>`; the id finds its document, which has the SHA-256 of the whole. The secret has 256 bits.
 //! A socket or a long poll outlives the moment at which its key was checked, so it watches its key: one task looks at all
-//! watched keys twice a second, however many connections use them, and at once after a key was revoked here.
+//! watched keys twice a second, however many connections use them, and at once after a key was revoked here. The same task
+//! looks at which namespaces are disabled.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use eddyline_engine::{Engine, KeyRecord};
@@ -47,6 +48,21 @@ pub(crate) struct Keyring {
     watched: Mutex<HashMap<String, Watched>>,
     /// There is something to look at, now.
     look: Notify,
+    disabled: watch::Sender<Disabled>,
+}
+
+/// The namespaces that nobody is let into.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Disabled {
+    names: Arc<BTreeSet<Namespace>>,
+    /// [`Engine::keys_changed`] when they were read.
+    read_at: Option<u64>,
+}
+
+impl Disabled {
+    pub fn contains(&self, ns: &Namespace) -> bool {
+        self.names.contains(ns)
+    }
 }
 
 /// A key that somebody watches: as it is now, and nothing once it is not valid any more.
@@ -58,7 +74,32 @@ struct Watched {
 
 impl Keyring {
     pub fn new(engine: Engine) -> Keyring {
-        Keyring { engine, remembered: Mutex::default(), watched: Mutex::default(), look: Notify::new() }
+        let disabled = watch::Sender::new(Disabled::default());
+        Keyring { engine, remembered: Mutex::default(), watched: Mutex::default(), look: Notify::new(), disabled }
+    }
+
+    /// The namespaces that nobody is let into, as of at most a second ago.
+    pub fn disabled(&self) -> watch::Receiver<Disabled> {
+        self.disabled.subscribe()
+    }
+
+    pub fn is_disabled(&self, ns: &Namespace) -> bool {
+        self.disabled.borrow().contains(ns)
+    }
+
+    /// Reads which namespaces are disabled, unless nothing has changed since.
+    pub async fn look_at_disabled(&self) -> eddyline_engine::Result<()> {
+        let read_at = self.engine.keys_changed();
+        if read_at.is_some() && self.disabled.borrow().read_at == read_at {
+            return Ok(());
+        }
+        let names = Arc::new(self.engine.disabled_namespaces().await?);
+        self.disabled.send_if_modified(|disabled| {
+            let changed = disabled.names != names;
+            *disabled = Disabled { names, read_at };
+            changed
+        });
+        Ok(())
     }
 
     /// The key, if it is one that is good.
@@ -99,8 +140,8 @@ impl Keyring {
         watched.entry(key.id.clone()).or_insert_with(unread).key.subscribe()
     }
 
-    /// Looks at all keys that are watched; false if there are none.
-    async fn look_at_watched(&self) -> Result<bool, Failure> {
+    /// Looks at all keys that are watched.
+    async fn look_at_watched(&self) -> Result<(), Failure> {
         let changed = self.engine.keys_changed();
         let ids: Vec<(String, bool)> = {
             let mut watched = self.watched();
@@ -109,7 +150,7 @@ impl Keyring {
             watched.iter().map(|(id, watched)| (id.clone(), is_read(watched))).collect()
         };
         if ids.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         let now = self.engine.now().await?;
         for (id, is_read) in ids {
@@ -128,7 +169,7 @@ impl Keyring {
                 self.remembered.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     fn watched(&self) -> MutexGuard<'_, HashMap<String, Watched>> {
@@ -168,19 +209,15 @@ impl Key {
     }
 }
 
-/// Looks after the keys that are watched until the server stops.
+/// Looks after the keys that are watched, and after disabled namespaces, until the server stops.
 pub(crate) async fn keep_watch(api: Api, mut stopping: watch::Receiver<bool>) {
     let keyring = api.keyring();
     let looking = async {
-        let mut any = false;
         loop {
-            if any {
-                let _ = tokio::time::timeout(LOOK_EVERY, keyring.look.notified()).await;
-            } else {
-                keyring.look.notified().await;
-            }
+            let _ = tokio::time::timeout(LOOK_EVERY, keyring.look.notified()).await;
             // While the store cannot be read nothing can be done with a key either; it is looked at again.
-            any = keyring.look_at_watched().await.unwrap_or(true);
+            let _ = keyring.look_at_watched().await;
+            let _ = keyring.look_at_disabled().await;
         }
     };
     tokio::select! {

@@ -10,6 +10,7 @@ mod events;
 mod failure;
 pub(crate) mod flows;
 mod gates;
+mod gauges;
 mod guard;
 mod health;
 mod hooks;

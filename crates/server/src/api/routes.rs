@@ -88,6 +88,8 @@ static ROUTES: &[Route] = routes! {
 
     GET    "/v1/streams/{stream}"                            READ, streams::read;
     POST   "/v1/events"                                      SIGNAL, events::publish;
+    GET    "/v1/events/{id}"                                 READ_OR_SIGNAL, events::show;
+    DELETE "/v1/events/{id}"                                 SIGNAL, events::delete;
     GET    "/v1/gates"                                       READ_OR_SIGNAL, gates::list;
     POST   "/v1/gates/{gate}"                                SIGNAL, gates::open;
     DELETE "/v1/gates/{gate}"                                SIGNAL, gates::cancel;
@@ -115,4 +117,6 @@ static ROUTES: &[Route] = routes! {
     DELETE "/v1/keys/{id}"                                   ADMIN, keys::revoke;
     GET    "/v1/namespaces"                                  ADMIN, namespaces::list;
     POST   "/v1/namespaces"                                  ADMIN, namespaces::create;
+    GET    "/v1/namespaces/{name}"                           ADMIN, namespaces::show;
+    PATCH  "/v1/namespaces/{name}"                           ADMIN, namespaces::change;
 };

@@ -7,11 +7,11 @@ use eddyline_engine::Standing;
 use eddyline_machine::Status;
 use eddyline_machine::run::Parent;
 use eddyline_machine::{ActId, RunId};
-use eddyline_protocol::{ParentInfo, RunResult};
+use eddyline_protocol::{ParentInfo, Remains, RunDeleted, RunResult};
 use eddyline_store::{Page, RunFilter, Summary};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::call::{Answer, Call, answer};
+use super::call::{Answer, Call, answer, ok};
 use super::failure::Failure;
 use super::words;
 
@@ -72,8 +72,17 @@ pub(crate) async fn quarantined(call: Call) -> Answer {
 
 /// `DELETE /v1/runs/{id}`
 pub(crate) async fn delete(call: Call) -> Answer {
-    call.engine().delete(call.ns(), call.run()?).await?;
-    answer(StatusCode::OK, &json!({"deleted": true}))
+    let run = call.run()?;
+    let remains = call.engine().delete(call.ns(), run).await?;
+    ok(&RunDeleted {
+        deleted: true,
+        run_id: run.to_string(),
+        stays: Remains {
+            events: u64::from(remains.events),
+            children: remains.children,
+            referred_to_by: remains.referring.iter().map(RunId::to_string).collect(),
+        },
+    })
 }
 
 /// `GET /v1/runs/{id}/result`

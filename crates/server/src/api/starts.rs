@@ -1,7 +1,7 @@
 //! Runs are started, one by one or many at once.
 
 use axum::http::StatusCode;
-use eddyline_engine::{MAX_PAYLOAD_BYTES, MAX_STARTS, StartRequest, Started};
+use eddyline_engine::{MAX_STARTS, StartRequest, Started};
 use eddyline_language::definition::parse_named;
 use eddyline_machine::{Body, Millis, Retry};
 use eddyline_protocol::{BatchItem, BatchStarted, Code, Deadline, RunStarted, StartRun};
@@ -24,7 +24,7 @@ pub(crate) async fn start(mut call: Call) -> Answer {
     let wanted = request(&call, name, asked).await?;
     let started = call.engine().start_run(call.ns(), wanted).await?;
     let status = if started.existing { StatusCode::OK } else { StatusCode::CREATED };
-    answer(status, &said(started))
+    answer(status, &said(started, call.engine().config().max_payload_bytes))
 }
 
 /// `POST /v1/runs/batch`
@@ -53,9 +53,10 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
             Err(failure) => Some(BatchItem::Refused { error: failure.brief().0 }),
         });
     }
+    let limit = call.engine().config().max_payload_bytes;
     for (at, started) in places.into_iter().zip(call.engine().start_batch(call.ns(), requests).await?) {
         items[at] = Some(match started {
-            Ok(started) => BatchItem::Started(said(started)),
+            Ok(started) => BatchItem::Started(said(started, limit)),
             Err(error) => BatchItem::Refused { error: Failure::from(error).brief().0 },
         });
     }
@@ -71,11 +72,10 @@ async fn item(call: &Call, written: Result<Value, Failure>) -> Result<StartReque
     }
 }
 
-fn said(started: Started) -> RunStarted {
+fn said(started: Started, limit: usize) -> RunStarted {
     let warning = |bytes| {
         format!(
-            "the input has {bytes} bytes, and the limit is {MAX_PAYLOAD_BYTES}: keep large data elsewhere, and send where \
-             it is"
+            "the input has {bytes} bytes, and the limit is {limit}: keep large data elsewhere, and send where it is"
         )
     };
     RunStarted {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};
+use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec};
 use eddyline_language::time::iso;
 use eddyline_machine::Millis;
 use eddyline_protocol::{
@@ -139,13 +139,9 @@ pub(super) fn says(asked: &Heartbeat) -> WorkerSays {
 }
 
 pub(super) fn welcome(engine: &Engine, worker_id: String) -> WorkerRegistered {
-    let lease_ms = u64::try_from(engine.config().lease_ms).unwrap_or(0);
-    WorkerRegistered { worker_id, lease_ms, heartbeat_ms: heartbeat_ms(lease_ms) }
-}
-
-/// Two heartbeats may be lost before a lease is.
-pub(super) fn heartbeat_ms(lease_ms: u64) -> u64 {
-    (lease_ms / 3).max(1)
+    let config = engine.config();
+    let [lease_ms, heartbeat_ms] = [config.lease_ms, config.heartbeat_ms()].map(|ms| u64::try_from(ms).unwrap_or(0));
+    WorkerRegistered { worker_id, lease_ms, heartbeat_ms }
 }
 
 fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Result<WorkerSpec, Failure> {
@@ -168,11 +164,7 @@ fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Resul
 }
 
 fn show(engine: &Engine, record: WorkerRecord, now: Millis) -> WorkerInfo {
-    let status = match engine.worker_status(&record, now) {
-        WorkerStatus::Online => "online",
-        WorkerStatus::Draining => "draining",
-        WorkerStatus::Offline => "offline",
-    };
+    let status = engine.worker_status(&record, now).as_str();
     let spec = &record.spec;
     let plain = spec.offer.flows.values().all(Option::is_none);
     WorkerInfo {

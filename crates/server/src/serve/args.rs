@@ -94,6 +94,30 @@ pub struct ServeArgs {
     /// Tasks of a namespace that wait for workers before starts get 429 [default: 1000000]
     #[arg(long, env = "EDDY_BACKLOG", value_name = "N")]
     pub backlog: Option<usize>,
+    /// How long timelines, steps and values are kept after the end of their run [default: 7d]
+    #[arg(long, env = "EDDY_RETENTION_TIMELINES", value_name = "DURATION", value_parser = Span::from_text)]
+    #[serde(alias = "retention_timelines")]
+    pub retention_timelines: Option<Span>,
+    /// How long the headers of runs are kept after their end, and with them their place in lists [default: 30d]
+    #[arg(long, env = "EDDY_RETENTION_RUNS", value_name = "DURATION", value_parser = Span::from_text)]
+    #[serde(alias = "retention_runs")]
+    pub retention_runs: Option<Span>,
+    /// How long events are kept; longer where a flow looks back further [default: 7d]
+    #[arg(long, env = "EDDY_RETENTION_EVENTS", value_name = "DURATION", value_parser = Span::from_text)]
+    #[serde(alias = "retention_events")]
+    pub retention_events: Option<Span>,
+    /// The largest payload, as JSON: 1KiB to 8MiB [default: 2MiB]
+    #[arg(long, env = "EDDY_MAX_PAYLOAD", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "max_payload")]
+    pub max_payload: Option<Size>,
+    /// From this size on a payload gets a warning [default: half of --max-payload]
+    #[arg(long, env = "EDDY_WARN_PAYLOAD", value_name = "SIZE", value_parser = Size::from_text)]
+    #[serde(alias = "warn_payload")]
+    pub warn_payload: Option<Size>,
+    /// How long a silent worker counts as online [default: three leases]
+    #[arg(long, env = "EDDY_OFFLINE_AFTER", value_name = "DURATION", value_parser = Span::from_text)]
+    #[serde(alias = "offline_after")]
+    pub offline_after: Option<Span>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Deserialize)]
@@ -129,6 +153,12 @@ impl ServeArgs {
             max_long_polls: self.max_long_polls.or(file.max_long_polls),
             header_timeout: self.header_timeout.or(file.header_timeout),
             backlog: self.backlog.or(file.backlog),
+            retention_timelines: self.retention_timelines.or(file.retention_timelines),
+            retention_runs: self.retention_runs.or(file.retention_runs),
+            retention_events: self.retention_events.or(file.retention_events),
+            max_payload: self.max_payload.or(file.max_payload),
+            warn_payload: self.warn_payload.or(file.warn_payload),
+            offline_after: self.offline_after.or(file.offline_after),
         }
     }
 }

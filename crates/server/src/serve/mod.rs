@@ -81,6 +81,10 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         lease_ms: i64::try_from(settings.lease.as_millis()).unwrap_or(i64::MAX),
         backlog: settings.backlog.unwrap_or(usual.backlog),
         cache_bytes: settings.cache_memory.unwrap_or(usual.cache_bytes),
+        retention: settings.retention,
+        offline_after_ms: settings.offline_after.map(|after| i64::try_from(after.as_millis()).unwrap_or(i64::MAX)),
+        max_payload_bytes: settings.max_payload,
+        large_payload_bytes: settings.warn_payload,
         on_hang: Some(Arc::new(|hang| {
             eprintln!("eddyline: the process ends with exit code {HUNG}: {hang}");
             std::process::exit(HUNG);
@@ -108,6 +112,10 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     if keys && let Err(error) = first_key::ensure(&api).await {
         api.engine().shutdown().await;
         return Err(error);
+    }
+    if let Err(error) = api.keyring().look_at_disabled().await {
+        api.engine().shutdown().await;
+        return Err(StartError::FirstLook(error));
     }
     let spawn = |name, run| loops::spawn(name, api.engine(), &stopping, run);
     spawn("metrics", counts::keep(stopping.clone()).boxed());

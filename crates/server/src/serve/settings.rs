@@ -4,7 +4,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use eddyline_engine::EngineError;
+use eddyline_engine::{EngineError, MAX_PAYLOAD_BYTES, PAYLOAD_BYTES_RANGE, Retention};
+use eddyline_protocol::Span;
 use eddyline_store::StoreError;
 
 use super::args::{KeysMode, ServeArgs};
@@ -73,6 +74,10 @@ pub(crate) struct Settings {
     pub max_long_polls: usize,
     pub header_timeout: Duration,
     pub backlog: Option<usize>,
+    pub retention: Retention,
+    pub max_payload: usize,
+    pub warn_payload: Option<usize>,
+    pub offline_after: Option<Duration>,
 }
 
 #[derive(Debug, Clone)]
@@ -88,6 +93,16 @@ impl Settings {
         if lease < SHORTEST_LEASE {
             return Err(StartError::Usage(format!("a lease of {lease:?} is too short: at least {SHORTEST_LEASE:?}")));
         }
+        let offline_after = args.offline_after.map(Duration::from);
+        if let Some(short) = offline_after.filter(|after| *after < SHORTEST_LEASE) {
+            let message = format!("--offline-after of {short:?} is too short: at least {SHORTEST_LEASE:?}");
+            return Err(StartError::Usage(message));
+        }
+        let max_payload = args.max_payload.map_or(MAX_PAYLOAD_BYTES, |size| size.bytes);
+        if !PAYLOAD_BYTES_RANGE.contains(&max_payload) {
+            return Err(StartError::Usage(format!("--max-payload of {max_payload} bytes: expected 1KiB to 8MiB")));
+        }
+        let retention = retention(&args)?;
         let tls = match (args.tls_cert, args.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
             (None, None) => None,
@@ -119,6 +134,10 @@ impl Settings {
             max_long_polls: args.max_long_polls.unwrap_or(DEFAULT_LONG_POLLS),
             header_timeout: args.header_timeout.map_or(DEFAULT_HEADER_TIMEOUT, Duration::from),
             backlog: args.backlog,
+            retention,
+            max_payload,
+            warn_payload: args.warn_payload.map(|size| size.bytes),
+            offline_after,
         })
     }
 
@@ -147,6 +166,21 @@ impl Settings {
             )));
         }
         Ok(())
+    }
+}
+
+fn retention(args: &ServeArgs) -> Result<Retention, StartError> {
+    let usual = Retention::default();
+    let ms = |said: Option<Span>, usual| said.map_or(usual, |span| i64::try_from(span.ms).unwrap_or(i64::MAX));
+    let retention = Retention {
+        timelines_ms: ms(args.retention_timelines, usual.timelines_ms),
+        runs_ms: ms(args.retention_runs, usual.runs_ms),
+        events_ms: ms(args.retention_events, usual.events_ms),
+        ..usual
+    };
+    match retention.problem() {
+        Some(problem) => Err(StartError::Usage(format!("--retention-timelines, --retention-runs: {problem}"))),
+        None => Ok(retention),
     }
 }
 
@@ -185,6 +219,7 @@ async fn read_config(path: &std::path::Path) -> Result<ServeArgs, StartError> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::size::Size;
     use super::*;
 
     #[tokio::test]
@@ -210,6 +245,28 @@ mod tests {
         std::fs::write(&path, "leas = \"7s\"\n").unwrap();
         let error = Settings::resolve(&args).await.unwrap_err().to_string();
         assert!(error.contains("leas"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn how_long_things_are_kept_is_said_by_flags_and_by_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("eddyline.toml");
+        let file = "retention-timelines = \"2d\"\nretention-runs = \"3d\"\nretention-events = 5000\n\
+                    max-payload = \"1MiB\"\noffline-after = \"9s\"\n";
+        std::fs::write(&path, file).unwrap();
+        let span = |text: &str| Some(text.parse().unwrap());
+        let args = ServeArgs { config: Some(path), retention_timelines: span("1d"), ..ServeArgs::default() };
+        let settings = Settings::resolve(&args).await.unwrap();
+        let Retention { timelines_ms, runs_ms, events_ms, .. } = settings.retention;
+        assert_eq!((timelines_ms, runs_ms, events_ms), (86_400_000, 3 * 86_400_000, 5_000));
+        assert_eq!((settings.max_payload, settings.offline_after), (1 << 20, Some(Duration::from_secs(9))));
+        let error = async |args: ServeArgs| Settings::resolve(&args).await.unwrap_err().to_string();
+        let longer = error(ServeArgs { retention_timelines: span("4d"), ..args }).await;
+        assert!(longer.contains("timelines would be kept for 4d and their runs for 3d"), "{longer}");
+        let short = error(ServeArgs { retention_events: span("1ms"), ..ServeArgs::default() }).await;
+        assert!(short.contains("events cannot be kept for 1ms"), "{short}");
+        let large = error(ServeArgs { max_payload: Some(Size { bytes: 9 << 20 }), ..ServeArgs::default() }).await;
+        assert!(large.contains("1KiB to 8MiB"), "{large}");
     }
 
     #[test]

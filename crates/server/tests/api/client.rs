@@ -124,6 +124,10 @@ impl Client {
         self.send(Method::PUT, path, Some("application/json"), body.to_string().into()).await
     }
 
+    pub async fn patch(&self, path: &str, body: Value) -> Reply {
+        self.send(Method::PATCH, path, Some("application/json"), body.to_string().into()).await
+    }
+
     /// Registers a definition that has no problems.
     pub async fn flow(&self, name: &str, text: &str) {
         let path = format!("/v1/flows/{name}");

@@ -204,3 +204,37 @@ async fn a_gate_is_opened_by_its_id_before_its_run_gets_there_too() {
     assert_eq!(rig.post(path, json!(1)).await.code(), (409, "conflict"), "after the end of its run too");
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn it_is_told_what_became_of_an_event_and_it_can_be_deleted() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {await: {event: paid, key: input}}}").await;
+    let run = rig.run("f", json!({"order": 7})).await;
+    let published =
+        rig.post("/v1/events", json!([{"name": "paid", "key": {"order": 7}, "id": "p/7"}, {"name": "x"}])).await;
+    assert_eq!((&published.body["published"], &published.body["ids"][0]), (&json!(2), &json!("p/7")));
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["status"], "completed");
+    let shown = rig.get("/v1/events/p%2F7").await;
+    let at = shown.text("published_at");
+    let expected = json!({"id": "p/7", "name": "paid", "key": {"order": 7}, "published_at": at, "delivered": true,
+        "gates_opened": 1, "runs_started": 0});
+    assert_eq!(shown.body, expected);
+    let other = published.body["ids"][1].as_str().unwrap();
+    let shown = rig.get(&format!("/v1/events/{other}")).await;
+    assert_eq!(
+        (&shown.body["name"], &shown.body["key"], &shown.body["gates_opened"]),
+        (&json!("x"), &json!(null), &json!(0))
+    );
+
+    let elsewhere = rig.header("eddyline-namespace", "other");
+    assert_eq!(elsewhere.get("/v1/events/p%2F7").await.code(), (404, "not_found"));
+    assert_eq!(elsewhere.delete("/v1/events/p%2F7").await.code(), (404, "not_found"));
+    assert_eq!(rig.delete("/v1/events/p%2F7").await.body, json!({"deleted": true}));
+    assert_eq!(rig.get("/v1/events/p%2F7").await.code(), (404, "not_found"));
+    assert_eq!(rig.delete("/v1/events/p%2F7").await.code(), (404, "not_found"));
+    let steps = rig.get(&format!("/v1/runs/{run}/steps")).await;
+    assert_eq!(steps.items()[0]["status"], "completed", "the gate that got it keeps it");
+    let again = rig.post("/v1/events", json!({"name": "paid", "id": "p/7"})).await;
+    assert_eq!(again.body.get("existing"), None, "its id is free again");
+    rig.server.stop().await;
+}

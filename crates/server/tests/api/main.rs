@@ -13,6 +13,7 @@ mod given_back;
 mod keys;
 mod lists;
 mod manage;
+mod namespaces;
 mod openapi;
 mod revoked;
 mod runs;

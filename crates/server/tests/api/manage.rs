@@ -191,3 +191,53 @@ async fn a_tenant_sees_what_is_counted_of_its_own_namespace_alone() {
     }
     rig.server.stop().await;
 }
+
+/// The value of the one series that begins so.
+fn series(metrics: &str, begins: &str) -> f64 {
+    let line = metrics.lines().find(|line| line.starts_with(begins)).unwrap_or_else(|| panic!("no {begins}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[tokio::test]
+async fn metrics_show_what_goes_on_and_every_counter_from_the_start() {
+    let rig = Rig::start().await;
+    let shop = rig.header("eddyline-namespace", "gauges");
+    shop.flow("f", "steps: {a: {run: a, queue: slow}}").await;
+    for n in 0..3 {
+        shop.run("f", json!(n)).await;
+    }
+    shop.post("/v1/workers", json!({"queues": ["slow"]})).await;
+    let claim = json!({"worker_id": "w", "queues": ["slow"], "max": 1, "wait_ms": 20_000});
+    let task = shop.post("/v1/tasks/claim", claim).await.body["tasks"][0].clone();
+    let metrics = rig.get("/metrics").await.body.as_str().unwrap().to_owned();
+    for (begins, value) in [
+        ("eddyline_queue_tasks{namespace=\"gauges\",queue=\"slow\",state=\"ready\"}", 2.0),
+        ("eddyline_queue_tasks{namespace=\"gauges\",queue=\"slow\",state=\"claimed\"}", 1.0),
+        ("eddyline_workers{namespace=\"gauges\",status=\"online\"}", 1.0),
+        ("eddyline_workers{namespace=\"default\",status=\"offline\"}", 0.0),
+        ("eddyline_runs{namespace=\"gauges\",flow=\"f\",status=\"running\"}", 3.0),
+    ] {
+        assert_eq!(series(&metrics, begins), value, "{begins}");
+    }
+    assert!(series(&metrics, "eddyline_queue_oldest_seconds{namespace=\"gauges\",queue=\"slow\"}") < 30.0);
+    assert!(series(&metrics, "eddyline_start_to_claim_seconds_count") >= 1.0);
+    assert!(series(&metrics, "eddyline_decision_seconds_count") >= 3.0);
+    let docs = include_str!("../../../../docs/http.md");
+    let counters = docs.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | counter |"));
+    let counters: Vec<&str> = counters.map(|(name, _)| name).collect();
+    assert!(counters.len() > 15, "{counters:?}");
+    for counter in counters {
+        series(&metrics, counter);
+    }
+    series(&metrics, "eddyline_reports_total{namespace=\"default\",outcome=\"not_tried\"}");
+    series(&metrics, "eddyline_loop_panics_total{loop=\"retention\"}");
+
+    let reports = |metrics: &str| series(metrics, "eddyline_claim_to_report_seconds_count");
+    let said = shop.report(&task, json!({"op": "complete"})).await;
+    assert_eq!(said["outcome"], "applied", "{said}");
+    let after = rig.get("/metrics").await.body.as_str().unwrap().to_owned();
+    assert!(reports(&after) >= 1.0);
+    let ready = "eddyline_queue_tasks{namespace=\"gauges\",queue=\"slow\",state=\"claimed\"}";
+    assert_eq!(series(&after, ready), 1.0, "it is not counted anew with every scrape");
+    rig.server.stop().await;
+}

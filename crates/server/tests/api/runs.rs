@@ -341,3 +341,35 @@ async fn a_run_that_was_continued_stands_where_the_last_of_its_chain_stands() {
     assert_eq!(ended.body["status"], "cancelled", "{}", ended.body);
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn deleting_a_run_says_what_stays_of_it() {
+    let rig = Rig::start().await;
+    rig.flow("leaf", "steps: {a: {set: 1}}").await;
+    rig.flow("middle", "steps: {a: {flow: leaf}}").await;
+    rig.flow("top", "steps: {w: {run: w}, a: {after: [w], flow: middle}}").await;
+    let top = rig.run("top", json!(1)).await;
+    let task = rig.claim("w").await;
+    for n in 0..2 {
+        assert_eq!(rig.report(&task, json!({"op": "publish", "name": "e", "payload": n})).await["outcome"], "applied");
+    }
+    assert_eq!(rig.report(&task, json!({"op": "complete"})).await["outcome"], "applied");
+    assert_eq!(rig.get(&format!("/v1/runs/{top}/result?wait=20s")).await.body["status"], "completed");
+    let again = rig.post(&format!("/v1/runs/{top}/rerun"), json!({"from": "a"})).await.text("run_id");
+    assert_eq!(rig.get(&format!("/v1/runs/{again}/result?wait=20s")).await.body["status"], "completed");
+    let of =
+        async |flow: &str| rig.get(&format!("/v1/runs?flow={flow}")).await.items().last().unwrap()["run_id"].clone();
+    let middle = of("middle").await.as_str().unwrap().to_owned();
+    let deleted = async |run: &str| {
+        let reply = rig.delete(&format!("/v1/runs/{run}")).await;
+        assert_eq!((reply.status, &reply.body["run_id"], &reply.body["deleted"]), (200, &json!(run), &json!(true)));
+        reply.body["stays"].clone()
+    };
+    let expected = json!({"events": 0, "children": 1, "referred_to_by": [top]});
+    assert_eq!(deleted(&middle).await, expected, "a run in the middle of a tree");
+    // The first tree has lost its middle, and the second is not below this run.
+    assert_eq!(deleted(&top).await, json!({"events": 2, "children": 1, "referred_to_by": [again]}));
+    assert_eq!(rig.get(&format!("/v1/events/{top}.1")).await.body["name"], "e", "what it published stays");
+    assert_eq!(deleted(&again).await, json!({"events": 0, "children": 2, "referred_to_by": []}));
+    rig.server.stop().await;
+}

@@ -103,3 +103,65 @@ async fn values_of_a_trimmed_run_are_gone() {
     assert_eq!(rig.header("eddyline-namespace", "other").get(&path).await.code(), (404, "not_found"));
     rig.server.stop().await;
 }
+
+/// Whatever puts 100 KB into a timeline: what is shown has a reference, and the reference leads to all of it.
+#[tokio::test]
+async fn payloads_and_log_lines_of_100_kilobytes_are_read_by_the_references_in_the_timeline() {
+    let rig = Rig::start().await;
+    rig.flow("child", "steps: {c: {set: \"${input}\"}}\noutput: \"${steps.c.output}\"").await;
+    let flow = "steps:
+  a: {run: a, emits: [e]}
+  gate: {await: {manual: true}}
+  hand: {run: never, queue: nobody}
+  set: {after: [gate], set: {all: \"${steps.gate.output}\"}}
+  child: {after: [set], flow: child, input: \"${steps.gate.output}\"}
+output: {copy: \"${steps.child.output}\", text: \"${steps.gate.output + steps.a.output}\"}";
+    rig.flow("f", flow).await;
+    let run = rig.run("f", json!(1)).await;
+    let text = |letter: &str| json!(letter.repeat(100_000));
+    let task = rig.claim("w").await;
+    let log = json!({"op": "log", "level": "info", "msg": text("l"), "meta": {"m": text("m")}});
+    assert_eq!(rig.report(&task, log).await["outcome"], "applied");
+    let emits = json!([{"event": "e", "payload": text("e")}]);
+    let logs = json!([{"level": "warn", "msg": text("\u{1}")}, {"level": "info", "msg": "short"}]);
+    let complete = json!({"op": "complete", "output": text("o"), "emits": emits, "logs": logs});
+    assert_eq!(rig.report(&task, complete).await["outcome"], "applied");
+    let gate = rig.get("/v1/gates").await.items()[0]["gate_id"].as_str().unwrap().to_owned();
+    assert_eq!(rig.post(&format!("/v1/gates/{gate}"), text("g")).await.status, 200);
+    let path = format!("/v1/runs/{run}/steps/hand/complete");
+    assert_eq!(rig.post(&path, json!({"output": text("h")})).await.status, 200);
+    let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!(result.body["status"], "completed", "{}", result.body["error"]);
+
+    let records = rig.get(&format!("/v1/streams/nq:flow:{run}?limit=1000")).await;
+    let shown = |kind: &str, step: &str, field: &str| {
+        let is_it = |record: &&Value| record["kind"] == kind && (step.is_empty() || record["data"]["stepKey"] == step);
+        records.items().iter().filter(is_it).map(|record| record["data"][field].clone()).collect::<Vec<_>>()
+    };
+    for (of, whole) in [
+        (&shown("runner.log", "a", "msg")[0], text("l")),
+        (&shown("runner.log", "a", "meta")[0], json!({"m": text("m")})),
+        (&shown("runner.log", "a", "msg")[1], text("\u{1}")),
+        (&shown("emit", "a", "payload")[0], text("e")),
+        (&shown("step.attempt.completed", "a", "result")[0], text("o")),
+        (&shown("step.completed", "gate", "result")[0], text("g")),
+        (&shown("step.completed", "hand", "result")[0], text("h")),
+        (&shown("step.completed", "child", "result")[0], text("g")),
+    ] {
+        assert!(of["bytes"].as_u64().is_some_and(|bytes| bytes > 100_000), "{}", short(of));
+        assert!(follow(&rig, of).await == whole, "{} leads elsewhere", short(of));
+    }
+    assert_eq!(shown("runner.log", "a", "msg")[2], "short");
+    let set = &shown("step.completed", "set", "result")[0];
+    assert!(follow(&rig, &set["all"]).await == text("g"), "{}", short(set));
+    let output = &shown("flow.completed", "", "output")[0];
+    assert!(follow(&rig, &output["copy"]).await == text("g"), "{}", short(output));
+    let joined = text("g").as_str().unwrap().to_owned() + text("o").as_str().unwrap();
+    assert!(follow(&rig, &output["text"]).await == json!(joined), "{}", short(output));
+    assert!(!records.body.to_string().contains("\"$value\":null"), "a payload is nowhere to be read");
+    rig.server.stop().await;
+}
+
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(200).collect()
+}

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use eddyline_machine::Millis;
+use eddyline_machine::{Input, Millis, OpenedBy};
 use serde_json::json;
 
 use super::drive::{Drive, event};
@@ -50,6 +50,37 @@ pub async fn a_reader_that_follows_one_key_gets_each_once(t: &mut Trial<'_>) {
         })
     })
     .await;
+}
+
+/// How many gates an event has opened is part of the commits that open them.
+pub async fn an_event_knows_how_many_gates_it_has_opened(t: &mut Trial<'_>) {
+    t.flow("{name: waits, steps: {one: {await: {event: ping}}, two: {await: {event: ping}}}}");
+    t.publish(event("e1", "ping", None, json!(1))).await;
+    t.publish(event("e2", "ping", None, json!(2))).await;
+    let state = async |id: &str| t.store.event(&t.ns, id).await.unwrap().expect("it is kept");
+    let (first, second) = (state("e1").await, state("e2").await);
+    assert_eq!((first.name.as_str(), &first.key, first.gates_opened), ("ping", &None, 0));
+    assert!(first.position < second.position && first.at <= second.at);
+    let run = t.start("waits", json!(null)).await;
+    let gates = t.beside(run).await.gates;
+    let open = |at: usize| Input::OpenGate {
+        activation: gates[at].id.activation,
+        by: OpenedBy::Event { position: first.position },
+        payload: json!(1).into(),
+    };
+    let both = t.prepare(run, &[open(0), open(1)]).await;
+    let late = t.prepare(run, &[open(0)]).await;
+    t.commit(both.clone()).await.unwrap();
+    assert!(t.commit(both).await.unwrap().before);
+    assert!(t.commit(late).await.is_err(), "the run has moved on");
+    assert_eq!((state("e1").await.gates_opened, state("e2").await.gates_opened), (2, 0));
+    t.reopen().await;
+    let reopened = t.store.event(&t.ns, "e1").await.unwrap();
+    assert_eq!(reopened, Some(EventState { gates_opened: 2, ..first }));
+    assert_eq!(t.store.event(&t.ns, "e3").await.unwrap(), None);
+    assert_eq!(t.store.event(&Namespace::new("other"), "e1").await.unwrap(), None);
+    trim_fully(t, &Trim::Events { ns: t.ns.clone(), before: t.now().await + 1 }).await;
+    assert_eq!(t.store.event(&t.ns, "e1").await.unwrap(), None);
 }
 
 pub async fn an_event_with_an_id_that_is_kept_changes_nothing(t: &mut Trial<'_>) {

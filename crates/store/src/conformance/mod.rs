@@ -326,6 +326,8 @@ suite! { ($)
         a_large_value_comes_back_as_it_was;
     runs:
         every_filter_finds_what_it_says
+        retries_are_found_by_the_run_that_they_retry
+        runs_that_go_on_are_counted_by_flow_and_status
         descendants_are_found_and_counted_by_their_root
         a_list_follows_the_status_of_its_runs
         pages_of_runs_go_from_the_newest_to_the_oldest
@@ -354,6 +356,7 @@ suite! { ($)
         a_feed_is_read_in_pages_and_by_name_and_key
         events_of_a_moment_or_later_are_a_feed
         the_runs_of_a_flow_are_a_feed
+        an_event_knows_how_many_gates_it_has_opened
         a_feed_goes_on_after_what_was_trimmed;
     trims:
         a_run_that_has_not_ended_is_left_alone
@@ -362,6 +365,7 @@ suite! { ($)
         places_are_not_given_twice
         a_trimmed_run_is_not_changed
         events_go_by_their_age
+        an_event_is_deleted_by_its_id
         traces_go_by_their_age;
     namespaces:
         nothing_of_a_namespace_is_seen_from_another

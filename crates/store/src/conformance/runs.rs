@@ -32,6 +32,7 @@ pub async fn every_filter_finds_what_it_says(t: &mut Trial<'_>) {
             tags: summary.header.tags.clone(),
             external_id: summary.header.external_id.clone(),
             root: summary.header.root,
+            retry_of: summary.header.retry_of,
             since: Some(summary.created_at),
             until: Some(summary.created_at + 1),
             ended_before: summary.ended_at.map(|at| at + 1),
@@ -41,6 +42,48 @@ pub async fn every_filter_finds_what_it_says(t: &mut Trial<'_>) {
         let found = t.store.runs(Some(&t.ns), &everything, Page::default()).await.unwrap();
         assert!(found.contains(summary), "a run matches itself");
     }
+}
+
+pub async fn runs_that_go_on_are_counted_by_flow_and_status(t: &mut Trial<'_>) {
+    fill(t).await;
+    let elsewhere = t.within("other");
+    elsewhere.flow(ONE);
+    elsewhere.start("one", json!(null)).await;
+    let mut expected = std::collections::BTreeMap::new();
+    for ns in [&t.ns, &elsewhere.ns] {
+        for summary in t.store.runs(Some(ns), &RunFilter::default(), Page::default()).await.unwrap() {
+            let status = summary.header.status();
+            if !status.is_end() {
+                *expected.entry((ns.clone(), summary.header.flow.clone(), status)).or_insert(0) += 1;
+            }
+        }
+    }
+    let counted = |((ns, flow, status), count)| GoingRuns { ns, flow, status, count };
+    let mut expected: Vec<GoingRuns> = expected.into_iter().map(counted).collect();
+    let mut found = t.store.going().await.unwrap();
+    found.retain(|going| [&t.ns, &elsewhere.ns].contains(&&going.ns));
+    (expected.sort(), found.sort());
+    assert!(expected.len() >= 4, "the case has runs of several statuses: {expected:?}");
+    assert_eq!(found, expected);
+}
+
+pub async fn retries_are_found_by_the_run_that_they_retry(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    let (first, other) = (t.start("one", json!(null)).await, t.start("one", json!(null)).await);
+    let mut again = Vec::new();
+    for of in [first, other, first] {
+        again.push(t.start_with("one", Start { retry_of: Some(of), ..Start::default() }).await);
+    }
+    let elsewhere = t.within("other");
+    elsewhere.flow(ONE);
+    elsewhere.start_with("one", Start { retry_of: Some(first), ..Start::default() }).await;
+    let filter = RunFilter { retry_of: Some(first), ..RunFilter::default() };
+    let found = async || -> Vec<RunId> {
+        let runs = t.store.runs(Some(&t.ns), &filter, Page::default()).await.unwrap();
+        runs.iter().map(|summary| summary.run).collect()
+    };
+    assert_eq!(found().await, [again[2], again[0]]);
+    assert_eq!(t.store.count_runs(&t.ns, &filter).await.unwrap(), 2);
 }
 
 pub async fn descendants_are_found_and_counted_by_their_root(t: &mut Trial<'_>) {
@@ -222,6 +265,7 @@ fn both(one: &RunFilter, other: &RunFilter) -> RunFilter {
         tags: one.tags.iter().chain(&other.tags).cloned().collect(),
         external_id: one.external_id.clone().or(other.external_id.clone()),
         root: one.root.or(other.root),
+        retry_of: one.retry_of.or(other.retry_of),
         since: one.since.or(other.since),
         until: one.until.or(other.until),
         ended_before: one.ended_before.or(other.ended_before),
@@ -257,6 +301,9 @@ fn matches(summary: &Summary, filter: &RunFilter) -> bool {
     }
     if filter.root.is_some() {
         yes &= header.root == filter.root;
+    }
+    if filter.retry_of.is_some() {
+        yes &= header.retry_of == filter.retry_of;
     }
     if let Some(since) = filter.since {
         yes &= summary.created_at >= since;

@@ -114,6 +114,26 @@ pub async fn events_go_by_their_age(t: &mut Trial<'_>) {
     assert_eq!(read(&t.ns).await, ["e2", "e3", "e0"], "an id is free again when its event is gone");
 }
 
+pub async fn an_event_is_deleted_by_its_id(t: &mut Trial<'_>) {
+    let elsewhere = t.within("other");
+    for n in 0..3 {
+        t.publish(event(&format!("e{n}"), "ping", None, json!(n))).await;
+        elsewhere.publish(event(&format!("e{n}"), "ping", None, json!(n))).await;
+    }
+    let last = t.store.event(&t.ns, "e2").await.unwrap().expect("it is kept");
+    for id in ["e0", "e2", "none"] {
+        trim_fully(t, &Trim::Event { ns: t.ns.clone(), id: id.to_owned() }).await;
+        assert_eq!(t.store.event(&t.ns, id).await.unwrap(), None);
+    }
+    let feed = Feed::Events { name: None, key: None, since: None };
+    let left = async |ns: &Namespace| t.store.feed(ns, &feed, Page::default()).await.unwrap().len();
+    assert_eq!((left(&t.ns).await, left(&elsewhere.ns).await), (1, 3));
+    t.reopen().await;
+    assert_eq!(t.publish_all(vec![event("e2", "ping", None, json!("again"))]).await, 0, "its id is free");
+    let again = t.store.event(&t.ns, "e2").await.unwrap().expect("it is kept");
+    assert!(again.position > last.position, "a reader that has seen {} would miss it", last.position);
+}
+
 /// A repeat is told apart for as long as somebody may repeat; rates are kept for as long as they hold anything back.
 pub async fn traces_go_by_their_age(t: &mut Trial<'_>) {
     t.put(kind::LIMIT, "api", json!({"rate": {"count": 1, "per_ms": 3_600_000, "burst": 1}})).await;

@@ -1,7 +1,7 @@
 //! Reading across runs.
 
 use eddyline_machine::record::GateReason;
-use eddyline_machine::{Data, Millis, RunId};
+use eddyline_machine::{Data, Millis, RunId, Status};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use uuid::Uuid;
@@ -93,6 +93,23 @@ pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) 
     Ok(count as u64)
 }
 
+/// By the index of runs that go on, so that those that have ended are not read.
+const GOING: &str = "SELECT ns, flow, status, count(*) FROM runs INDEXED BY runs_going WHERE ended_at IS NULL \
+                     GROUP BY ns, flow, status";
+
+pub(super) fn going(conn: &Connection) -> Outcome<Vec<GoingRuns>> {
+    let mut statement = conn.prepare_cached(GOING)?;
+    let mut rows = statement.query([])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (ns, status): (String, String) = (row.get(0)?, row.get(2)?);
+        let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else { continue };
+        let (flow, count) = (row.get(1)?, row.get::<_, i64>(3)? as u64);
+        found.push(GoingRuns { ns: Namespace::new(&ns), flow, status, count });
+    }
+    Ok(found)
+}
+
 fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     let mut wanted = Where::default();
     if let Some(ns) = ns {
@@ -115,6 +132,9 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     }
     if let Some(root) = filter.root {
         wanted.and("runs.root = ?", root.0.as_bytes().to_vec());
+    }
+    if let Some(run) = filter.retry_of {
+        wanted.and("runs.retry_of = ?", run.0.as_bytes().to_vec());
     }
     for tag in &filter.tags {
         wanted.and("runs.position IN (SELECT run FROM tags WHERE tag = ?)", tag.clone());
@@ -312,6 +332,23 @@ fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> 
     })
 }
 
+pub(super) fn event(conn: &Connection, ns: &Namespace, id: &str) -> Outcome<Option<EventState>> {
+    let Some(first) = first_event(conn, ns, None)? else { return Ok(None) };
+    let mut statement = conn.prepare_cached(
+        "SELECT position, at, name, key, gates_opened FROM events WHERE ns = ?1 AND id = ?2 AND +position >= ?3",
+    )?;
+    let found = statement.query_row(params![ns.as_str(), id, first], |row| {
+        Ok(EventState {
+            position: row.get::<_, i64>(0)? as u64,
+            at: row.get(1)?,
+            name: row.get(2)?,
+            key: row.get(3)?,
+            gates_opened: row.get::<_, i64>(4)? as u64,
+        })
+    });
+    Ok(found.optional()?)
+}
+
 const EVENTS: &str = "SELECT crc, body, position, at, id, name, key FROM events";
 
 /// Positions are integers to SQLite; one beyond them is beyond everything.
@@ -322,19 +359,17 @@ fn clamped(position: u64) -> i64 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use eddyline_machine::Status;
-
     use super::super::schema::migrate;
     use super::*;
 
     /// How the runs are found.
     #[track_caller]
-    fn check(filter: &RunFilter, after: Option<u64>, expected: &[&str]) {
+    fn check(ns: Option<&Namespace>, filter: &RunFilter, after: Option<u64>, expected: &[&str]) {
         let mut conn = Connection::open_in_memory().unwrap();
         migrate(&mut conn).unwrap();
         let page = Page { after, limit: 100 };
         let (sql, order) = runs_text(filter, page);
-        let mut wanted = matching(None, filter);
+        let mut wanted = matching(ns, filter);
         if let Some(before) = after {
             wanted.and("runs.position < ?", clamped(before));
         }
@@ -348,8 +383,8 @@ mod tests {
     fn runs_that_go_on_are_found_by_their_status_in_every_namespace() {
         for status in Status::ALL.into_iter().filter(|status| !status.is_end()) {
             let filter = RunFilter { status: vec![status], ..RunFilter::default() };
-            check(&filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
-            check(&filter, Some(7), &["SEARCH runs USING INDEX runs_going (status=? AND rowid<?)"]);
+            check(None, &filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
+            check(None, &filter, Some(7), &["SEARCH runs USING INDEX runs_going (status=? AND rowid<?)"]);
         }
     }
 
@@ -381,8 +416,13 @@ mod tests {
     fn runs_that_are_old_enough_to_be_trimmed_are_found_by_their_end() {
         for (trimmed, index) in [(false, "runs_by_end"), (true, "runs_trimmed")] {
             let filter = RunFilter { ended_before: Some(1), trimmed: Some(trimmed), ..RunFilter::default() };
-            let by_end = format!("SEARCH runs USING COVERING INDEX {index} (ended_at<?)");
-            check(&filter, None, &["SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)", &by_end]);
+            let by_end = format!("SEARCH runs USING COVERING INDEX {index} (ns=? AND ended_at<?)");
+            check(
+                Some(&Namespace::default()),
+                &filter,
+                None,
+                &["SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)", &by_end],
+            );
         }
     }
 }

@@ -257,6 +257,22 @@ CREATE TABLE lines (
 CREATE UNIQUE INDEX lines_by_run ON lines (run);
 CREATE INDEX lines_by_key ON lines (ns, flow, key);
 ",
+    "
+-- How long runs are kept is set for each namespace.
+DROP INDEX runs_by_end;
+DROP INDEX runs_trimmed;
+CREATE INDEX runs_by_end ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 0;
+CREATE INDEX runs_trimmed ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
+",
+    "
+-- What became of an event.
+ALTER TABLE events ADD COLUMN gates_opened INTEGER NOT NULL DEFAULT 0;
+-- The run that a retry or a rerun is one of.
+ALTER TABLE runs ADD COLUMN retry_of BLOB;
+UPDATE runs SET retry_of = unhex(replace(header ->> '$.retry_of', '-', ''))
+    WHERE json_valid(header) AND header ->> '$.retry_of' IS NOT NULL;
+CREATE INDEX runs_by_retry_of ON runs (retry_of, ns) WHERE retry_of IS NOT NULL;
+",
 ];
 
 /// Brings the tables up to date, all steps or none. A database of a newer version is left alone.

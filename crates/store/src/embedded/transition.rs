@@ -40,6 +40,10 @@ impl Group<'_> {
             self.send(&commit.ns, message, body)?;
         }
         let repeats = self.publish(&commit.ns, &commit.events, &encoded.events)?;
+        for position in &transition.events_taken {
+            let position = *position as i64;
+            self.write("UPDATE events SET gates_opened = gates_opened + 1 WHERE position = ?1", [position])?;
+        }
         if transition.is_empty() {
             return Ok(Ok(Committed { at: self.now, first: 0, before: false, repeats }));
         }
@@ -264,8 +268,8 @@ impl Group<'_> {
         let ended_at = (header.phase == Phase::Ended).then_some(now);
         self.write(
             "INSERT INTO runs (position, id, ns, flow, status, external_id, created_at, started_at, ended_at, paused, \
-             memo, version, crc, header, root) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+             memo, version, crc, header, root, retry_of) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
             params![
                 position,
                 header.run.0.as_bytes(),
@@ -281,7 +285,8 @@ impl Group<'_> {
                 header.version.0 as i64,
                 seal_header(&encoded.header, header.run),
                 encoded.header.text,
-                header.root.as_ref().map(|root| root.0.as_bytes())
+                header.root.as_ref().map(|root| root.0.as_bytes()),
+                header.retry_of.as_ref().map(|run| run.0.as_bytes())
             ],
         )?;
         self.write_tags(position, &header.tags)?;

@@ -38,6 +38,10 @@ impl Group<'_> {
             Trim::Timeline(run) => self.trim_timeline(*run),
             Trim::Run(run) => self.trim_run(*run),
             Trim::Events { ns, before } => self.trim_events(ns, *before),
+            Trim::Event { ns, id } => {
+                self.write("DELETE FROM events WHERE ns = ?1 AND id = ?2", params![ns.as_str(), id])?;
+                Ok(false)
+            }
             Trim::Traces { before } => self.trim_traces(*before),
         }
     }

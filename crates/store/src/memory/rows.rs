@@ -32,6 +32,8 @@ pub(super) struct Rows {
     pub document_commands: HashMap<CommandId, Committed>,
     pub revision: u64,
     pub events: BTreeMap<u64, (Namespace, FeedItem)>,
+    /// How many gates an event has opened, by its position.
+    pub gates_opened: BTreeMap<u64, u64>,
     pub event_ids: HashMap<(Namespace, String), u64>,
     pub tasks: Tasks,
     pub holds: Holds,
@@ -89,6 +91,7 @@ impl KeptRun {
             && (filter.status.is_empty() || filter.status.contains(&header.status()))
             && filter.tags.iter().all(|tag| header.tags.contains(tag))
             && filter.root.is_none_or(|root| header.root == Some(root))
+            && filter.retry_of.is_none_or(|run| header.retry_of == Some(run))
             && filter.external_id.as_ref().is_none_or(|id| Some(id) == header.external_id.as_ref())
             && filter.since.is_none_or(|since| self.created_at >= since)
             && filter.until.is_none_or(|until| self.created_at < until)
@@ -98,6 +101,23 @@ impl KeptRun {
 }
 
 impl Rows {
+    pub fn going(&self) -> Vec<GoingRuns> {
+        let mut counts: BTreeMap<_, u64> = BTreeMap::new();
+        for kept in self.runs.values().filter(|kept| kept.ended_at.is_none()) {
+            let header = &kept.rows.header;
+            *counts.entry((kept.ns.clone(), header.flow.clone(), header.status())).or_default() += 1;
+        }
+        counts.into_iter().map(|((ns, flow, status), count)| GoingRuns { ns, flow, status, count }).collect()
+    }
+
+    pub fn event(&self, ns: &Namespace, id: &str) -> Option<EventState> {
+        let position = *self.event_ids.get(&(ns.clone(), id.to_owned()))?;
+        let (_, item) = self.events.get(&position)?;
+        let Fed::Event { name, key, .. } = &item.what else { return None };
+        let gates_opened = self.gates_opened.get(&position).copied().unwrap_or(0);
+        Some(EventState { position, at: item.at, name: name.clone(), key: key.clone(), gates_opened })
+    }
+
     pub fn beside(&self, run: RunId, now: Millis) -> Beside {
         let (messages, ..) = self.inbox(run);
         let Some(kept) = self.runs.get(&run) else {

@@ -39,6 +39,11 @@ impl Rows {
             self.send(&commit.ns, message);
         }
         let repeats = self.publish(&commit.ns, commit.events, now);
+        for position in &transition.events_taken {
+            if self.events.contains_key(position) {
+                *self.gates_opened.entry(*position).or_default() += 1;
+            }
+        }
         if transition.is_empty() {
             return Ok(Committed { at: now, first: 0, before: false, repeats });
         }
@@ -446,9 +451,16 @@ impl Rows {
                 let old: Vec<u64> = self.events.iter().filter(old).map(|(at, _)| *at).collect();
                 for at in old {
                     self.events.remove(&at);
+                    self.gates_opened.remove(&at);
                 }
                 let events = &self.events;
                 self.event_ids.retain(|_, at| events.contains_key(at));
+            }
+            Trim::Event { ns, id } => {
+                if let Some(at) = self.event_ids.remove(&(ns.clone(), id.clone())) {
+                    self.events.remove(&at);
+                    self.gates_opened.remove(&at);
+                }
             }
             Trim::Traces { before } => {
                 self.document_commands.retain(|_, committed| committed.at >= *before);
