@@ -227,7 +227,9 @@ pub(crate) fn weighed(config: &Config, what: &'static str, value: Value) -> Resu
 
 /// It is part of the header, which is written with every commit of its run, so it is small.
 fn metadata(config: &Config, written: Map<String, Value>) -> Result<Data> {
-    let (data, bytes) = weighed(config, "the metadata", Value::Object(written))?;
+    let written = Value::Object(written);
+    let bytes = written.to_string().len();
+    let (data, _) = weighed(config, "the metadata", written)?;
     if bytes > MAX_METADATA_BYTES {
         return Err(EngineError::TooLarge { what: "the metadata", bytes, limit: MAX_METADATA_BYTES });
     }

@@ -1530,10 +1530,18 @@ fn a_code_run_waits_for_a_person_and_for_a_child() {
     let Answer::Applied(Said { token: Some(token), .. }) = answer else { panic!("{answer:?}") };
     let again = code(&mut t, &driver, "ok", wait);
     assert!(matches!(again, Answer::Duplicate(Said { token: Some(same), .. }) if same == token));
-    assert!(waits(&t).contains(r#"ok {"what":"gate","reason":"manual","event":null}"#), "{}", waits(&t));
+    assert!(
+        waits(&t).contains(r#"ok {"what":"gate","reason":"manual","event":null,"key":null,"until":null}"#),
+        "{}",
+        waits(&t)
+    );
     let webhook = CodeOp::Wait { wait: CodeWait::Webhook, timeout_ms: None };
     code(&mut t, &driver, "hook", webhook);
-    assert!(waits(&t).contains(r#"hook {"what":"gate","reason":"webhook","event":null}"#), "{}", waits(&t));
+    assert!(
+        waits(&t).contains(r#"hook {"what":"gate","reason":"webhook","event":null,"key":null,"until":null}"#),
+        "{}",
+        waits(&t)
+    );
     code(&mut t, &driver, "kid", CodeOp::Child { flow: "k".into(), input: json!(1).into(), detached: false });
     t.say(driver.0, &driver.1, Op::Suspend { seen: None });
     t.open_gate("ok", json!("yes"));

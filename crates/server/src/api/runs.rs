@@ -15,6 +15,9 @@ use super::call::{Answer, Call, answer, ok};
 use super::failure::Failure;
 use super::words;
 
+/// The metadata of the runs in one page, at most, unless the page has a single run.
+const MAX_PAGE_METADATA_BYTES: usize = 4 << 20;
+
 /// `GET /v1/runs`
 pub(crate) async fn list(call: Call) -> Answer {
     let status = |word: String| {
@@ -34,8 +37,10 @@ pub(crate) async fn list(call: Call) -> Answer {
     };
     let (limit, after) = (call.limit()?, call.cursor()?);
     let total = call.total(call.engine().count(call.ns(), &filter)).await?;
-    let found = call.engine().list(call.ns(), &filter, Page { after, limit }).await?;
-    let next = (found.len() == limit).then(|| found.last().map(|last| last.position.to_string())).flatten();
+    let mut found = call.engine().list(call.ns(), &filter, Page { after, limit }).await?;
+    let is_full = found.len() == limit;
+    let has_more = cut(&mut found) || is_full;
+    let next = has_more.then(|| found.last().map(|last| last.position.to_string())).flatten();
     let parents = parents(&call, found.iter().filter_map(|summary| summary.header.parent)).await?;
     let show = |summary: Summary| {
         let parent = summary.header.parent.and_then(|parent| parents.get(&(parent.run, parent.activation)).cloned());
@@ -43,6 +48,20 @@ pub(crate) async fn list(call: Call) -> Answer {
     };
     let items = found.into_iter().map(show).collect();
     call.show(StatusCode::OK, &eddyline_protocol::Page { items, next, total })
+}
+
+/// Ends a page early where the metadata of its runs is large; true if it did.
+fn cut(found: &mut Vec<Summary>) -> bool {
+    let mut bytes = 0;
+    let mut fits = |summary: &Summary| {
+        let metadata = summary.header.metadata.as_ref();
+        bytes += metadata.map_or(0, |metadata| metadata.bytes(MAX_PAGE_METADATA_BYTES));
+        bytes <= MAX_PAGE_METADATA_BYTES
+    };
+    let most = found.iter().position(|summary| !fits(summary)).unwrap_or(found.len()).max(1);
+    let is_cut = most < found.len();
+    found.truncate(most);
+    is_cut
 }
 
 /// `GET /v1/runs/{id}`

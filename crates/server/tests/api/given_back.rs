@@ -197,8 +197,11 @@ async fn a_code_run_gives_back_its_policy_and_queue_and_shows_the_attempts_of_it
 #[tokio::test]
 async fn lists_show_metadata_events_and_durations_and_the_last_record_says_the_same() {
     let rig = Rig::start().await;
-    rig.flow("f", "steps: {a: {run: a, emits: [paid, sent]}, b: {after: [paid], set: 1}}\noutput: '${steps.b.output}'")
-        .await;
+    rig.flow(
+        "f",
+        "steps: {a: {run: a, emits: [paid, sent]}, b: {subscribes: [paid], set: 1}}\noutput: '${steps.b.output}'",
+    )
+    .await;
     let run = start(&rig, "f", json!({"metadata": {"n": 1}})).await;
     let task = rig.claim("w").await;
     let emits =
@@ -230,13 +233,13 @@ async fn steps_say_what_they_are_and_which_run_they_started() {
     rig.flow(
         "f",
         "steps:
-  work: {run: work, undo: unwork}
+  work: {run: work, undo: {run: unwork}}
   value: {set: 1}
   sub: {flow: child}
   gate: {await: {event: paid, key: input.order, timeout: 1h}}
   held: {await: {manual: true}}
   group: {steps: {inner: {set: 2}}}
-  each: {spread: 'range(2)', as: n, set: '${n}'}
+  each: {spread: 'range(2)', as: n, steps: {v: {set: '${n}'}}}
   loop: {repeat: {while: 'round < 1', max: 3}, steps: {once: {set: 3}}}
   broken: {after: [never], fail: no}
   done: {after: [never], return: 1}
@@ -257,7 +260,8 @@ async fn steps_say_what_they_are_and_which_run_they_started() {
         ("group", "group"),
         ("group.inner", "set"),
         ("each", "spread"),
-        ("each[1]", "set"),
+        ("each[1]", "group"),
+        ("each[1].v", "set"),
         ("loop", "repeat"),
         ("loop[0]", "group"),
         ("loop[0].once", "set"),
@@ -355,5 +359,20 @@ async fn a_step_that_backs_off_says_when_it_is_tried_again() {
     assert_eq!(a["waits_for"]["what"], "back_off");
     assert_eq!(a["retry_at"], a["waits_for"]["until"]);
     assert_eq!(ms_between(&a["attempts"][0]["ended_at"], &a["retry_at"]), 3_600_000);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_page_of_runs_with_much_metadata_is_short_and_misses_none() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {set: 1}}").await;
+    let metadata = json!({"x": "x".repeat(15 << 10)});
+    let batch: Vec<Value> = (0..300).map(|_| json!({"flow": "f", "metadata": metadata})).collect();
+    let started = rig.post("/v1/runs/batch", json!(batch)).await.items().len();
+    let first = rig.get("/v1/runs?limit=1000").await;
+    assert!(first.items().len() < 300, "{}", first.items().len());
+    let rest = rig.get(&format!("/v1/runs?limit=1000&cursor={}", first.text("next"))).await;
+    assert_eq!((started, first.items().len() + rest.items().len()), (300, 300));
+    assert_eq!(rest.body["next"], json!(null));
     rig.server.stop().await;
 }

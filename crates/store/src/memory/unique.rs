@@ -38,8 +38,8 @@ impl Rows {
         let before = line.clone();
         line.push(header.run);
         self.line_of.insert(header.run, key);
-        for other in tells.iter().flat_map(|_| &before) {
-            if let Some(input) = tells {
+        if let Some(input) = tells {
+            for other in &before {
                 self.send(ns, Message::replaced(*other, header.run, input.clone()));
             }
         }
