@@ -15,9 +15,8 @@ use eddyline_language::time::{Time, iso};
 /// The JSON of a record takes no more than this.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
 
-/// A log message that takes more than this as JSON is stored as a value, and its record has a reference: so it always fits
-/// into a record, whatever stands beside it.
-pub const MAX_LOG_BYTES: usize = 32 << 10;
+/// What of a record is left for what stands around a log message, without the tags of the run and the step's name.
+pub const AROUND_LOG_BYTES: usize = 4 << 10;
 
 /// What ends a text that was too long.
 pub const CUT: &str = "… (cut)";

@@ -161,6 +161,23 @@ impl Server {
         Server { url, dir, process }
     }
 
+    /// One that logs everything as JSON into the file `log` of its folder.
+    pub fn logging() -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = command();
+        command.current_dir(dir.path()).args(["serve", "--store", "memory:", "--listen", "127.0.0.1:0", "--log-json"]);
+        command.env("EDDY_LOG", "debug").stderr(std::fs::File::create(dir.path().join("log")).unwrap());
+        let (process, url) = Server::spawn(command);
+        Server { url, dir, process }
+    }
+
+    /// What was logged with this message so far.
+    pub fn logged(&self, message: &str) -> Vec<Value> {
+        let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter(|line| line["message"] == message).collect()
+    }
+
     /// Asks one that keeps its runs to stop, and starts it again where it was.
     pub fn restart(&mut self) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(self.process.0.id()).unwrap()).unwrap();
@@ -172,8 +189,13 @@ impl Server {
 
     fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
         let mut command = command();
-        command.current_dir(dir).arg("serve").args(args);
-        let mut process = Process(command.env("EDDY_LOG", "error").stdout(Stdio::piped()).spawn().unwrap());
+        command.current_dir(dir).arg("serve").args(args).env("EDDY_LOG", "error");
+        Server::spawn(command)
+    }
+
+    /// The process, and where it listens.
+    fn spawn(mut command: Command) -> (Process, String) {
+        let mut process = Process(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
         let url = loop {
             let line = lines.next().expect("it says where it listens").unwrap();

@@ -468,3 +468,38 @@ fn rows_end_where_the_terminal_does_and_are_whole_where_there_is_none() {
         }
     }
 }
+
+#[test]
+fn the_end_of_each_run_is_logged_once_and_every_decision_at_debug() {
+    let server = Server::logging();
+    server.apply("name: good\nsteps: {a: {set: 1}}\n");
+    server.apply("name: bad\nsteps: {a: {fail: \"no ${input}\"}}\n");
+    server.apply("name: slow\nsteps: {a: {await: {manual: true}}}\n");
+    let [good, bad, slow] = ["good", "bad", "slow"].map(|flow| start(&server, &[flow, "--input", "7"]));
+    server.eddy(&["run", "watch", &good]).good();
+    server.eddy(&["run", "watch", &bad]).bad(1);
+    server.eddy(&["run", "cancel", &slow, "--reason", "enough"]).good();
+    for (message, level, flow, run, reason) in [
+        ("run completed", "INFO", "good", &good, json!(null)),
+        ("run failed", "WARN", "bad", &bad, json!("Fail: no 7")),
+        ("run cancelled", "INFO", "slow", &slow, json!("enough")),
+    ] {
+        let logged = server.logged(message);
+        assert_eq!(logged.len(), 1, "{logged:?}");
+        let fields = &logged[0];
+        assert_eq!((&fields["level"], &fields["flow"], &fields["run"]), (&json!(level), &json!(flow), &json!(run)));
+        assert_eq!(fields["reason"], reason, "{fields}");
+        assert!(fields["ms"].is_u64() && fields["instance"].is_string(), "{fields}");
+    }
+    let decided = server.logged("decided");
+    let of = |run: &str, event: &str| {
+        decided.iter().any(|line| {
+            let fields = &line["fields"];
+            fields["run"] == run
+                && fields["event"] == event
+                && fields["flow"].is_string()
+                && fields["instance"].is_string()
+        })
+    };
+    assert!(of(&good, "start") && of(&bad, "start") && of(&slow, "cancel"), "{decided:?}");
+}

@@ -5,16 +5,16 @@ use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, Reason};
 use crate::run::{Activations, Emitted, End, Phase, Place, REMEMBERED_GAPS, State};
 use crate::transition::{Answer, Claim, Log, Op, Publish, Report, Said, TaskRef};
-use crate::wire::MAX_LOG_BYTES;
+use crate::wire::{AROUND_LOG_BYTES, MAX_RECORD_BYTES};
 use eddyline_language::data::Data;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// How long a `defer` closes its limit at most: it keeps back the tasks of others too. The task itself waits as long as it
 /// asks for.
 pub const MAX_SLOW_MS: Millis = 3_600_000;
 
-/// How many bytes JSON makes of one at most: a control character is written as `\u0001`.
-const LONGEST_ESCAPE: usize = 6;
+/// A log message of so many bytes fits into a record however it is written.
+const SHORT_LOG_BYTES: usize = 4 << 10;
 
 impl Decider<'_> {
     pub(super) fn report(&mut self, report: &Report) -> Done<Answer> {
@@ -169,18 +169,21 @@ impl Decider<'_> {
 
     fn log(&mut self, id: ActId, log: &Log) -> Done {
         let meta = log.meta.clone().map(|meta| self.keep(meta));
-        let (msg, long) = self.message(&log.msg);
         let step_key = self.name_of(id);
+        let (msg, long) = self.message(&step_key, &log.msg);
         let queue = self.queue_of(id)?;
         self.record_attempt(id, queue, Entry::Log { step_key, level: log.level.clone(), msg, long, meta });
         Ok(())
     }
 
-    /// A log message as it is kept: in its record, or as a value if it does not fit in there.
-    fn message(&mut self, msg: &str) -> (String, Option<Data>) {
-        if msg.len() > MAX_LOG_BYTES / LONGEST_ESCAPE {
+    /// A log message as it is kept: in its record, or as a value if the record with it would be too large.
+    fn message(&mut self, step_key: &str, msg: &str) -> (String, Option<Data>) {
+        if msg.len() > SHORT_LOG_BYTES {
+            let tags = Data::from(json!(self.header.tags)).own_bytes(MAX_RECORD_BYTES);
+            // The step is named twice.
+            let room = MAX_RECORD_BYTES.saturating_sub(AROUND_LOG_BYTES + tags + 2 * step_key.len());
             let data = Data::from(Value::from(msg));
-            if data.own_bytes(MAX_LOG_BYTES) > MAX_LOG_BYTES {
+            if data.own_bytes(MAX_RECORD_BYTES) > room {
                 return (String::new(), Some(self.keep(data)));
             }
         }

@@ -53,7 +53,7 @@ async fn settings_are_shown_changed_and_reset() {
         (json!({"retention": {"events": "1ms"}}), 422, "at least 1s"),
         (json!({"retention": {"timeline": "1d"}}), 400, "did you mean `timelines`?"),
         (json!({"disable": true}), 400, "did you mean `disabled`?"),
-        (json!({"backlog": -1}), 400, "backlog"),
+        (json!({"backlog": -1}), 400, "expected a whole number, 0 or more"),
     ] {
         let refused = rig.patch(path, body.clone()).await;
         let message = refused.body["error"]["message"].as_str().unwrap();

@@ -258,7 +258,7 @@ async fn people_act_on_runs_and_steps() {
         assert_eq!((&second["kind"], &second["data"]), (&json!("act"), &data), "who asked for it");
     }
 
-    assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.body, json!({"deleted": true}));
+    assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.body["deleted"], true);
     assert_eq!(rig.get(&format!("/v1/runs/{run}")).await.status, 404);
     for unknown in ["not-a-uuid", "00000000-0000-7000-8000-000000000000"] {
         for path in ["", "/steps", "/result"] {

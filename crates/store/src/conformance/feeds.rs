@@ -74,13 +74,14 @@ pub async fn an_event_knows_how_many_gates_it_has_opened(t: &mut Trial<'_>) {
     assert!(t.commit(both).await.unwrap().before);
     assert!(t.commit(late).await.is_err(), "the run has moved on");
     assert_eq!((state("e1").await.gates_opened, state("e2").await.gates_opened), (2, 0));
-    t.reopen().await;
-    let reopened = t.store.event(&t.ns, "e1").await.unwrap();
-    assert_eq!(reopened, Some(EventState { gates_opened: 2, ..first }));
     assert_eq!(t.store.event(&t.ns, "e3").await.unwrap(), None);
     assert_eq!(t.store.event(&Namespace::new("other"), "e1").await.unwrap(), None);
-    trim_fully(t, &Trim::Events { ns: t.ns.clone(), before: t.now().await + 1 }).await;
-    assert_eq!(t.store.event(&t.ns, "e1").await.unwrap(), None);
+    if t.reopen().await {
+        let reopened = t.store.event(&t.ns, "e1").await.unwrap();
+        assert_eq!(reopened, Some(EventState { gates_opened: 2, ..first }));
+        trim_fully(t, &Trim::Events { ns: t.ns.clone(), before: t.now().await + 1 }).await;
+        assert_eq!(t.store.event(&t.ns, "e1").await.unwrap(), None);
+    }
 }
 
 pub async fn an_event_with_an_id_that_is_kept_changes_nothing(t: &mut Trial<'_>) {

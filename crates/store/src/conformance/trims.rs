@@ -128,10 +128,12 @@ pub async fn an_event_is_deleted_by_its_id(t: &mut Trial<'_>) {
     let feed = Feed::Events { name: None, key: None, since: None };
     let left = async |ns: &Namespace| t.store.feed(ns, &feed, Page::default()).await.unwrap().len();
     assert_eq!((left(&t.ns).await, left(&elsewhere.ns).await), (1, 3));
-    t.reopen().await;
-    assert_eq!(t.publish_all(vec![event("e2", "ping", None, json!("again"))]).await, 0, "its id is free");
-    let again = t.store.event(&t.ns, "e2").await.unwrap().expect("it is kept");
-    assert!(again.position > last.position, "a reader that has seen {} would miss it", last.position);
+    drop(elsewhere);
+    if t.reopen().await {
+        assert_eq!(t.publish_all(vec![event("e2", "ping", None, json!("again"))]).await, 0, "its id is free");
+        let again = t.store.event(&t.ns, "e2").await.unwrap().expect("it is kept");
+        assert!(again.position > last.position, "a reader that has seen {} would miss it", last.position);
+    }
 }
 
 /// A repeat is told apart for as long as somebody may repeat; rates are kept for as long as they hold anything back.
