@@ -7,7 +7,7 @@ mod tree;
 pub mod watch;
 pub mod words;
 
-use eddyline_protocol::{Acted, CancelRun, NewRun, RerunRun, RunSummary, Span, StepAct};
+use eddyline_protocol::{Acted, CancelRun, CompleteStep, FailStep, NewRun, RerunRun, RunSummary, Span};
 use serde_json::{Value, json};
 
 use super::Context;
@@ -120,20 +120,20 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
         RunCommand::Pause { run } => act(ctx, &run, "pause", &json!({})).await,
         RunCommand::Resume { run } => act(ctx, &run, "resume", &json!({})).await,
         RunCommand::Retry { run, step: None } => again(ctx, &run, "retry", &json!({})).await,
-        RunCommand::Retry { run, step: Some(step) } => act_on(ctx, &run, &step, "retry", StepAct::default()).await,
+        RunCommand::Retry { run, step: Some(step) } => act_on(ctx, &run, &step, "retry", &json!({})).await,
         RunCommand::Rerun { run, from, input } => {
             let input = input.as_deref().map(input::read).transpose()?;
             again(ctx, &run, "rerun", &RerunRun { from, input }).await
         }
         RunCommand::Complete { run, step, output } => {
             let output = output.as_deref().map(input::read).transpose()?.unwrap_or_default();
-            act_on(ctx, &run, &step, "complete", StepAct { output, error: None }).await
+            act_on(ctx, &run, &step, "complete", &CompleteStep { output }).await
         }
         RunCommand::Fail { run, step, message } => {
             let error = Some(eddyline_protocol::Failure::new("FailedByHand", message));
-            act_on(ctx, &run, &step, "fail", StepAct { error, ..StepAct::default() }).await
+            act_on(ctx, &run, &step, "fail", &FailStep { error }).await
         }
-        RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", StepAct::default()).await,
+        RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", &json!({})).await,
         RunCommand::Delete { run } => {
             let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run))).await?;
             if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{run} deleted")) }
@@ -248,9 +248,15 @@ async fn act(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize
     told(ctx, answer)
 }
 
-async fn act_on(ctx: &Context, run: &str, step: &str, what: &str, body: StepAct) -> Result<(), Trouble> {
+async fn act_on(
+    ctx: &Context,
+    run: &str,
+    step: &str,
+    what: &str,
+    body: &(impl serde::Serialize + Sync),
+) -> Result<(), Trouble> {
     let path = format!("/v1/runs/{}/steps/{}/{what}", segment(run), segment(step));
-    let answer: Value = ctx.remote()?.post(&path, &body).await?;
+    let answer: Value = ctx.remote()?.post(&path, body).await?;
     told(ctx, answer)
 }
 

@@ -12,7 +12,7 @@ use super::call::{Answer, Call, ok};
 use super::workers::heartbeat_ms;
 
 /// The description of the API, checked against the table of routes by a test.
-const OPENAPI: &str = include_str!("../../openapi.json");
+pub(crate) const OPENAPI: &str = include_str!("../../openapi.json");
 
 /// `GET /v1/info`
 pub(crate) async fn info(call: Call) -> Answer {

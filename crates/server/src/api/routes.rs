@@ -21,6 +21,14 @@ pub struct Route {
     pub(crate) handler: fn(Call) -> BoxFuture<'static, Answer>,
 }
 
+impl Route {
+    /// Whether unknown fields and parameters are refused: in all that people write. What workers send may come from an older
+    /// or a newer SDK, and the others are called by programs that know nothing of Eddyline.
+    pub(crate) fn refuses_unknown(&self) -> bool {
+        !matches!(self.access, WORKER | Access::Open)
+    }
+}
+
 /// Who may call, where keys are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {

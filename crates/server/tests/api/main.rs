@@ -19,5 +19,6 @@ mod socket;
 mod starts;
 mod streams;
 mod tasks;
+mod unknown;
 mod values;
 mod workers;

@@ -40,7 +40,7 @@ async fn a_rule_that_nobody_knows_is_refused_with_the_one_that_was_meant() {
         ("/v1/queues/q", json!({"rate": {"count": 1, "brust": 2}}), "did you mean `burst`?"),
         ("/v1/limits/l", json!({"rat": 1}), "did you mean `rate`?"),
         ("/v1/limits/l", json!({"flow_concurrency": 1}), "`flow_concurrency`"),
-        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, burst, rate"),
+        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, rate, burst"),
     ] {
         let reply = rig.put(path, body).await;
         assert_eq!(reply.code(), (400, "bad_request"));
