@@ -68,4 +68,4 @@ pub use report::{ClaimTasks, Reported, TaskReport, Waiting, request_named};
 pub use start::{StartRequest, Started};
 pub use timeline::{MAX_SHOWN_BYTES, Stored, Timeline};
 pub use token::{NotAToken, TaskToken};
-pub use workers::{BroughtFlow, WorkerCounts, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};
+pub use workers::{BroughtFlow, WorkerCounts, WorkerFilter, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};

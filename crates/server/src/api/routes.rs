@@ -105,6 +105,7 @@ static ROUTES: &[Route] = routes! {
     GET    "/v1/workers"                                     READ, workers::list;
     GET    "/v1/workers/connect"                             WORKER, connect::connect;
     POST   "/v1/workers/{id}/heartbeat"                      WORKER, workers::heartbeat;
+    GET    "/v1/workers/{id}"                                READ, workers::one;
     POST   "/v1/workers/{id}/drain"                          WORKER, workers::drain;
     DELETE "/v1/workers/{id}"                                WORKER, workers::leave;
     POST   "/v1/tasks/claim"                                 WORKER, tasks::claim;
