@@ -1,5 +1,6 @@
 //! `eddy run`: runs, looked at and acted upon.
 
+mod retry;
 #[cfg(test)]
 mod tests;
 pub mod timeline;
@@ -14,11 +15,14 @@ use super::Context;
 use super::connect::{segment, understood};
 use super::input;
 use super::moment;
+use super::run_id;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 use watch::Moment;
 
 const LISTED: usize = 20;
+
+const NAMED: &str = "A run is named by its id, by the beginning or the end of it, or as `latest`.";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum RunCommand {
@@ -26,9 +30,9 @@ pub enum RunCommand {
     List {
         #[arg(long)]
         flow: Option<String>,
-        /// pending, running, waiting, paused, completed, failed or cancelled
-        #[arg(long)]
-        status: Option<String>,
+        /// pending, running, waiting, paused, completed, failed or cancelled; several are any of them
+        #[arg(long, value_delimiter = ',')]
+        status: Vec<String>,
         #[arg(long)]
         tag: Option<String>,
         #[arg(long)]
@@ -41,6 +45,7 @@ pub enum RunCommand {
         limit: usize,
     },
     /// Show a run, and what it waits for
+    #[command(after_help = NAMED)]
     Show { run: String },
     /// Print a payload that is too large to be shown, by its reference
     Value {
@@ -60,12 +65,9 @@ pub enum RunCommand {
     Pause { run: String },
     /// Go on with a paused run
     Resume { run: String },
-    /// Start a new run from the failed steps of one that has ended; or, with --step, try one step again now
-    Retry {
-        run: String,
-        #[arg(long, value_name = "ACTIVATION")]
-        step: Option<String>,
-    },
+    /// Start a new run from the failed steps of one that has ended, or of every failed run of a flow; or, with --step, try
+    /// one step again now
+    Retry(retry::Retry),
     /// Start a new run from any step of one that has ended
     Rerun {
         run: String,
@@ -107,20 +109,19 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
     match command {
         RunCommand::List { flow, status, tag, external_id, since, limit } => {
             let since = since.map(|since| since_text(&since)).transpose()?;
-            let fields =
-                [("flow", flow), ("status", status), ("tag", tag), ("external_id", external_id), ("since", since)];
-            let query: Vec<_> =
+            let fields = [("flow", flow), ("tag", tag), ("external_id", external_id), ("since", since)];
+            let mut query: Vec<_> =
                 fields.into_iter().filter_map(|(name, value)| value.map(|value| (name, value))).collect();
+            query.extend(status.into_iter().map(|status| ("status", status)));
             list(ctx, &query, limit).await
         }
-        RunCommand::Show { run } => show(ctx, &run).await,
+        RunCommand::Show { run } => show(ctx, &resolve(ctx, &run).await?).await,
         RunCommand::Value { reference } => value(ctx, &reference).await,
-        RunCommand::Watch { run } => follow(ctx, &run).await,
+        RunCommand::Watch { run } => follow(ctx, &resolve(ctx, &run).await?).await,
         RunCommand::Cancel { run, reason } => act(ctx, &run, "cancel", &CancelRun { reason }).await,
         RunCommand::Pause { run } => act(ctx, &run, "pause", &json!({})).await,
         RunCommand::Resume { run } => act(ctx, &run, "resume", &json!({})).await,
-        RunCommand::Retry { run, step: None } => again(ctx, &run, "retry", &json!({})).await,
-        RunCommand::Retry { run, step: Some(step) } => act_on(ctx, &run, &step, "retry", &json!({})).await,
+        RunCommand::Retry(retry) => retry::run(ctx, retry).await,
         RunCommand::Rerun { run, from, input } => {
             let input = input.as_deref().map(input::read).transpose()?;
             again(ctx, &run, "rerun", &RerunRun { from, input }).await
@@ -135,10 +136,16 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
         }
         RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", &json!({})).await,
         RunCommand::Delete { run } => {
-            let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run))).await?;
+            let run = resolve(ctx, &run).await?;
+            let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run)), &[]).await?;
             if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{run} deleted")) }
         }
     }
+}
+
+/// The run that is meant: see [`run_id`].
+async fn resolve(ctx: &Context, run: &str) -> Result<String, Trouble> {
+    run_id::resolve(&ctx.remote()?, run).await
 }
 
 fn since_text(since: &str) -> Result<String, Trouble> {
@@ -205,6 +212,7 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
         header.parent.as_ref().map(|parent| ("started by", format!("{} of {}", parent.activation, parent.run_id))),
     );
     facts.extend((!header.emitted_events.is_empty()).then(|| ("emitted", header.emitted_events.join(", "))));
+    facts.extend(moment.reason.clone().map(|reason| ("reason", reason)));
     facts.extend(header.trimmed.then(|| ("kept", "its header alone; timeline and payloads are gone".to_owned())));
     ctx.screen.say("")?;
     for (name, value) in facts {
@@ -230,7 +238,8 @@ async fn value(ctx: &Context, reference: &str) -> Result<(), Trouble> {
             "\"{reference}\" is not a reference: expected RUN/KEY, as `$value` has it"
         )));
     };
-    let value: Value = ctx.remote()?.get(&format!("/v1/runs/{}/values/{}", segment(run), segment(key)), &[]).await?;
+    let run = resolve(ctx, run).await?;
+    let value: Value = ctx.remote()?.get(&format!("/v1/runs/{}/values/{}", segment(&run), segment(key)), &[]).await?;
     ctx.screen.document(&value)
 }
 
@@ -244,7 +253,8 @@ pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
 }
 
 async fn act(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
-    let answer: Value = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(run)), body).await?;
+    let run = resolve(ctx, run).await?;
+    let answer: Value = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(&run)), body).await?;
     told(ctx, answer)
 }
 
@@ -255,7 +265,8 @@ async fn act_on(
     what: &str,
     body: &(impl serde::Serialize + Sync),
 ) -> Result<(), Trouble> {
-    let path = format!("/v1/runs/{}/steps/{}/{what}", segment(run), segment(step));
+    let run = resolve(ctx, run).await?;
+    let path = format!("/v1/runs/{}/steps/{}/{what}", segment(&run), segment(step));
     let answer: Value = ctx.remote()?.post(&path, body).await?;
     told(ctx, answer)
 }
@@ -269,6 +280,7 @@ fn told(ctx: &Context, answer: Value) -> Result<(), Trouble> {
 }
 
 async fn again(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
-    let answer: NewRun = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(run)), body).await?;
+    let run = resolve(ctx, run).await?;
+    let answer: NewRun = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(&run)), body).await?;
     if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(answer.run_id) }
 }

@@ -170,7 +170,8 @@ impl Server {
         (self.process, self.url) = Server::serve(self.dir.path(), &["--store", "store", "--listen", &listen]);
     }
 
-    fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
+    /// With these flags and no others.
+    pub fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
         let mut command = command();
         command.current_dir(dir).arg("serve").args(args);
         let mut process = Process(command.env("EDDY_LOG", "error").stdout(Stdio::piped()).spawn().unwrap());

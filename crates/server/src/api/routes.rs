@@ -74,6 +74,7 @@ static ROUTES: &[Route] = routes! {
     GET    "/v1/flows"                                       READ, flows::list;
     GET    "/v1/flows/{name}"                                READ, flows::show;
     PUT    "/v1/flows/{name}"                                START, flows::register;
+    DELETE "/v1/flows/{name}"                                START, flows::delete;
     POST   "/v1/flows/{name}/runs"                           START, starts::start;
 
     POST   "/v1/runs/batch"                                  START, starts::batch;
@@ -104,8 +105,8 @@ static ROUTES: &[Route] = routes! {
     POST   "/v1/workers"                                     WORKER, workers::register;
     GET    "/v1/workers"                                     READ, workers::list;
     GET    "/v1/workers/connect"                             WORKER, connect::connect;
-    POST   "/v1/workers/{id}/heartbeat"                      WORKER, workers::heartbeat;
     GET    "/v1/workers/{id}"                                READ, workers::one;
+    POST   "/v1/workers/{id}/heartbeat"                      WORKER, workers::heartbeat;
     POST   "/v1/workers/{id}/drain"                          WORKER, workers::drain;
     DELETE "/v1/workers/{id}"                                WORKER, workers::leave;
     POST   "/v1/tasks/claim"                                 WORKER, tasks::claim;

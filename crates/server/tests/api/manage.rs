@@ -191,3 +191,25 @@ async fn a_tenant_sees_what_is_counted_of_its_own_namespace_alone() {
     }
     rig.server.stop().await;
 }
+
+#[tokio::test]
+async fn a_flow_is_deleted_when_none_of_its_runs_goes_on() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let refused = rig.delete("/v1/flows/f").await;
+    assert_eq!(refused.code(), (409, "conflict"), "{}", refused.body);
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("the flow f has 1 run that has not ended"), "{message}");
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    assert_eq!(rig.delete("/v1/flows/f").await.body, json!({"deleted": true}));
+    assert_eq!(rig.delete("/v1/flows/f").await.code(), (404, "not_found"));
+    assert_eq!(rig.get("/v1/flows/f").await.code(), (404, "not_found"));
+    assert_eq!(rig.get("/v1/flows").await.items().len(), 0);
+    assert_eq!(rig.post("/v1/flows/f/runs", json!({})).await.code(), (404, "not_found"));
+    // Its runs are still there, with their steps; and the flow comes back when it is registered again.
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/steps")).await.items().len(), 1);
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    rig.run("f", json!(2)).await;
+    rig.server.stop().await;
+}
