@@ -146,6 +146,7 @@ impl Desk {
             queues: vec!["default".to_owned()],
             offer: Arc::new(Offer::default()),
             max,
+            most_held: None,
             lease_ms: 600_000,
         };
         let written = self.store.commit(commands, vec![claim]).await?;

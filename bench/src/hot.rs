@@ -116,6 +116,7 @@ impl Caller {
             queues: vec![format!("q{}", self.queue)],
             offer: Arc::new(Offer::default()),
             max: 1,
+            most_held: None,
             lease_ms: 60_000,
         };
         match self.store.commit(vec![Command::Run(commit)], vec![claim]).await {

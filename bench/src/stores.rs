@@ -60,6 +60,7 @@ pub async fn half_way(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         queues: vec!["default".to_owned()],
         offer: Arc::new(Offer::default()),
         max: 1,
+        most_held: None,
         request: None,
         lease_ms: None,
     };

@@ -42,6 +42,7 @@ async fn work(engine: Engine, worker: String, offer: Arc<Offer>, batch: usize) -
         queues: vec!["default".to_owned()],
         offer: offer.clone(),
         max: batch,
+        most_held: None,
         request: None,
         lease_ms: None,
     };

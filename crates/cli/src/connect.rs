@@ -89,8 +89,12 @@ impl Remote {
         self.told(self.client.call(Method::PUT, path, &[], Some(body)).await)
     }
 
-    pub async fn delete(&self, path: &str) -> Result<Value, Trouble> {
-        self.told(self.client.call(Method::DELETE, path, &[], None::<&()>).await)
+    pub async fn patch<T: DeserializeOwned>(&self, path: &str, body: &(impl Serialize + Sync)) -> Result<T, Trouble> {
+        self.told(self.client.call(Method::PATCH, path, &[], Some(body)).await)
+    }
+
+    pub async fn delete(&self, path: &str, query: Query<'_>) -> Result<Value, Trouble> {
+        self.told(self.client.call(Method::DELETE, path, query, None::<&()>).await)
     }
 
     pub async fn put_text<T: DeserializeOwned>(&self, path: &str, kind: &str, text: &str) -> Result<T, Trouble> {

@@ -7,7 +7,7 @@ mod restarts;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use eddyline_server::ServeArgs;
+use eddyline_server::{ServeArgs, Server};
 use tokio::sync::watch;
 
 use super::connect::{Remote, Where};
@@ -24,12 +24,8 @@ pub struct Dev {
     /// Where the flows are; they are registered, and again whenever they change
     #[arg(long, value_name = "DIR", default_value = "flows")]
     flows: PathBuf,
-    /// Where runs are kept: a directory, or `memory:`
-    #[arg(long, env = "EDDY_STORE", value_name = "URL", default_value = "./.eddyline")]
-    store: String,
-    /// Where to listen
-    #[arg(long, env = "EDDY_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7070")]
-    listen: String,
+    #[command(flatten)]
+    serve: Box<ServeArgs>,
     /// The worker is restarted when a file in here changes; `src` if there is one, else this directory
     #[arg(long, value_name = "DIR")]
     watch: Option<PathBuf>,
@@ -43,14 +39,20 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
         return Err(Trouble::usage(format!("--watch {}: there is no such directory", dir.display())));
     }
     // What a developer has to know is said here; the server's own log is for when something is wrong.
-    warnings_only();
-    let args = ServeArgs { store: Some(dev.store.clone()), listen: Some(dev.listen.clone()), ..ServeArgs::default() };
-    let server = eddyline_server::start(&args).await?;
-    let at = Where { url: server.url(), ..ctx.at.clone() };
+    warnings_only(&ctx.screen);
+    let server = eddyline_server::start(&dev.serve).await?;
+    let api_key = match own_key(ctx, &server, &dev.serve) {
+        Ok(key) => key,
+        Err(trouble) => {
+            server.stop().await;
+            return Err(trouble);
+        }
+    };
+    let at = Where { url: server.url(), api_key, ..ctx.at.clone() };
     let remote = Remote::new(&at)?;
-    say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {}", at.url, dev.store));
+    say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {}", at.url, server.store()));
     let (stop, stopping) = watch::channel(false);
-    let worker = restarts::keep_running(ctx, &at.url, &dev.command, dev.watch.as_deref(), stopping);
+    let worker = restarts::keep_running(ctx, &at, &dev.command, dev.watch.as_deref(), stopping);
     let flows = flows::keep_registered(ctx, &remote, &dev.flows);
     let asked = async {
         let asked = asked_to_end().await;
@@ -71,6 +73,18 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
     }
 }
 
+/// The key that flows are registered with, and that the worker gets, where the server asks for keys.
+fn own_key(ctx: &Context, server: &Server, serve: &ServeArgs) -> Result<Option<String>, Trouble> {
+    let key = ctx.at.api_key.clone().or_else(|| serve.admin_key.clone());
+    if server.asks_for_keys() && key.is_none() {
+        let message = "the server asks for keys, and `eddy dev` has none to register flows with";
+        return Err(
+            Trouble::usage(message).help("give the server's first key with --admin-key, or a key with --api-key")
+        );
+    }
+    Ok(key)
+}
+
 fn say(ctx: &Context, ink: Ink, text: &str) {
-    ctx.screen.aside(Line::default().with(ink, text).paint(ctx.screen.color));
+    ctx.screen.aside(Line::default().with(ink, text).paint(ctx.screen.log_colors));
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::connect::{Remote, segment, understood};
 use super::screen::{Ink, Line, table};
 use super::trouble::{Exit, Trouble};
-use super::{Context, input};
+use super::{Context, input, run_id};
 
 /// The kinds of the records that tell of the end of a gate, in words.
 const CLOSED: [(&str, &str); 3] =
@@ -30,9 +30,12 @@ pub enum EventCommand {
         /// JSON, @FILE, or - for standard input
         #[arg(value_name = "JSON")]
         payload: Option<String>,
-        /// What gates and triggers tell events of one name apart by; JSON, or a text as it is
-        #[arg(long, value_name = "KEY")]
+        /// What gates and triggers tell events of one name apart by: a text, as it is
+        #[arg(long, value_name = "KEY", conflicts_with = "key_json")]
         key: Option<String>,
+        /// The same, where it is not a text: a number, or other JSON
+        #[arg(long, value_name = "JSON")]
+        key_json: Option<String>,
         /// The same id again changes nothing
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         id: Option<String>,
@@ -66,9 +69,12 @@ pub enum GateCommand {
 }
 
 pub async fn event(ctx: &Context, command: EventCommand) -> Result<(), Trouble> {
-    let EventCommand::Publish { name, payload, key, id } = command;
+    let EventCommand::Publish { name, payload, key, key_json, id } = command;
     let payload = payload.as_deref().map(input::read).transpose()?.unwrap_or_default();
-    let key = key.map(|key| serde_json::from_str(&key).unwrap_or(Value::String(key)));
+    let key_json = key_json.map(|key| {
+        serde_json::from_str(&key).map_err(|error| Trouble::usage(format!("--key-json {key} is not JSON: {error}")))
+    });
+    let key = key_json.transpose()?.or(key.map(Value::String));
     let event = PublishEvent { name, key, payload, id };
     let remote = ctx.remote()?;
     let answer: Value = remote.post("/v1/events", &event).await?;
@@ -130,7 +136,7 @@ pub async fn gate(ctx: &Context, command: GateCommand) -> Result<(), Trouble> {
             if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say("opened") }
         }
         GateCommand::Cancel { gate } => {
-            let answer = ctx.remote()?.delete(&format!("/v1/gates/{}", segment(&gate))).await?;
+            let answer = ctx.remote()?.delete(&format!("/v1/gates/{}", segment(&gate)), &[]).await?;
             if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{gate} cancelled")) }
         }
     }
@@ -163,9 +169,14 @@ async fn not_opened(remote: &Remote, gate: &str, trouble: Trouble) -> Trouble {
 }
 
 async fn list(ctx: &Context, run: Option<String>, reason: Option<String>) -> Result<(), Trouble> {
+    let remote = ctx.remote()?;
+    let run = match run {
+        Some(run) => Some(run_id::resolve(&remote, &run).await?),
+        None => None,
+    };
     let query: Vec<_> =
         [("run", run), ("reason", reason)].into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-    let gates = ctx.remote()?.list("/v1/gates", &query, None).await?;
+    let gates = remote.list("/v1/gates", &query, None).await?;
     if ctx.screen.json {
         return ctx.screen.document(&gates);
     }

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::connect::{Remote, segment, understood};
+use super::not_built::NotBuilt;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 use difference::{Side, difference};
@@ -64,6 +65,10 @@ pub enum FlowCommand {
     },
     /// List the flows that are registered
     List,
+    /// Delete a flow, of which no run goes on: nothing starts it any more, and its runs stay
+    Delete { name: String },
+    #[command(hide = true)]
+    Builds(NotBuilt),
 }
 
 pub async fn run(ctx: &Context, command: FlowCommand) -> Result<(), Trouble> {
@@ -74,6 +79,17 @@ pub async fn run(ctx: &Context, command: FlowCommand) -> Result<(), Trouble> {
         FlowCommand::Graph { flow, mermaid, dot } => graph(ctx, &flow, mermaid, dot).await,
         FlowCommand::Diff { file, with } => diff(ctx, &file, with.as_deref()).await,
         FlowCommand::List => list(ctx).await,
+        FlowCommand::Delete { name } => delete(ctx, &name).await,
+        FlowCommand::Builds(command) => command.refuse("flow builds"),
+    }
+}
+
+async fn delete(ctx: &Context, name: &str) -> Result<(), Trouble> {
+    let remote = ctx.remote()?;
+    match remote.delete(&format!("/v1/flows/{}", segment(name)), &[]).await {
+        Err(trouble) => Err(remote.name_near(name, trouble).await),
+        Ok(answer) if ctx.screen.json => ctx.screen.document(&answer),
+        Ok(_) => ctx.screen.say(format!("{name} deleted")),
     }
 }
 

@@ -25,11 +25,18 @@ pub enum KeyCommand {
         expires_in: Option<Span>,
     },
     /// List the keys
-    List,
+    List {
+        /// Those of another namespace, with an admin key of `default`
+        #[arg(long = "for-namespace", value_name = "NAME")]
+        bound_to: Option<String>,
+    },
     /// Revoke a key
     Revoke {
         #[arg(value_name = "KEY-ID")]
         id: String,
+        /// The namespace that it is bound to, if it is another, with an admin key of `default`
+        #[arg(long = "for-namespace", value_name = "NAME")]
+        bound_to: Option<String>,
     },
 }
 
@@ -45,9 +52,9 @@ pub async fn run(ctx: &Context, command: KeyCommand) -> Result<(), Trouble> {
             ctx.screen.aside(format!("key {} ({}); it is not shown again:", created.info.key_id, created.info.name));
             ctx.screen.say(created.key)
         }
-        KeyCommand::List => list(ctx).await,
-        KeyCommand::Revoke { id } => {
-            let answer = remote.delete(&format!("/v1/keys/{}", segment(&id))).await?;
+        KeyCommand::List { bound_to } => list(ctx, bound_to).await,
+        KeyCommand::Revoke { id, bound_to } => {
+            let answer = remote.delete(&format!("/v1/keys/{}", segment(&id)), &of_namespace(bound_to)).await?;
             if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{id} revoked")) }
         }
     }
@@ -68,8 +75,12 @@ fn scope_name(scope: Scope) -> &'static str {
     }
 }
 
-async fn list(ctx: &Context) -> Result<(), Trouble> {
-    let keys = ctx.remote()?.list("/v1/keys", &[], None).await?;
+fn of_namespace(name: Option<String>) -> Vec<(&'static str, String)> {
+    name.into_iter().map(|name| ("namespace", name)).collect()
+}
+
+async fn list(ctx: &Context, bound_to: Option<String>) -> Result<(), Trouble> {
+    let keys = ctx.remote()?.list("/v1/keys", &of_namespace(bound_to), None).await?;
     if ctx.screen.json {
         return ctx.screen.document(&keys);
     }

@@ -37,7 +37,7 @@ pub async fn run(ctx: &Context, command: LimitCommand) -> Result<(), Trouble> {
             let answer = remote.put(&path(&name), &LimitRules { concurrency, rate, burst: None }).await?;
             (answer, format!("limit {name}: {}", rules_text(concurrency, rate, None)))
         }
-        LimitCommand::Delete { name } => (remote.delete(&path(&name)).await?, format!("limit {name} is gone")),
+        LimitCommand::Delete { name } => (remote.delete(&path(&name), &[]).await?, format!("limit {name} is gone")),
     };
     if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(text) }
 }

@@ -12,14 +12,18 @@ mod input;
 mod key;
 mod limit;
 mod moment;
+mod namespace;
+mod not_built;
 mod processes;
 mod queue;
 mod run;
+mod run_id;
 mod screen;
 mod start;
 mod tail;
 mod trouble;
 mod unreached;
+mod usage;
 mod worker;
 
 use std::process::ExitCode;
@@ -27,6 +31,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 use connect::{Remote, Where};
+use not_built::NotBuilt;
 use screen::{Color, Screen};
 use trouble::{EXIT_CODES, Exit, Trouble};
 
@@ -88,12 +93,31 @@ enum Command {
     /// Keys: create, list, revoke
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Namespaces: list, create, set
+    #[command(subcommand)]
+    Namespace(namespace::NamespaceCommand),
     /// Copy an embedded store
     Backup(backup::Backup),
     /// Find out what stands in the way, of a server or of a store's directory
     Doctor(doctor::Doctor),
     /// Print a completion script for your shell
     Completions { shell: clap_complete::Shell },
+    #[command(hide = true)]
+    Schedule(NotBuilt),
+    #[command(hide = true)]
+    Trigger(NotBuilt),
+    #[command(hide = true)]
+    Bench(NotBuilt),
+    #[command(hide = true)]
+    Verify(NotBuilt),
+    #[command(hide = true)]
+    Export(NotBuilt),
+    #[command(hide = true)]
+    Import(NotBuilt),
+    #[command(hide = true)]
+    Migrate(NotBuilt),
+    #[command(hide = true)]
+    Store(NotBuilt),
 }
 
 /// What every command has.
@@ -111,7 +135,7 @@ impl Context {
 
 impl Eddy {
     fn read() -> Result<Eddy, clap::Error> {
-        let matches = Eddy::command().try_get_matches().map_err(as_typed)?;
+        let matches = usage::colored(Eddy::command()).try_get_matches().map_err(as_typed)?;
         let mut eddy = Eddy::from_arg_matches(&matches).map_err(|error| error.format(&mut Eddy::command()))?;
         eddy.at.remember_sources(&matches);
         Ok(eddy)
@@ -124,7 +148,7 @@ fn as_typed(error: clap::Error) -> clap::Error {
         let command = command.mut_args(|arg| arg.env(clap::builder::Resettable::Reset));
         command.mut_subcommands(without_environment)
     }
-    match without_environment(Eddy::command()).try_get_matches() {
+    match without_environment(usage::colored(Eddy::command())).try_get_matches() {
         Err(typed) if error.use_stderr() && typed.kind() == error.kind() => typed,
         // It comes of the environment, or is no mistake: a help says what the environment sets.
         _ => error,
@@ -134,7 +158,7 @@ fn as_typed(error: clap::Error) -> clap::Error {
 fn main() -> ExitCode {
     let eddy = match Eddy::read() {
         Ok(eddy) => eddy,
-        Err(error) => error.exit(),
+        Err(error) => return usage::tell(&error),
     };
     let ctx = Context { screen: Screen::new(eddy.json, eddy.color), at: eddy.at };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -161,11 +185,12 @@ fn main() -> ExitCode {
 }
 
 /// Shows what goes wrong on the way, or as much as `EDDY_LOG` asks for.
-fn warnings_only() {
+fn warnings_only(screen: &Screen) {
     match std::env::var_os("EDDY_LOG") {
-        Some(_) => eddyline_server::logs(false),
+        Some(_) => eddyline_server::logs(false, screen.log_colors),
         None => {
             let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_target(false);
+            let logs = logs.with_ansi(screen.log_colors);
             // It fails where logs were set up before, which is as good.
             let _ = logs.with_writer(std::io::stderr).try_init();
         }
@@ -177,7 +202,7 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Demo => demo::run(ctx).await,
         Command::Init(init) => init::run(ctx, &init),
         Command::Dev(dev) => dev::run(ctx, dev).await,
-        Command::Serve(args) => Ok(eddyline_server::serve(*args).await?),
+        Command::Serve(args) => Ok(eddyline_server::serve(*args, ctx.screen.log_colors).await?),
         Command::Flow(command) => flow::run(ctx, command).await,
         Command::Start(start) => start::run(ctx, start).await,
         Command::Run(command) => run::run(ctx, command).await,
@@ -191,6 +216,15 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Backup(backup) => backup::run(ctx, backup).await,
         Command::Doctor(doctor) => doctor::run(ctx, doctor).await,
         Command::Completions { shell } => completions(ctx, shell),
+        Command::Namespace(command) => namespace::run(ctx, command).await,
+        Command::Schedule(command) => command.refuse("schedule"),
+        Command::Trigger(command) => command.refuse("trigger"),
+        Command::Bench(command) => command.refuse("bench"),
+        Command::Verify(command) => command.refuse("verify"),
+        Command::Export(command) => command.refuse("export"),
+        Command::Import(command) => command.refuse("import"),
+        Command::Migrate(command) => command.refuse("migrate"),
+        Command::Store(command) => command.refuse("store"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `eddy run`: runs, looked at and acted upon.
 
+mod retry;
 #[cfg(test)]
 mod tests;
 pub mod timeline;
@@ -7,18 +8,23 @@ mod tree;
 pub mod watch;
 pub mod words;
 
-use eddyline_protocol::{Acted, CancelRun, NewRun, Remains, RerunRun, RunDeleted, RunSummary, Span, StepAct};
+use eddyline_protocol::{
+    Acted, CancelRun, CompleteStep, FailStep, NewRun, Remains, RerunRun, RunDeleted, RunSummary, Span,
+};
 use serde_json::{Value, json};
 
 use super::Context;
 use super::connect::{segment, understood};
 use super::input;
 use super::moment;
+use super::run_id;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 use watch::Moment;
 
 const LISTED: usize = 20;
+
+const NAMED: &str = "A run is named by its id, by the beginning or the end of it, or as `latest`.";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum RunCommand {
@@ -26,9 +32,9 @@ pub enum RunCommand {
     List {
         #[arg(long)]
         flow: Option<String>,
-        /// pending, running, waiting, paused, completed, failed or cancelled
-        #[arg(long)]
-        status: Option<String>,
+        /// pending, running, waiting, paused, completed, failed or cancelled; several are any of them
+        #[arg(long, value_delimiter = ',')]
+        status: Vec<String>,
         #[arg(long)]
         tag: Option<String>,
         #[arg(long)]
@@ -41,6 +47,7 @@ pub enum RunCommand {
         limit: usize,
     },
     /// Show a run, and what it waits for
+    #[command(after_help = NAMED)]
     Show { run: String },
     /// Print a payload that is too large to be shown, by its reference
     Value {
@@ -60,12 +67,9 @@ pub enum RunCommand {
     Pause { run: String },
     /// Go on with a paused run
     Resume { run: String },
-    /// Start a new run from the failed steps of one that has ended; or, with --step, try one step again now
-    Retry {
-        run: String,
-        #[arg(long, value_name = "ACTIVATION")]
-        step: Option<String>,
-    },
+    /// Start a new run from the failed steps of one that has ended, or of every failed run of a flow; or, with --step, try
+    /// one step again now
+    Retry(retry::Retry),
     /// Start a new run from any step of one that has ended
     Rerun {
         run: String,
@@ -107,35 +111,35 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
     match command {
         RunCommand::List { flow, status, tag, external_id, since, limit } => {
             let since = since.map(|since| since_text(&since)).transpose()?;
-            let fields =
-                [("flow", flow), ("status", status), ("tag", tag), ("external_id", external_id), ("since", since)];
-            let query: Vec<_> =
+            let fields = [("flow", flow), ("tag", tag), ("external_id", external_id), ("since", since)];
+            let mut query: Vec<_> =
                 fields.into_iter().filter_map(|(name, value)| value.map(|value| (name, value))).collect();
+            query.extend(status.into_iter().map(|status| ("status", status)));
             list(ctx, &query, limit).await
         }
-        RunCommand::Show { run } => show(ctx, &run).await,
+        RunCommand::Show { run } => show(ctx, &resolve(ctx, &run).await?).await,
         RunCommand::Value { reference } => value(ctx, &reference).await,
-        RunCommand::Watch { run } => follow(ctx, &run).await,
+        RunCommand::Watch { run } => follow(ctx, &resolve(ctx, &run).await?).await,
         RunCommand::Cancel { run, reason } => act(ctx, &run, "cancel", &CancelRun { reason }).await,
         RunCommand::Pause { run } => act(ctx, &run, "pause", &json!({})).await,
         RunCommand::Resume { run } => act(ctx, &run, "resume", &json!({})).await,
-        RunCommand::Retry { run, step: None } => again(ctx, &run, "retry", &json!({})).await,
-        RunCommand::Retry { run, step: Some(step) } => act_on(ctx, &run, &step, "retry", StepAct::default()).await,
+        RunCommand::Retry(retry) => retry::run(ctx, retry).await,
         RunCommand::Rerun { run, from, input } => {
             let input = input.as_deref().map(input::read).transpose()?;
             again(ctx, &run, "rerun", &RerunRun { from, input }).await
         }
         RunCommand::Complete { run, step, output } => {
             let output = output.as_deref().map(input::read).transpose()?.unwrap_or_default();
-            act_on(ctx, &run, &step, "complete", StepAct { output, error: None }).await
+            act_on(ctx, &run, &step, "complete", &CompleteStep { output }).await
         }
         RunCommand::Fail { run, step, message } => {
             let error = Some(eddyline_protocol::Failure::new("FailedByHand", message));
-            act_on(ctx, &run, &step, "fail", StepAct { error, ..StepAct::default() }).await
+            act_on(ctx, &run, &step, "fail", &FailStep { error }).await
         }
-        RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", StepAct::default()).await,
+        RunCommand::Skip { run, step } => act_on(ctx, &run, &step, "skip", &json!({})).await,
         RunCommand::Delete { run } => {
-            let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run))).await?;
+            let run = resolve(ctx, &run).await?;
+            let answer = ctx.remote()?.delete(&format!("/v1/runs/{}", segment(&run)), &[]).await?;
             if ctx.screen.json {
                 return ctx.screen.document(&answer);
             }
@@ -162,6 +166,11 @@ fn what_stays(stays: &Remains) -> Vec<String> {
         lines.push(format!("these runs refer to it: {}", stays.referred_to_by.join(", ")));
     }
     lines
+}
+
+/// The run that is meant: see [`run_id`].
+async fn resolve(ctx: &Context, run: &str) -> Result<String, Trouble> {
+    run_id::resolve(&ctx.remote()?, run).await
 }
 
 fn since_text(since: &str) -> Result<String, Trouble> {
@@ -228,6 +237,7 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
         header.parent.as_ref().map(|parent| ("started by", format!("{} of {}", parent.activation, parent.run_id))),
     );
     facts.extend((!header.emitted_events.is_empty()).then(|| ("emitted", header.emitted_events.join(", "))));
+    facts.extend(moment.reason.clone().map(|reason| ("reason", reason)));
     facts.extend(header.trimmed.then(|| ("kept", "its header alone; timeline and payloads are gone".to_owned())));
     ctx.screen.say("")?;
     for (name, value) in facts {
@@ -253,7 +263,8 @@ async fn value(ctx: &Context, reference: &str) -> Result<(), Trouble> {
             "\"{reference}\" is not a reference: expected RUN/KEY, as `$value` has it"
         )));
     };
-    let value: Value = ctx.remote()?.get(&format!("/v1/runs/{}/values/{}", segment(run), segment(key)), &[]).await?;
+    let run = resolve(ctx, run).await?;
+    let value: Value = ctx.remote()?.get(&format!("/v1/runs/{}/values/{}", segment(&run), segment(key)), &[]).await?;
     ctx.screen.document(&value)
 }
 
@@ -267,13 +278,21 @@ pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
 }
 
 async fn act(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
-    let answer: Value = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(run)), body).await?;
+    let run = resolve(ctx, run).await?;
+    let answer: Value = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(&run)), body).await?;
     told(ctx, answer)
 }
 
-async fn act_on(ctx: &Context, run: &str, step: &str, what: &str, body: StepAct) -> Result<(), Trouble> {
-    let path = format!("/v1/runs/{}/steps/{}/{what}", segment(run), segment(step));
-    let answer: Value = ctx.remote()?.post(&path, &body).await?;
+async fn act_on(
+    ctx: &Context,
+    run: &str,
+    step: &str,
+    what: &str,
+    body: &(impl serde::Serialize + Sync),
+) -> Result<(), Trouble> {
+    let run = resolve(ctx, run).await?;
+    let path = format!("/v1/runs/{}/steps/{}/{what}", segment(&run), segment(step));
+    let answer: Value = ctx.remote()?.post(&path, body).await?;
     told(ctx, answer)
 }
 
@@ -286,6 +305,7 @@ fn told(ctx: &Context, answer: Value) -> Result<(), Trouble> {
 }
 
 async fn again(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
-    let answer: NewRun = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(run)), body).await?;
+    let run = resolve(ctx, run).await?;
+    let answer: NewRun = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(&run)), body).await?;
     if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(answer.run_id) }
 }

@@ -134,6 +134,8 @@ impl Line {
 pub struct Screen {
     pub json: bool,
     pub color: bool,
+    /// Whether logs, which go to standard error, are coloured.
+    pub log_colors: bool,
     /// Standard output is a terminal on which lines can be drawn again.
     pub live: bool,
 }
@@ -143,12 +145,17 @@ impl Screen {
         let terminal = io::stdout().is_terminal();
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let color = match color {
+        let colors = |terminal: bool| match color {
             Color::Always => true,
             Color::Never => false,
             Color::Auto => terminal && wanted && !dumb,
         };
-        Screen { json, color, live: terminal && !dumb }
+        Screen {
+            json,
+            color: colors(terminal),
+            log_colors: colors(io::stderr().is_terminal()),
+            live: terminal && !dumb,
+        }
     }
 
     /// Columns and rows.

@@ -5,10 +5,12 @@ use eddyline_protocol::RunInfo;
 use super::Context;
 use super::connect::segment;
 use super::run::timeline::{Timeline, line, patiently};
+use super::run_id;
 use super::trouble::Trouble;
 
 #[derive(Debug, clap::Args)]
 pub struct Tail {
+    /// Its id, either end of it, or `latest`
     run: String,
     /// Go on until the run has ended
     #[arg(long, short)]
@@ -19,7 +21,9 @@ pub struct Tail {
 }
 
 pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
-    let mut timeline = Timeline::new(ctx.remote()?, &tail.run, tail.after);
+    let remote = ctx.remote()?;
+    let run = run_id::resolve(&remote, &tail.run).await?;
+    let mut timeline = Timeline::new(remote, &run, tail.after);
     // There is nothing to wait for.
     let mut over = !tail.follow;
     // Only a server that was there is waited for.
@@ -36,7 +40,7 @@ pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
         }
         // Begun behind the last record of a run that has ended, there is none to come. But if it has ended since records
         // were asked for, there are some.
-        over = over || (records.is_empty() && has_ended(ctx, &tail.run).await?);
+        over = over || (records.is_empty() && has_ended(ctx, &run).await?);
         records = if over { timeline.rest().await? } else { timeline.next().await? };
     }
 }

@@ -108,6 +108,7 @@ async fn work(engine: Engine) {
             queues: vec!["default".to_owned()],
             offer: Arc::new(Offer::default()),
             max: 1,
+            most_held: None,
             request: None,
             lease_ms: None,
         };

@@ -35,8 +35,6 @@ pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
 /// Calls that one portion of the system's randomness is enough for.
 const CHANCES: usize = 128;
-/// So many leases of silence make a worker offline.
-const SILENT_LEASES: Millis = 3;
 const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 
 #[derive(Clone)]
@@ -119,7 +117,7 @@ impl Default for Retention {
 
 impl Config {
     pub fn offline_after_ms(&self) -> Millis {
-        self.offline_after_ms.unwrap_or_else(|| self.lease_ms.saturating_mul(SILENT_LEASES))
+        self.offline_after_ms.unwrap_or(self.lease_ms)
     }
 
     /// How often a worker is to show that it is alive: two heartbeats may be lost before its lease is, or before it counts

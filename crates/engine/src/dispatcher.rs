@@ -329,6 +329,7 @@ mod tests {
             queues: vec!["q".to_owned()],
             offer: Arc::new(Offer::default()),
             max: 1,
+            most_held: None,
             lease_ms: 1,
         };
         (Parked::new(request, reply, false), answer)

@@ -1,10 +1,10 @@
 //! Flows are listed, and their runs counted.
 
 use eddyline_machine::{Millis, Status};
-use eddyline_store::{Namespace, RunFilter};
+use eddyline_store::{Expect, Namespace, RunFilter};
 
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::flows::{FLOW, VERSION, versioned};
 
 /// A flow in a list.
@@ -31,6 +31,25 @@ impl Engine {
 
     pub async fn count_flows(&self, ns: &Namespace) -> Result<u64> {
         self.instance.count_documents(ns, FLOW).await
+    }
+
+    /// Deletes a flow of which no run goes on. Its versions stay for the runs that have ended, and nothing can start it by its
+    /// name. A run that is being started at the same moment goes on with the version that it has.
+    pub async fn delete_flow(&self, ns: &Namespace, name: &str) -> Result<()> {
+        let unknown = || EngineError::NotFound { what: "flow", id: name.chars().take(120).collect() };
+        let document = self.instance.document(Some(ns), FLOW, name).await?.ok_or_else(unknown)?;
+        let going = Status::ALL.into_iter().filter(|status| !status.is_end()).collect();
+        let filter = RunFilter { flow: Some(name.to_owned()), status: going, ..RunFilter::default() };
+        let open = self.instance.store.count_runs(ns, &filter).await?;
+        if open > 0 {
+            let runs = if open == 1 { "1 run that has" } else { &format!("{open} runs that have") };
+            let said = format!("the flow {name} has {runs} not ended: cancel them, or wait for their end");
+            return Err(EngineError::Conflict(said));
+        }
+        if !self.instance.put(ns, FLOW, name, Expect::Revision(document.revision), None).await? {
+            return Err(EngineError::Conflict(format!("the flow {name} was registered just now")));
+        }
+        Ok(())
     }
 
     /// When a version was registered.

@@ -73,4 +73,4 @@ pub use report::{ClaimTasks, Reported, TaskReport, Waiting, request_named};
 pub use start::{StartRequest, Started};
 pub use timeline::{Stored, Timeline};
 pub use token::{NotAToken, TaskToken};
-pub use workers::{BroughtFlow, WorkerCounts, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};
+pub use workers::{BroughtFlow, WorkerCounts, WorkerFilter, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};

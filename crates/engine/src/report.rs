@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use eddyline_language::definition::wrong_name;
 use eddyline_machine::{
@@ -12,6 +12,7 @@ use eddyline_machine::{
 use eddyline_store::{ClaimRequest, Lease, LeaseState, Namespace, Offer, RequestId, Store, StoreError, Taken};
 use serde_json::json;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::assignment::{Assignment, Handed};
@@ -31,6 +32,10 @@ const TOO_LARGE: &str = "PayloadTooLarge";
 const UNKNOWN_TASK: &str = "there is no such task";
 /// The end of the year 9999, about.
 const MAX_MOMENT_MS: Millis = 253_402_300_799_999;
+/// A claim of a worker that has as many tasks as it may have is tried again after this long.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(100);
+/// No claim waits longer.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Claims of code runs whose facts are kept at hand.
 const FACTS_AT_HAND: usize = 100_000;
 
@@ -41,6 +46,8 @@ pub struct ClaimTasks {
     pub queues: Vec<String>,
     pub offer: Arc<Offer>,
     pub max: usize,
+    /// How many tasks the worker may have in all. One that has as many waits until it has fewer.
+    pub most_held: Option<usize>,
     /// The same id again gets the same tasks again.
     pub request: Option<RequestId>,
     pub lease_ms: Option<Millis>,
@@ -50,8 +57,7 @@ pub struct ClaimTasks {
 #[derive(Debug)]
 pub struct Waiting {
     engine: Engine,
-    request: RequestId,
-    worker: String,
+    request: ClaimRequest,
     answer: oneshot::Receiver<Result<Vec<Handed>>>,
     answered: bool,
     /// Claimed, and not yet in the caller's hands.
@@ -118,16 +124,17 @@ impl Engine {
         let request = ClaimRequest {
             ns: ns.clone(),
             request: id,
-            worker: claim.worker.clone(),
+            worker: claim.worker,
             queues: claim.queues,
             offer: claim.offer,
             max: claim.max.clamp(1, MAX_CLAIM),
+            most_held: claim.most_held,
             lease_ms: self.lease_ms(claim.lease_ms),
         };
         let (reply, answer) = oneshot::channel();
-        let (engine, worker, undelivered) = (self.clone(), claim.worker, Vec::new());
-        let waiting = Waiting { engine, request: id, worker, answer, answered: false, undelivered };
-        (Order::Park(Parked::new(request, reply, once)), waiting)
+        let order = Order::Park(Parked::new(request.clone(), reply, once));
+        let (engine, undelivered) = (self.clone(), Vec::new());
+        (order, Waiting { engine, request, answer, answered: false, undelivered })
     }
 
     /// Takes reports, each for itself, in the order of each task. Answered when everything that was applied is durable.
@@ -269,16 +276,15 @@ impl Waiting {
     /// which none is assembled yet: whoever has no room for them need not.
     pub async fn claimed(&mut self, wait: Duration, most_bytes: usize) -> Result<usize> {
         if !self.answered {
-            let handed = match tokio::time::timeout(wait, &mut self.answer).await {
-                Ok(handed) => handed,
-                Err(_) => {
-                    // Called off rather than dropped: a task that is being claimed right now still gets here.
-                    self.engine.committing().send(Order::Unpark(self.request)).await?;
-                    (&mut self.answer).await
-                }
-            };
+            let until = Instant::now() + wait.min(LONGEST_WAIT);
+            let mut handed = self.answered_by(until).await?;
+            while handed.is_empty() && Instant::now() < until && self.is_full().await? {
+                tokio::time::sleep_until(until.min(Instant::now() + LOOK_FOR_ROOM)).await;
+                self.ask_again().await?;
+                handed = self.answered_by(until).await?;
+            }
             self.answered = true;
-            self.undelivered = handed.map_err(|_| EngineError::Stopped)??;
+            self.undelivered = handed;
         }
         let mut bytes = 0;
         for handed in &mut self.undelivered {
@@ -291,6 +297,33 @@ impl Waiting {
         Ok(bytes)
     }
 
+    async fn answered_by(&mut self, until: Instant) -> Result<Vec<Handed>> {
+        let handed = match tokio::time::timeout_at(until, &mut self.answer).await {
+            Ok(handed) => handed,
+            Err(_) => {
+                // Called off rather than dropped: a task that is being claimed right now still gets here.
+                self.engine.committing().send(Order::Unpark(self.request.request)).await?;
+                (&mut self.answer).await
+            }
+        };
+        handed.map_err(|_| EngineError::Stopped)?
+    }
+
+    /// Whether the claim came back because its worker has as many tasks as it may have. It did not stay parked for that: it
+    /// would be tried in the place of others that have room.
+    async fn is_full(&self) -> Result<bool> {
+        let ClaimRequest { ns, worker, most_held, .. } = &self.request;
+        let Some(most) = *most_held else { return Ok(false) };
+        let works = self.engine.worker(ns, worker).await?.is_some_and(|worker| !worker.draining);
+        Ok(works && self.engine.instance.store.held_by(ns, worker).await? >= most)
+    }
+
+    async fn ask_again(&mut self) -> Result<()> {
+        let (reply, answer) = oneshot::channel();
+        self.answer = answer;
+        self.engine.committing().ask(Order::Park(Parked::new(self.request.clone(), reply, false))).await
+    }
+
     /// Assembles tasks until their inputs have `most_bytes`, at least one; and the claim, if it has more.
     pub async fn part(mut self, most_bytes: usize) -> Result<(Vec<Assignment>, Option<Waiting>)> {
         let (mut tasks, mut taken, mut bytes) = (Vec::new(), 0, 0);
@@ -298,7 +331,7 @@ impl Waiting {
             // The claim stays among the undelivered until all of this part is in the caller's hands.
             let handed = self.undelivered[taken].take_up();
             taken += 1;
-            if let Some(task) = self.engine.hand_over(&self.worker, handed).await? {
+            if let Some(task) = self.engine.hand_over(&self.request.worker, handed).await? {
                 bytes += task.bytes;
                 tasks.push(task);
             }
@@ -321,7 +354,7 @@ impl Drop for Waiting {
                 }
                 // It must not be tried in the place of somebody who is still there.
                 Err(_) => {
-                    committing.try_send(Order::Unpark(self.request));
+                    committing.try_send(Order::Unpark(self.request.request));
                 }
             }
         }

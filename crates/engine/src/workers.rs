@@ -67,7 +67,18 @@ pub struct WorkerRecord {
     pub started_at: Millis,
     pub seen_at: Millis,
     pub draining: bool,
+    /// Its connection has ended, and nothing was heard of it since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
     pub counts: WorkerCounts,
+}
+
+/// Which workers are asked for.
+#[derive(Debug, Clone, Default)]
+pub struct WorkerFilter {
+    pub queue: Option<String>,
+    /// Any of these; all without one.
+    pub status: Vec<WorkerStatus>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -121,6 +132,7 @@ impl Engine {
             started_at: before.as_ref().map_or(now, |before| before.started_at),
             seen_at: now,
             draining: before.as_ref().is_some_and(|before| before.draining),
+            gone: false,
             counts: before.map_or_else(WorkerCounts::default, |before| before.counts),
         };
         self.write(ns, &record).await?;
@@ -178,6 +190,7 @@ impl Engine {
     /// A sign of life. None if there is no such worker.
     pub async fn seen(&self, ns: &Namespace, id: &str, says: Option<WorkerSays>) -> Result<Option<WorkerRecord>> {
         let Some(mut record) = self.worker(ns, id).await? else { return Ok(None) };
+        let was_gone = record.gone;
         record.seen_at = self.now().await?;
         if let Some(says) = says {
             let WorkerCounts { completed, failed, .. } = record.counts;
@@ -192,7 +205,7 @@ impl Engine {
             return self.worker(ns, id).await;
         };
         record = known;
-        if record.seen_at - written_at < self.instance.config.heartbeat_ms() {
+        if !was_gone && record.seen_at - written_at < self.instance.config.heartbeat_ms() {
             return Ok(Some(record));
         }
         // What others did to it in the meantime stands.
@@ -210,6 +223,14 @@ impl Engine {
             return self.worker(ns, id).await;
         }
         Ok(Some(record))
+    }
+
+    /// The connection of a worker has ended: it is offline until it is heard again, whatever is left of its leases.
+    pub async fn worker_gone(&self, ns: &Namespace, id: &str) -> Result<()> {
+        match self.worker(ns, id).await? {
+            Some(record) => self.write(ns, &WorkerRecord { gone: true, ..record }).await,
+            None => Ok(()),
+        }
     }
 
     /// The worker is to finish what it has; it gets nothing more.
@@ -272,12 +293,53 @@ impl Engine {
         })
     }
 
-    pub async fn count_workers(&self, ns: &Namespace) -> Result<u64> {
-        self.instance.count_documents(ns, WORKER).await
+    /// Those that a filter lets through, by id, after one; and where to go on if there are more.
+    pub async fn find_workers(
+        &self,
+        ns: &Namespace,
+        filter: &WorkerFilter,
+        mut after: Option<String>,
+        limit: usize,
+    ) -> Result<(Vec<WorkerRecord>, Option<String>)> {
+        let (mut found, now) = (Vec::new(), self.now().await?);
+        loop {
+            let page = self.list_workers(ns, after.take(), MAX_PAGE).await?;
+            let more = page.len() == MAX_PAGE;
+            for record in page {
+                after = Some(record.id.clone());
+                if self.is_wanted(filter, &record, now) {
+                    found.push(record);
+                }
+                if found.len() == limit {
+                    return Ok((found, after));
+                }
+            }
+            if !more {
+                return Ok((found, None));
+            }
+        }
+    }
+
+    /// How many a filter lets through.
+    pub async fn count_workers(&self, ns: &Namespace, filter: &WorkerFilter) -> Result<u64> {
+        if filter.queue.is_none() && filter.status.is_empty() {
+            return self.instance.count_documents(ns, WORKER).await;
+        }
+        Ok(self.find_workers(ns, filter, None, usize::MAX).await?.0.len() as u64)
+    }
+
+    fn is_wanted(&self, filter: &WorkerFilter, record: &WorkerRecord, now: Millis) -> bool {
+        filter.queue.as_ref().is_none_or(|queue| record.spec.queues.contains(queue))
+            && (filter.status.is_empty() || filter.status.contains(&self.worker_status(record, now)))
+    }
+
+    /// How many tasks a worker has.
+    pub async fn tasks_held(&self, ns: &Namespace, id: &str) -> Result<usize> {
+        Ok(self.instance.store.held_by(ns, id).await?)
     }
 
     pub fn worker_status(&self, record: &WorkerRecord, now: Millis) -> WorkerStatus {
-        if now - record.seen_at > self.instance.config.offline_after_ms() {
+        if record.gone || now - record.seen_at > self.instance.config.offline_after_ms() {
             WorkerStatus::Offline
         } else if record.draining {
             WorkerStatus::Draining
@@ -332,6 +394,7 @@ impl Workers {
         let known = all.get_mut(&(ns.clone(), seen.id))?;
         known.record.seen_at = known.record.seen_at.max(seen.seen_at);
         known.record.counts = seen.counts;
+        known.record.gone = false;
         Some((known.record.clone(), known.written_at))
     }
 

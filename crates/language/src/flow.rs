@@ -43,6 +43,11 @@ pub struct Graph {
 #[derive(Debug, Clone)]
 pub struct CodeFlow {
     pub queue: String,
+    pub limits: Vec<LimitUse>,
+    /// Added to that of the run.
+    pub priority: i32,
+    /// Labels that a worker must have.
+    pub requires: Vec<String>,
     pub retry: Retry,
     pub step_retry: Retry,
     pub timeout_ms: Option<Millis>,

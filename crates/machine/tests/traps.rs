@@ -1398,6 +1398,27 @@ fn a_code_run_remembers_its_steps_sleeps_and_completes() {
 }
 
 #[test]
+fn the_task_of_a_function_has_the_limits_labels_and_priority_of_its_flow() {
+    let flow = "{name: job, code: true, limits: [api, {tenant: '${input.t}'}], requires: [gpu], priority: 4}";
+    let mut t = Trial::new(flow, json!({"t": "acme"}));
+    let driver = t.claim("@run");
+    let limits = [("api".to_owned(), None), ("tenant".to_owned(), Some("\"acme\"".to_owned()))];
+    assert_eq!((&driver.1.limits[..], driver.1.priority), (&limits[..], 4));
+    assert_eq!(driver.1.requires, ["gpu"]);
+    // Its calls are tasks of their own.
+    code(&mut t, &driver, "embed", CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None });
+    let call = t.claim("embed");
+    assert_eq!((call.1.limits.len(), call.1.requires.len(), call.1.priority), (0, 0, 0));
+}
+
+#[test]
+fn a_code_run_fails_whose_limit_has_no_key() {
+    let flow = "{name: job, code: true, limits: [{tenant: '${input.t + 1}'}]}";
+    let t = Trial::new(flow, json!({"t": {}}));
+    assert_eq!((t.status(), t.offered().len()), ("failed", 0));
+}
+
+#[test]
 fn news_that_came_before_the_suspend_wakes_at_once() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");

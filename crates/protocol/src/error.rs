@@ -1,6 +1,10 @@
 //! What is said when something cannot be done: one shape for all.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::nullable;
@@ -159,6 +163,49 @@ impl From<WrittenFailure> for Failure {
             }
             WrittenFailure::Nothing => unsaid,
         }
+    }
+}
+
+/// A failure as people write it, who are told of a field that it does not have.
+pub(crate) fn by_hand<'de, D: Deserializer<'de>>(written: D) -> Result<Option<Failure>, D::Error> {
+    let written: Option<ByHand> = Option::deserialize(written)?;
+    Ok(written.map(|ByHand(failure)| failure))
+}
+
+struct ByHand(Failure);
+
+impl<'de> Deserialize<'de> for ByHand {
+    fn deserialize<D: Deserializer<'de>>(written: D) -> Result<ByHand, D::Error> {
+        written.deserialize_any(FailureForms).map(ByHand)
+    }
+}
+
+struct FailureForms;
+
+impl<'de> Visitor<'de> for FailureForms {
+    type Value = Failure;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an error: an object with `kind`, `message` and `stack`, or its message alone")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, message: &str) -> Result<Failure, E> {
+        Ok(WrittenFailure::Message(message.to_owned()).into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Failure, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Parts {
+            kind: Option<String>,
+            message: Option<String>,
+            stack: Option<String>,
+            step: Option<String>,
+            #[serde(default, deserialize_with = "nullable")]
+            also: Vec<Failure>,
+        }
+        let Parts { kind, message, stack, step, also } = Parts::deserialize(MapAccessDeserializer::new(fields))?;
+        Ok(WrittenFailure::Parts { kind, message, stack, step, also }.into())
     }
 }
 

@@ -1,7 +1,10 @@
 //! Queues, limits, keys, namespaces, and what a server says of itself.
 
+use std::fmt;
 use std::str::FromStr;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::strict::words;
@@ -42,6 +45,52 @@ impl TryFrom<WrittenRate> for Rate {
 }
 
 /// `10`, `10/s` or `100/5m`.
+/// A rate as people write it into rules. An object has no other fields, so that none that was meant to be one of them is
+/// without effect.
+fn written_rate<'de, D: Deserializer<'de>>(written: D) -> Result<Option<Rate>, D::Error> {
+    let written: Option<StrictRate> = Option::deserialize(written)?;
+    Ok(written.map(|StrictRate(rate)| rate))
+}
+
+struct StrictRate(Rate);
+
+impl<'de> Deserialize<'de> for StrictRate {
+    fn deserialize<D: Deserializer<'de>>(written: D) -> Result<StrictRate, D::Error> {
+        written.deserialize_any(RateForms).map(StrictRate)
+    }
+}
+
+struct RateForms;
+
+impl<'de> Visitor<'de> for RateForms {
+    type Value = Rate;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a rate: a number of tasks a second, a text such as 10/1s, or {count, per, burst}")
+    }
+
+    fn visit_u64<E: Error>(self, count: u64) -> Result<Rate, E> {
+        let count = u32::try_from(count).map_err(|_| E::invalid_value(Unexpected::Unsigned(count), &self))?;
+        WrittenRate::PerSecond(count).try_into().map_err(E::custom)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Rate, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Rate, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Whole {
+            count: u32,
+            per: Option<Span>,
+            burst: Option<u32>,
+        }
+        let Whole { count, per, burst } = Whole::deserialize(MapAccessDeserializer::new(fields))?;
+        WrittenRate::Whole { count, per, burst }.try_into().map_err(A::Error::custom)
+    }
+}
+
 impl FromStr for Rate {
     type Err = String;
 
@@ -73,6 +122,7 @@ fn with_burst(rate: Option<Rate>, burst: Option<u32>) -> Result<Option<Rate>, St
 #[serde(default)]
 pub struct QueueRules {
     pub concurrency: Option<u32>,
+    #[serde(deserialize_with = "written_rate")]
     pub rate: Option<Rate>,
     /// Of the rate; it may be in there as well.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,6 +161,7 @@ pub struct QueueInfo {
 #[serde(default)]
 pub struct LimitRules {
     pub concurrency: Option<u32>,
+    #[serde(deserialize_with = "written_rate")]
     pub rate: Option<Rate>,
     /// Of the rate; it may be in there as well.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, by_hand};
 use crate::{Span, Timestamp, nullable};
 
 /// `POST /v1/flows/{name}/runs`, and an item of `POST /v1/runs/batch`, which names the flow as well.
@@ -363,13 +363,19 @@ pub struct Acted {
     pub status: String,
 }
 
-/// The body of `complete` and `fail` on a step.
+/// The body of `complete` on a step.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct StepAct {
+pub struct CompleteStep {
     #[serde(skip_serializing_if = "Value::is_null")]
     pub output: Value,
-    #[serde(skip_serializing_if = "Option::is_none")]
+}
+
+/// The body of `fail` on a step.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailStep {
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "by_hand")]
     pub error: Option<Failure>,
 }
 

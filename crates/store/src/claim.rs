@@ -22,6 +22,8 @@ pub struct ClaimRequest {
     pub queues: Vec<String>,
     pub offer: Arc<Offer>,
     pub max: usize,
+    /// How many tasks the worker may have in all, with those it got by other claims.
+    pub most_held: Option<usize>,
     pub lease_ms: Millis,
 }
 
@@ -85,6 +87,8 @@ pub struct Claims {
     /// Of a claim that got less than it asked for: when to ask again. No later than the first of the tasks it suits, and
     /// that wait for nothing but a moment (a rate, a limit that a worker closed), may be claimed.
     pub retry_at: Option<Millis>,
+    /// It got less than it asked for because its worker has as many tasks as it may have.
+    pub full: bool,
 }
 
 /// A lease to be kept.

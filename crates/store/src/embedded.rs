@@ -362,6 +362,11 @@ impl Store for Embedded {
         Ok(self.shared.tasks().lines.closed_limits(ns, self.shared.time.now()))
     }
 
+    async fn held_by(&self, ns: &Namespace, worker: &str) -> Result<usize> {
+        self.shared.check()?;
+        Ok(self.shared.tasks().lines.held_by(ns, worker))
+    }
+
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {
         self.shared.check()?;
         Ok(self.shared.tasks().lines.ready(ns))

@@ -126,6 +126,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// limit's document lifts it.
     async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>>;
 
+    /// How many tasks a worker has.
+    async fn held_by(&self, ns: &Namespace, worker: &str) -> Result<usize>;
+
     /// How many tasks of a namespace could be claimed by a worker that takes everything.
     async fn backlog(&self, ns: &Namespace) -> Result<usize>;
 

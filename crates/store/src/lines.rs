@@ -7,6 +7,7 @@
 
 mod bounds;
 mod bucket;
+mod held_by;
 mod leases;
 mod line;
 mod pool;
@@ -26,6 +27,7 @@ use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task};
 
 use bounds::Bounds;
 pub(crate) use bucket::{Bucket, BucketKey};
+use held_by::HeldBy;
 pub use leases::UNWATCHED_MS;
 use line::{Line, Offered, Place};
 use suit::Class;
@@ -56,6 +58,8 @@ pub(crate) struct Lines {
     classes: Map<Arc<Class>, usize>,
     expiries: BTreeSet<(Millis, RunId, Fence)>,
     requests: Map<RequestId, Vec<(RunId, Fence)>>,
+    /// How many tasks each worker has.
+    held_by: HeldBy,
     looked_at: Option<Millis>,
 }
 
@@ -280,7 +284,7 @@ impl Lines {
         }
         queues.retain(|(_, offered)| !offered.suits.is_empty());
         let (mut picked, mut parks) = (Vec::new(), MOST_PARKS);
-        while picked.len() < request.max {
+        while picked.len() < request.max && !self.is_full(request) {
             let Some(Next { queue, pool, at: (run, fence) }) = self.best(&mut queues, now, &mut parks) else {
                 let retry_at = if parks == 0 { Some(now) } else { self.retry_at(&queues, now) };
                 return (picked, retry_at);
@@ -291,6 +295,15 @@ impl Lines {
             self.lines[*line].place(offered, pool);
         }
         (picked, None)
+    }
+
+    /// Whether the worker of a claim has as many tasks as it may have.
+    pub fn is_full(&self, request: &ClaimRequest) -> bool {
+        request.most_held.is_some_and(|most| self.held_by(&request.ns, &request.worker) >= most)
+    }
+
+    pub fn held_by(&self, ns: &Namespace, worker: &str) -> usize {
+        self.held_by.count(ns, worker)
     }
 
     /// What keeps a task that waits from being claimed, whoever asks for it.
@@ -377,7 +390,7 @@ impl Lines {
 
     /// Gives a task that is offered to a worker. In place: this happens to every task.
     fn hand_over(&mut self, run: RunId, fence: Fence, request: &ClaimRequest, now: Millis) -> Option<Held> {
-        let Lines { lines, runs, waiters, bounds, requests, expiries, .. } = self;
+        let Lines { lines, runs, waiters, bounds, requests, expiries, held_by, .. } = self;
         let of_run = runs.get_mut(&run)?;
         let memo = of_run.memo;
         let entry = of_run.tasks.get_mut(&fence)?;
@@ -404,6 +417,7 @@ impl Lines {
             claim: Claim { build, memo },
         };
         requests.entry(request.request).or_default().push((run, fence));
+        held_by.add(&of_run.ns, &held.worker);
         entry.held = Some(held.clone());
         if let Some(at) = entry.expiry {
             expiries.remove(&(at, run, fence));
@@ -419,6 +433,7 @@ impl Lines {
         *self.classes.entry(entry.place.class.clone()).or_default() += 1;
         if let Some(held) = &entry.held {
             self.requests.entry(held.request).or_default().push((run, fence));
+            self.held_by.add(&of_run.ns, &held.worker);
             self.lines[entry.line].count(&entry.place.class.suit.flow, 1);
             self.bounds.count(&entry.place.class, 1);
         } else if !of_run.paused && !entry.closed {
@@ -431,10 +446,11 @@ impl Lines {
     /// Takes an entry out of everything, with the lines in which others may be claimed now because of it.
     fn unlink(&mut self, run: RunId, fence: Fence) -> Option<(Entry, BTreeSet<usize>)> {
         let paused = self.runs.get(&run)?.paused;
-        let (_, entry) = self.lift(run, fence)?;
+        let (ns, entry) = self.lift(run, fence)?;
         let class = &entry.place.class;
         let mut roomier = BTreeSet::new();
         if let Some(held) = &entry.held {
+            self.held_by.remove(&ns, &held.worker);
             if let Some(claimed) = self.requests.get_mut(&held.request) {
                 claimed.retain(|at| *at != (run, fence));
                 if claimed.is_empty() {

@@ -184,6 +184,10 @@ impl Store for Memory {
         Ok(self.rows().tasks.closed_limits(ns, self.time.now()))
     }
 
+    async fn held_by(&self, ns: &Namespace, worker: &str) -> Result<usize> {
+        Ok(self.rows().tasks.held_by(ns, worker))
+    }
+
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {
         Ok(self.rows().tasks.ready(ns))
     }

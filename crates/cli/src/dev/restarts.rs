@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::files::{Changes, Wanted};
 use super::{LOOK, say};
 use crate::Context;
+use crate::connect::Where;
 use crate::processes::Group;
 use crate::screen::Ink;
 use crate::trouble::Trouble;
@@ -29,7 +30,7 @@ const SOURCES: [&str; 14] =
 /// Until it is told to stop; or at once, if it cannot be started at all.
 pub async fn keep_running(
     ctx: &Context,
-    url: &str,
+    at: &Where,
     command: &[String],
     dir: Option<&Path>,
     mut stopping: watch::Receiver<bool>,
@@ -41,7 +42,10 @@ pub async fn keep_running(
     let (mut pause, mut started) = (FIRST_PAUSE, false);
     loop {
         let mut worker = Command::new(program);
-        worker.args(arguments).env("EDDY_URL", url).stdin(Stdio::null());
+        worker.args(arguments).env("EDDY_URL", &at.url).stdin(Stdio::null());
+        if let Some(key) = &at.api_key {
+            worker.env("EDDY_KEY", key);
+        }
         if let Some(path) = path_with_eddy() {
             worker.env("PATH", path);
         }

@@ -4,12 +4,13 @@ use std::io::Write;
 use std::time::Duration;
 
 use eddyline_protocol::{RunInfo, StepInfo};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::timeline::{self, PATIENCE, Timeline, patiently};
 use super::tree::{Glance, draw};
 use crate::Context;
-use crate::connect::{Remote, segment};
+use crate::connect::{Remote, segment, understood};
 use crate::moment;
 use crate::screen::{Line, Screen};
 use crate::trouble::{Exit, Trouble};
@@ -23,14 +24,17 @@ const GAP: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Moment {
     pub run: RunInfo,
+    /// Why it was cancelled, if that was said.
+    pub reason: Option<String>,
     pub steps: Vec<StepInfo>,
     pub order: Vec<String>,
 }
 
 impl Moment {
     pub async fn read(remote: &Remote, run: &str) -> Result<Moment, Trouble> {
-        let info: RunInfo = remote.get(&format!("/v1/runs/{}", segment(run)), &[]).await?;
-        let mut moment = Moment { run: info, steps: Vec::new(), order: Vec::new() };
+        let info: Value = remote.get(&format!("/v1/runs/{}", segment(run)), &[]).await?;
+        let reason = info["reason"].as_str().map(str::to_owned);
+        let mut moment = Moment { run: understood(info)?, reason, steps: Vec::new(), order: Vec::new() };
         // Whoever may see the run may still be refused its flow, or it may be gone: the tree is then in another order.
         if let Ok(flow) = remote.flow(&moment.run.flow, Some(&moment.run.version)).await {
             moment.order = flow.analysis.levels.into_iter().flatten().collect();

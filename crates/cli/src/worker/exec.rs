@@ -11,9 +11,10 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::command::{Job, Verdict, carry_out};
+use crate::connect::Remote;
 use crate::processes::{asked_to_end, kill_all};
 use crate::screen::{Ink, Line, Screen};
-use crate::trouble::Trouble;
+use crate::trouble::{Exit, Trouble};
 use crate::{Context, warnings_only};
 
 /// Lines of standard error that are on their way.
@@ -26,6 +27,9 @@ const CALLED_OFF: &str = "Cancelled";
 const NOT_TAKEN: &str = "BadReport";
 /// What is said of a command that is let finish.
 const MAY_FINISH: &str = "the run was cancelled; the command may finish, so that what it did is undone";
+/// How long a worker waits before it tries to reach its server again.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// What a killed command may take to be gone, before its task is given up where it stands.
 const AFTER_GRACE: Duration = Duration::from_secs(5);
 
@@ -93,10 +97,12 @@ fn queue(text: &str) -> Result<String, String> {
 
 pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     refuse_twice(&exec.commands)?;
-    // Asked first: a wrong address is told as by every other command, and not by a worker that goes on trying.
     let remote = ctx.remote()?;
-    remote.get::<Value>("/v1/info", &[]).await?;
-    warnings_only();
+    tokio::select! {
+        reached = until_reached(ctx, &remote) => reached?,
+        asked = asked_to_end() => return asked.and(Err(Trouble::interrupted())),
+    }
+    warnings_only(&ctx.screen);
     let grace = Duration::from(exec.grace);
     let mut worker = Worker::with_client(remote.client().clone()).cancel_grace(grace + AFTER_GRACE);
     for queue in &exec.queues {
@@ -132,6 +138,24 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     };
     kill_all();
     ended
+}
+
+/// A worker may be started before its server. A server that answers, and refuses, is told as by every other command.
+async fn until_reached(ctx: &Context, remote: &Remote) -> Result<(), Trouble> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match remote.get::<Value>("/v1/info", &[]).await {
+            Ok(_) => return Ok(()),
+            Err(trouble) if matches!(trouble.exit(), Exit::Unreachable | Exit::Unavailable) => {
+                if pause == FIRST_PAUSE {
+                    ctx.screen.aside(format!("waiting for the server: {}", trouble.message()));
+                }
+            }
+            Err(trouble) => return Err(trouble),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 async fn one(
@@ -188,7 +212,7 @@ async fn one(
 /// Lines for whoever looks at the worker.
 async fn show(screen: Screen, mut lines: mpsc::Receiver<Line>) {
     while let Some(line) = lines.recv().await {
-        screen.aside(line.paint(screen.color));
+        screen.aside(line.paint(screen.log_colors));
     }
 }
 

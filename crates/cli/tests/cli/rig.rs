@@ -187,7 +187,8 @@ impl Server {
         (self.process, self.url) = Server::serve(self.dir.path(), &["--store", "store", "--listen", &listen]);
     }
 
-    fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
+    /// With these flags and no others.
+    pub fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
         let mut command = command();
         command.current_dir(dir).arg("serve").args(args).env("EDDY_LOG", "error");
         Server::spawn(command)

@@ -179,9 +179,11 @@ fn runs_are_acted_upon() {
     assert!(event.err.contains(&format!("the gate {tell} opens by its event or its time, not by hand")), "{event:?}");
     let none = server.eddy(&["gate", "open", &format!("{run}.99")]).bad(4);
     assert!(none.err.contains(&format!("there is no gate {run}.99")), "{none:?}");
-    server.eddy(&["event", "publish", "news", "1", "--key", "8"]).good();
+    // Neither another number nor a text is the number that the gate waits for.
+    server.eddy(&["event", "publish", "news", "1", "--key-json", "8"]).good();
+    server.eddy(&["event", "publish", "news", "1", "--key", "7"]).good();
     let publish =
-        |payload: &str| server.eddy(&["event", "publish", "news", payload, "--key", "7", "--id", "n1"]).good();
+        |payload: &str| server.eddy(&["event", "publish", "news", payload, "--key-json", "7", "--id", "n1"]).good();
     assert_eq!(publish("2").line(), "news published: it has opened 1 gate");
     let before = "an event was published under the id n1 before, and stands: it has opened 1 gate";
     assert_eq!(publish("3").line(), before);

@@ -386,7 +386,7 @@ impl Committer {
     fn claimed(&mut self, id: ParkId, parked: Parked, claims: Claims) {
         self.dispatcher.tried(&parked);
         let called_off = self.trying.remove(&parked.request.request).is_some_and(|trying| trying.called_off);
-        if claims.tasks.is_empty() && !parked.once && !called_off && !self.stopping {
+        if claims.tasks.is_empty() && !claims.full && !parked.once && !called_off && !self.stopping {
             if let Some(repeated) = self.dispatcher.put_back(id, parked, &claims) {
                 let _ = repeated.reply.send(Ok(Vec::new()));
             }
@@ -394,8 +394,8 @@ impl Committer {
         }
         let ns = namespace_label(&parked.request.ns);
         metrics::counter!("eddyline_tasks_claimed_total", "namespace" => ns).increment(claims.tasks.len() as u64);
-        // There may be more of what it just got.
-        if claims.tasks.len() == parked.request.max {
+        // There may be more of what it just got, or of what it had no room for.
+        if claims.full || claims.tasks.len() == parked.request.max {
             for queue in &parked.request.queues {
                 self.dispatcher.hint(parked.request.ns.clone(), queue.clone());
             }

@@ -140,6 +140,7 @@ async fn work(engine: Engine, worker: String, ledger: Arc<Ledger>) {
         queues: vec!["default".to_owned()],
         offer: Arc::new(Offer::default()),
         max: 1,
+        most_held: None,
         request: None,
         lease_ms: None,
     };

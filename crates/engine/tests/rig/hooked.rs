@@ -240,6 +240,10 @@ impl Store for Hooked {
         self.inner.limits(ns).await
     }
 
+    async fn held_by(&self, ns: &Namespace, worker: &str) -> Result<usize> {
+        self.inner.held_by(ns, worker).await
+    }
+
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {
         self.inner.backlog(ns).await
     }

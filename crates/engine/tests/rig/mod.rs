@@ -113,6 +113,7 @@ pub fn claim(worker: &str) -> ClaimTasks {
         queues: vec!["default".to_owned()],
         offer: Arc::new(Offer::default()),
         max: 1,
+        most_held: None,
         request: None,
         lease_ms: None,
     }

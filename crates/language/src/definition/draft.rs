@@ -95,6 +95,11 @@ pub(super) struct View {
 }
 
 impl View {
+    /// Before anything has run: the fields of a code flow.
+    pub fn start() -> View {
+        View { step: None, inside: None, gate: false, item: false, rounds: false }
+    }
+
     /// As the step is being decided: `if`, and what its gate waits for.
     pub fn deciding(step: StepId) -> View {
         View { step: Some(step), inside: None, gate: false, item: false, rounds: false }

@@ -233,7 +233,10 @@ pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Mi
             parse_duration(text).map_err(|wrong| format!("\"{}\" is not a duration: {wrong}", shorten(text)))
         }
         NodeValue::Number(number) => match number.as_i64() {
-            Some(ms @ 0..=MAX_DURATION_MS) => Ok(ms),
+            Some(ms @ 0..=MAX_DURATION_MS) => {
+                warn_of_bare_number(draft, path, node, ms);
+                Ok(ms)
+            }
             Some(1..) => Err(format!("the number {number} is not a duration: {TOO_LONG}")),
             _ => Err(format!("expected {EXPECTED}, found the number {number}")),
         },
@@ -245,6 +248,15 @@ pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Mi
             draft.problem(path, node.at, message);
             None
         }
+    }
+}
+
+/// Most people who write a bare number mean seconds.
+fn warn_of_bare_number(draft: &mut Draft<'_>, path: &str, node: &Node, ms: Millis) {
+    if ms != 0 {
+        let field = path.rsplit('.').next().unwrap_or(path);
+        let message = format!("`{field}: {ms}` means {ms} ms; write `{ms}ms` or `{ms}s`");
+        draft.warnings.push(Problem::new(path, node.at, message));
     }
 }
 

@@ -10,7 +10,7 @@ use super::policy::retry;
 use super::problem::{Place, Problem, Problems};
 use super::schema::{CheckSchema, schema};
 use super::source::{Key, Node, NodeValue, join};
-use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, analyse, canonical, step};
+use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, analyse, canonical, reads, step};
 use crate::flow::{Body, Builds, CodeFlow, DEFAULT_QUEUE, Finally, Flow, Graph};
 use crate::ids::{ScopeId, StepId};
 use crate::nearest::did_you_mean;
@@ -28,6 +28,10 @@ pub(super) fn flow(
     let Draft { mut problems, mut warnings, .. } = draft;
     if let (Some(mut parsed), []) = (read, problems.as_slice()) {
         sort(&mut warnings);
+        if warnings.len() > MAX_PROBLEMS {
+            warnings.truncate(MAX_PROBLEMS);
+            warnings.push(Problem::new("", Place::START, "there are more warnings, to be told once these are solved"));
+        }
         parsed.warnings = warnings;
         return Ok(parsed);
     }
@@ -45,7 +49,7 @@ fn sort(problems: &mut [Problem]) {
 
 const ANY: [&str; 4] = ["name", "description", "code", "input_schema"];
 const GRAPH: [&str; 5] = ["steps", "output", "finally", "fail_fast", "entry"];
-const CODE: [&str; 5] = ["queue", "retry", "step_retry", "timeout", "builds"];
+const CODE: [&str; 8] = ["queue", "limits", "priority", "requires", "retry", "step_retry", "timeout", "builds"];
 
 fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &Node) -> Option<Parsed> {
     let known = [ANY.as_slice(), &GRAPH, &CODE].concat();
@@ -99,15 +103,20 @@ fn flow_name(draft: &mut Draft<'_>, asked: Option<&str>, fields: &mut Fields<'_>
 }
 
 fn code(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> CodeFlow {
-    CodeFlow {
+    let code = CodeFlow {
         queue: fields.take(draft, "queue", name).unwrap_or_else(|| DEFAULT_QUEUE.into()),
+        limits: step::limits(draft, fields, View::start()),
+        priority: step::priority(draft, fields),
+        requires: step::requires(draft, fields),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         step_retry: fields.take(draft, "step_retry", retry).unwrap_or_default(),
         timeout_ms: fields.take(draft, "timeout", timeout),
         builds: fields
             .take(draft, "builds", choice(&[("latest", Builds::Latest), ("pinned", Builds::Pinned)]))
             .unwrap_or(Builds::Latest),
-    }
+    };
+    reads::check(draft);
+    code
 }
 
 fn graph(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> Option<Graph> {

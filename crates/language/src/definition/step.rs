@@ -186,31 +186,41 @@ fn worker(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Worker 
         }
         draft.steps[id.0 as usize].emits = events;
     }
-    let limits = list("a list of limits such as [stripe, {tenant: \"${input.tenant}\"}]", limit(id));
     Worker {
         handler: handler.unwrap_or_else(|| draft.step(id).name.clone()),
         queue: fields.take(draft, "queue", name),
-        limits: fields.take(draft, "limits", limits).unwrap_or_default(),
+        limits: limits(draft, fields, View::doing(id)),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         timeout_ms: fields.take(draft, "timeout", timeout),
         start_timeout_ms: fields.take(draft, "start_timeout", timeout),
-        priority: fields
-            .take(draft, "priority", whole(i32::MIN.into(), i32::MAX.into()))
-            .and_then(|priority| i32::try_from(priority).ok())
-            .unwrap_or(0),
-        requires: fields.take(draft, "requires", list("a list of labels such as [gpu]", word)).unwrap_or_default(),
+        priority: priority(draft, fields),
+        requires: requires(draft, fields),
         key: fields.take(draft, "key", expr(View::doing(id))),
     }
 }
 
+pub(super) fn limits(draft: &mut Draft<'_>, fields: &mut Fields<'_>, view: View) -> Vec<LimitUse> {
+    let limits = list("a list of limits such as [stripe, {tenant: \"${input.tenant}\"}]", limit(view));
+    fields.take(draft, "limits", limits).unwrap_or_default()
+}
+
+pub(super) fn priority(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> i32 {
+    let priority = fields.take(draft, "priority", whole(i32::MIN.into(), i32::MAX.into()));
+    priority.and_then(|priority| i32::try_from(priority).ok()).unwrap_or(0)
+}
+
+pub(super) fn requires(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> Vec<String> {
+    fields.take(draft, "requires", list("a list of labels such as [gpu]", word)).unwrap_or_default()
+}
+
 /// `stripe`, `{tenant: "${input.tenant}"}`
-fn limit(id: StepId) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<LimitUse> {
+fn limit(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<LimitUse> {
     move |draft, path, node| match &node.value {
         NodeValue::Map(entries) if entries.len() == 1 => {
             let (key, node) = &entries[0];
             let path = join(path, &key.text);
             let fits = check_name(draft, &path, key.at, &key.text);
-            let (template, canonical) = template(View::doing(id))(draft, &path, node)?;
+            let (template, canonical) = template(view)(draft, &path, node)?;
             let limit = LimitUse { name: key.text.clone(), key: Some(template) };
             fits.then(|| (limit, serde_json::json!({ key.text.as_str(): canonical })))
         }

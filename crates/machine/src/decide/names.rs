@@ -66,13 +66,6 @@ impl Decider<'_> {
         }
     }
 
-    pub(super) fn canonical_template(&mut self, at: ActId, template: &Template) -> Evaluated<String> {
-        match self.fill_in(at, template)? {
-            Ok(data) => self.canonical_data(&data),
-            Err(failure) => Ok(Err(failure)),
-        }
-    }
-
     pub(super) fn canonical_data(&self, data: &Data) -> Evaluated<String> {
         if data.bytes(MAX_KEY_BYTES) > MAX_KEY_BYTES {
             let message = format!("a key has at most {MAX_KEY_BYTES} bytes as JSON");

@@ -9,14 +9,18 @@ use crate::run::{
 };
 use crate::transition::{Due, Task, TaskChange, TaskKind, TimerKind};
 use eddyline_language::data::Data;
-use eddyline_language::flow::{Action, Body, Builds, Retry, Worker};
+use eddyline_language::expr::Template;
+use eddyline_language::flow::{Action, Body, Builds, LimitUse, Retry, Worker};
+
+/// A limit by its name, with its key as canonical JSON.
+type LimitKey = (String, Option<String>);
 
 impl<'a> Decider<'a> {
     /// Offers the activation's current attempt to workers.
     pub(super) fn enqueue(&mut self, id: ActId, reason: Option<Reason>) -> Done {
         let mut task = match self.task_for(id)? {
             Ok(task) => task,
-            Err(failure) => return self.fail(id, failure),
+            Err(failure) => return self.give_up(id, failure),
         };
         self.header.next_fence += 1;
         self.header.begun = true;
@@ -187,11 +191,18 @@ impl<'a> Decider<'a> {
         match (&self.flow.body, &self.at(id).place) {
             (Body::Code(code), Place::Root) => {
                 let build = self.header.code.as_ref().and_then(|header| header.build.clone());
+                let limits = match self.limit_keys(&code.limits, |decider, key| decider.fill_in_inside(id, key))? {
+                    Ok(limits) => limits,
+                    Err(failure) => return Ok(Err(failure)),
+                };
                 Ok(Ok(Task {
                     step: self.flow.name.clone(),
                     handler: self.flow.name.clone(),
                     kind: TaskKind::Run,
                     input: self.header.input.clone().unwrap_or_else(Data::null),
+                    priority: self.header.priority.saturating_add(code.priority),
+                    limits,
+                    requires: code.requires.clone(),
                     timeout_ms: code.timeout_ms,
                     build: build.filter(|_| code.builds == Builds::Pinned),
                     ..blank
@@ -214,17 +225,10 @@ impl<'a> Decider<'a> {
         };
         // What an expression says of an undo, it says from where the step stood.
         let at = undoes.unwrap_or(id);
-        let mut limits = Vec::with_capacity(worker.limits.len());
-        for limit in &worker.limits {
-            let key = match &limit.key {
-                None => None,
-                Some(key) => match self.canonical_template(at, key)? {
-                    Ok(key) => Some(key),
-                    Err(failure) => return Ok(Err(failure)),
-                },
-            };
-            limits.push((limit.name.clone(), key));
-        }
+        let limits = match self.limit_keys(&worker.limits, |decider, key| decider.fill_in(at, key))? {
+            Ok(limits) => limits,
+            Err(failure) => return Ok(Err(failure)),
+        };
         let key = match &worker.key {
             None => None,
             Some(key) => match self.canonical(at, key)? {
@@ -248,6 +252,26 @@ impl<'a> Decider<'a> {
             start_timeout_ms: worker.start_timeout_ms.filter(|_| undoes.is_none()),
             ..blank
         }))
+    }
+
+    /// The limits that a task passes.
+    fn limit_keys(
+        &mut self,
+        limits: &[LimitUse],
+        fill_in: impl Fn(&mut Decider<'a>, &Template) -> Done<Result<Data, Failure>>,
+    ) -> Done<Result<Vec<LimitKey>, Failure>> {
+        let mut found = Vec::with_capacity(limits.len());
+        for LimitUse { name, key } in limits {
+            let key = match key.as_ref().map(|key| fill_in(self, key)).transpose()?.transpose() {
+                Ok(key) => key,
+                Err(failure) => return Ok(Err(failure)),
+            };
+            match key.map(|key| self.canonical_data(&key)).transpose()?.transpose() {
+                Ok(key) => found.push((name.clone(), key)),
+                Err(failure) => return Ok(Err(failure)),
+            }
+        }
+        Ok(Ok(found))
     }
 
     /// What opened the gate that stood before an activation, its spread or the group it is in.

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use eddyline_protocol::{
-    Acted, CancelRun, Failure, NewRun, Page, Reference, RerunRun, RunInfo, RunResult, StepAct, StepInfo,
+    Acted, CancelRun, CompleteStep, FailStep, Failure, NewRun, Page, Reference, RerunRun, RunInfo, RunResult, StepInfo,
 };
 use http::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::address::segment;
@@ -180,25 +180,25 @@ impl Run {
     pub async fn complete_step(&self, activation: &str, output: &(impl Serialize + ?Sized)) -> Result<Acted, Error> {
         let output = serde_json::to_value(output)
             .map_err(|source| Error::Encode { what: format!("the output of {activation}"), source })?;
-        self.act_on_step(activation, "complete", StepAct { output, error: None }).await
+        self.act_on_step(activation, "complete", &CompleteStep { output }).await
     }
 
     /// Fails a step by hand, for good.
     pub async fn fail_step(&self, activation: &str, failure: Failure) -> Result<Acted, Error> {
-        self.act_on_step(activation, "fail", StepAct { error: Some(failure), ..StepAct::default() }).await
+        self.act_on_step(activation, "fail", &FailStep { error: Some(failure) }).await
     }
 
     pub async fn skip_step(&self, activation: &str) -> Result<Acted, Error> {
-        self.act_on_step(activation, "skip", StepAct::default()).await
+        self.act_on_step(activation, "skip", &json!({})).await
     }
 
     /// Tries a step again now, instead of at the end of its back-off.
     pub async fn retry_step(&self, activation: &str) -> Result<Acted, Error> {
-        self.act_on_step(activation, "retry", StepAct::default()).await
+        self.act_on_step(activation, "retry", &json!({})).await
     }
 
-    async fn act_on_step(&self, activation: &str, act: &str, body: StepAct) -> Result<Acted, Error> {
-        self.act(&format!("/steps/{}/{act}", segment(activation)), &body).await
+    async fn act_on_step(&self, activation: &str, act: &str, body: &(impl Serialize + Sync)) -> Result<Acted, Error> {
+        self.act(&format!("/steps/{}/{act}", segment(activation)), body).await
     }
 
     async fn act<T: DeserializeOwned>(&self, act: &str, body: &(impl Serialize + Sync)) -> Result<T, Error> {

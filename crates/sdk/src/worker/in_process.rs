@@ -161,7 +161,7 @@ impl EngineLink {
 
     fn request(&self, max: u32) -> ClaimTasks {
         let (worker, queues, offer) = (self.worker.clone(), self.queues.clone(), self.offer.clone());
-        ClaimTasks { worker, queues, offer, max: max as usize, request: None, lease_ms: None }
+        ClaimTasks { worker, queues, offer, max: max as usize, most_held: None, request: None, lease_ms: None }
     }
 
     fn claimed(&mut self, claimed: Claimed) -> Result<(), Cut> {

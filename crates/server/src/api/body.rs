@@ -6,16 +6,16 @@ use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use eddyline_engine::MAX_PAYLOAD_DEPTH;
-use eddyline_language::nearest::nearest;
 use eddyline_protocol::Code;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::failure::Failure;
+use super::known_fields::KnownFields;
 use super::memory_budget::Reservation;
-use super::wording::in_words;
+use super::wording::{in_words, unknown_field};
 
 /// Of a body at least [`PACE_BYTES`] come within each [`PACE_WINDOW`], or all that is left of it.
 const PACE_WINDOW: Duration = Duration::from_secs(5);
@@ -111,14 +111,23 @@ impl Pace {
     }
 }
 
-pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken: Taken) -> Result<T, Failure> {
-    check_type(headers, taken)?;
+/// Which fields an object may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fields {
+    /// Those of the type that is read.
+    Known,
+    /// Others too, which are ignored.
+    Any,
+}
+
+pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, fields: Fields) -> Result<T, Failure> {
+    check_type(headers, Taken::Json)?;
     check_shape(bytes)?;
     // All of it, since what is in a field that nobody reads is only looked over.
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Failure::bad(format!("the body is not JSON: it is not UTF-8 after {} bytes", error.valid_up_to()))
     })?;
-    serde_json::from_str(text).map_err(|error| {
+    parse(text, fields).map_err(|error| {
         if bytes.is_empty() {
             return Failure::bad("the body is empty: expected JSON");
         }
@@ -126,8 +135,19 @@ pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, taken
         let problem = serde_json::json!({
             "path": "", "message": said, "line": error.line(), "column": error.column()
         });
-        Failure::bad(format!("the body is not what it should be: {said}")).details(vec![problem])
+        let message = unknown_field(&error).unwrap_or_else(|| format!("the body is not what it should be: {said}"));
+        Failure::bad(message).details(vec![problem])
     })
+}
+
+fn parse<T: DeserializeOwned>(text: &str, fields: Fields) -> serde_json::Result<T> {
+    if fields == Fields::Any {
+        return serde_json::from_str(text);
+    }
+    let mut parser = serde_json::Deserializer::from_str(text);
+    let read = T::deserialize(KnownFields(&mut parser))?;
+    parser.end()?;
+    Ok(read)
 }
 
 /// A list would be read as the fields of an object in their order, which nobody means.
@@ -138,18 +158,7 @@ pub(crate) fn refuse_list(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// A field that is not one of these was meant to be another, or to do something.
-pub(crate) fn refuse_unknown(fields: &Map<String, Value>, known: &[&str]) -> Result<(), Failure> {
-    let Some(unknown) = fields.keys().find(|field| !known.contains(&field.as_str())) else { return Ok(()) };
-    let shown: String = unknown.chars().take(40).collect();
-    let help = match nearest(unknown, known.iter().copied()) {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known here: {}", known.join(", ")),
-    };
-    Err(Failure::bad(format!("unknown field `{shown}`; {help}")))
-}
-
-/// Many of something, each an object: a list of them, or one alone.
+/// Many of something that people write, each an object: a list of them, or one alone.
 pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Result<Vec<T>, Failure> {
     let items = match written {
         Value::Array(items) => items,
@@ -162,7 +171,11 @@ pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Resul
 pub(crate) fn one<T: DeserializeOwned>(item: Value, expected: &str) -> Result<T, Failure> {
     match item {
         Value::Object(_) => {
-            serde_json::from_value(item).map_err(|error| Failure::bad(format!("{}: {expected}", in_words(&error))))
+            let read = T::deserialize(KnownFields(item));
+            read.map_err(|error| {
+                let message = unknown_field(&error).unwrap_or_else(|| format!("{}: {expected}", in_words(&error)));
+                Failure::bad(message)
+            })
         }
         _ => Err(Failure::bad(expected)),
     }
@@ -279,7 +292,7 @@ mod tests {
     fn what_is_not_utf8_is_not_json_wherever_it_is() {
         #[derive(Debug, serde::Deserialize)]
         struct Nothing {}
-        let read = |bytes: &[u8]| json::<Nothing>(bytes, &HeaderMap::new(), Taken::Json);
+        let read = |bytes: &[u8]| json::<Nothing>(bytes, &HeaderMap::new(), Fields::Any);
         assert!(read(b"{\"unread\": \"\xc3\xa9\"}").is_ok());
         let failure = read(b"{\"unread\": \"\xff\"}").unwrap_err();
         assert_eq!((failure.0.code, failure.0.message.contains("12 bytes")), (Code::BadRequest, true), "{failure:?}");
@@ -287,7 +300,7 @@ mod tests {
 
     #[test]
     fn problems_have_a_place() {
-        let failure = json::<serde_json::Value>(b"{\n  \"a\": nul }", &HeaderMap::new(), Taken::Json).unwrap_err();
+        let failure = json::<serde_json::Value>(b"{\n  \"a\": nul }", &HeaderMap::new(), Fields::Any).unwrap_err();
         assert_eq!(failure.0.code, Code::BadRequest);
         assert_eq!(failure.0.details[0]["line"], 2);
     }

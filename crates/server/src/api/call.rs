@@ -5,24 +5,26 @@ use std::sync::{Mutex, PoisonError};
 use axum::body::Body;
 use axum::extract::{Query, RawPathParams, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 use eddyline_engine::Engine;
 use eddyline_machine::{Millis, RunId};
 use eddyline_protocol::{Page, Scope, Span};
 use eddyline_store::Namespace;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::Api;
 use super::apart::{self, List, Unread};
-use super::body::{self, Taken};
+use super::body::{self, Fields};
 use super::failure::Failure;
 use super::guard::Caller;
 use super::memory_budget::Reservation;
+use super::parameters;
+use super::routes::Route;
 use super::secrets;
 
 /// Pages hold this many items unless `limit` says otherwise.
@@ -35,6 +37,7 @@ pub(crate) type Answer = Result<Response, Failure>;
 
 pub(crate) struct Call {
     pub api: Api,
+    pub route: &'static Route,
     pub caller: Caller,
     params: Option<RawPathParams>,
     query: Vec<(String, String)>,
@@ -46,11 +49,30 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub fn new(api: Api, caller: Caller, params: Option<RawPathParams>, request: Request) -> Call {
+    pub fn new(
+        api: Api,
+        route: &'static Route,
+        caller: Caller,
+        params: Option<RawPathParams>,
+        request: Request,
+    ) -> Call {
         let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
         let query = query.map(|Query(pairs)| pairs).unwrap_or_default();
         let (head, body) = request.into_parts();
-        Call { api, caller, params, query, head, body: Mutex::new(body), reserved: None }
+        Call { api, route, caller, params, query, head, body: Mutex::new(body), reserved: None }
+    }
+
+    /// Refuses parameters that the call does not have, and fields in the body of one that takes none.
+    pub async fn refuse_unknown(&mut self) -> Result<(), Failure> {
+        if !self.route.refuses_unknown() {
+            return Ok(());
+        }
+        let takes = parameters::of(self.route);
+        parameters::refuse_unknown(&self.query, &takes.query)?;
+        if !takes.body && self.route.method == Method::POST {
+            let NoFields {} = self.json_or_default().await?;
+        }
+        Ok(())
     }
 
     pub fn engine(&self) -> &Engine {
@@ -100,12 +122,24 @@ impl Call {
 
     /// A parameter of the query; one without a value is as good as none.
     pub fn text(&self, name: &str) -> Option<&str> {
+        self.check_described(name);
         self.query.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }
 
     pub fn texts(&self, name: &str) -> Vec<String> {
+        self.check_described(name);
         let wanted = self.query.iter().filter(|(key, value)| key == name && !value.is_empty());
         wanted.map(|(_, value)| value.clone()).collect()
+    }
+
+    /// What a handler reads has to be in the document, or it would be refused before.
+    fn check_described(&self, name: &str) {
+        debug_assert!(
+            parameters::of(self.route).query.iter().any(|known| known == name),
+            "openapi.json has no parameter `{name}` of {} {}",
+            self.route.method,
+            self.route.path
+        );
     }
 
     /// It is there, and says nothing.
@@ -209,7 +243,7 @@ impl Call {
     /// The body as JSON of any shape.
     pub async fn any_json(&mut self) -> Result<Value, Failure> {
         let bytes = self.bytes().await?;
-        body::json(&bytes, &self.head.headers, Taken::Json)
+        self.parse(&bytes)
     }
 
     /// The same where the body is a payload, and may be left out.
@@ -219,7 +253,7 @@ impl Call {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(Value::Null);
         }
-        body::json(&bytes, &self.head.headers, Taken::Json)
+        self.parse(&bytes)
     }
 
     /// The body, of which each item of a list is read for itself.
@@ -228,33 +262,14 @@ impl Call {
         if !list.bare {
             body::refuse_list(&bytes)?;
         }
-        apart::read(&bytes, list, |bytes| body::json(bytes, &self.head.headers, Taken::Json))
+        apart::read(&bytes, list, |bytes| self.parse(bytes))
     }
 
     /// The body, an object.
     pub async fn json<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         let bytes = self.bytes().await?;
         body::refuse_list(&bytes)?;
-        body::json(&bytes, &self.head.headers, Taken::Json)
-    }
-
-    /// The body, an object with no other fields than these, and in each of them no others than those beside it: where a
-    /// setting that is not taken would be missed.
-    pub async fn json_of<T: DeserializeOwned>(&mut self, known: &[(&str, &[&str])]) -> Result<T, Failure> {
-        let bytes = self.bytes().await?;
-        body::refuse_list(&bytes)?;
-        let read = body::json(&bytes, &self.head.headers, Taken::Json)?;
-        // A field that is not known may hold what only looks like JSON as long as nobody reads it.
-        let fields: Map<String, Value> = body::json(&bytes, &self.head.headers, Taken::Json)?;
-        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-        body::refuse_unknown(&fields, &names)?;
-        for (name, inside) in known {
-            fields
-                .get(*name)
-                .and_then(Value::as_object)
-                .map_or(Ok(()), |fields| body::refuse_unknown(fields, inside))?;
-        }
-        Ok(read)
+        self.parse(&bytes)
     }
 
     /// The same where the body may be left out.
@@ -264,13 +279,22 @@ impl Call {
             return Ok(T::default());
         }
         body::refuse_list(&bytes)?;
-        body::json(&bytes, &self.head.headers, Taken::Json)
+        self.parse(&bytes)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Failure> {
+        let fields = if self.route.refuses_unknown() { Fields::Known } else { Fields::Any };
+        body::json(bytes, &self.head.headers, fields)
     }
 
     fn read<T>(&self, name: &str, expected: &str, read: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Failure> {
         self.text(name).map(|text| read(text).ok_or_else(|| wrong(name, expected))).transpose()
     }
 }
+
+/// The body of a call that takes none.
+#[derive(Default, Deserialize)]
+struct NoFields {}
 
 fn wrong(name: &str, expected: &str) -> Failure {
     Failure::bad(format!("the parameter `{name}` is not {expected}"))

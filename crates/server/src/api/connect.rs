@@ -255,6 +255,12 @@ impl Left {
         (number, lost)
     }
 
+    /// Whether a worker has a connection.
+    fn is_connected(&self, ns: &Namespace, worker: &str) -> bool {
+        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.by_name.get(&(ns.clone(), worker.to_owned())).is_some_and(|known| known.has.is_some())
+    }
+
     /// A connection has ended, with what was pushed over it and is not done: what of it never arrived, if that is known.
     fn part(&self, ns: &Namespace, worker: &str, number: u64, held: Vec<TaskId>, lease: Duration) -> Vec<TaskId> {
         let (mut workers, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());

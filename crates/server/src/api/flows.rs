@@ -5,6 +5,7 @@ use eddyline_language::definition;
 use eddyline_language::time::iso;
 use eddyline_machine::{Action, Body, Flow, Graph, ScopeId, Source, Status, Step, When};
 use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats, Page};
+use serde_json::json;
 
 use super::body::{Taken, check_type};
 use super::call::{Answer, Call, ok};
@@ -43,6 +44,12 @@ pub(crate) async fn list(call: Call) -> Answer {
 pub(crate) async fn show(call: Call) -> Answer {
     let registered = call.engine().flow(call.ns(), call.param("name"), call.text("version")).await?;
     ok(&describe(&call, &registered).await?)
+}
+
+/// `DELETE /v1/flows/{name}`
+pub(crate) async fn delete(call: Call) -> Answer {
+    call.engine().delete_flow(call.ns(), call.param("name")).await?;
+    ok(&json!({"deleted": true}))
 }
 
 async fn describe(call: &Call, registered: &Registered) -> Result<FlowInfo, Failure> {

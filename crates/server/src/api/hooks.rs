@@ -4,7 +4,7 @@ use axum::http::{HeaderMap, header};
 use eddyline_machine::OpenedBy;
 use serde_json::Value;
 
-use super::body::{self, Taken, check_shape, check_type};
+use super::body::{self, Fields, Taken, check_shape, check_type};
 use super::call::{Answer, Call};
 use super::failure::Failure;
 use super::gates::opened;
@@ -27,7 +27,7 @@ fn payload(bytes: &[u8], headers: &HeaderMap) -> Result<Value, Failure> {
         return Ok(Value::Null);
     }
     if headers.contains_key(header::CONTENT_TYPE) && check_type(headers, Taken::Json).is_ok() {
-        return body::json(bytes, headers, Taken::Json);
+        return body::json(bytes, headers, Fields::Any);
     }
     check_shape(bytes)?;
     Ok(serde_json::from_slice(bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(bytes).into_owned())))

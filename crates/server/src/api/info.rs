@@ -11,7 +11,7 @@ use eddyline_protocol::{ServerInfo, VERSION};
 use super::call::{Answer, Call, ok};
 
 /// The description of the API, checked against the table of routes by a test.
-const OPENAPI: &str = include_str!("../../openapi.json");
+pub(crate) const OPENAPI: &str = include_str!("../../openapi.json");
 
 /// `GET /v1/info`
 pub(crate) async fn info(call: Call) -> Answer {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::call::{Answer, Call, ok};
 use super::failure::Failure;
-use super::queues::{RATE, check_name, inner_rate, rate};
+use super::queues::{check_name, inner_rate, rate};
 
 /// `GET /v1/limits`
 pub(crate) async fn list(call: Call) -> Answer {
@@ -18,7 +18,7 @@ pub(crate) async fn list(call: Call) -> Answer {
 
 /// `PUT /v1/limits/{name}`: the rules as a whole.
 pub(crate) async fn set(mut call: Call) -> Answer {
-    let asked: LimitRules = call.json_of(&[("concurrency", &[]), ("burst", &[]), RATE]).await?;
+    let asked: LimitRules = call.json().await?;
     let name = call.param("name");
     check_name(name)?;
     let rate = asked.whole_rate().map_err(Failure::invalid)?;

@@ -17,9 +17,11 @@ mod hooks;
 mod info;
 pub(crate) mod keyring;
 mod keys;
+mod known_fields;
 mod limits;
 mod memory_budget;
 mod namespaces;
+mod parameters;
 mod projections;
 mod queues;
 mod read_meter;
@@ -58,7 +60,7 @@ use eddyline_store::Namespace;
 use tokio::sync::{mpsc, watch};
 
 use crate::serve::Settings;
-use call::Call;
+use call::{Answer, Call};
 use failure::Failure;
 use keyring::Keyring;
 use memory_budget::MemoryBudget;
@@ -238,11 +240,17 @@ pub(crate) fn router(api: Api) -> Router {
     router.method_not_allowed_fallback(wrong_method).fallback(nothing).layer(map_request(taken))
 }
 
+/// What comes of a call that was let in.
+async fn called(mut call: Call) -> Answer {
+    call.refuse_unknown().await?;
+    (call.route.handler)(call).await
+}
+
 /// From a request to its response. Logs and metrics name the route, never the path: paths may hold secrets.
 async fn answer(api: Api, route: &'static Route, params: Option<RawPathParams>, request: Request) -> Response {
     let since = Instant::now();
     let (ns, answered) = match guard::admit(&api, route, request.headers()).await {
-        Ok(caller) => (caller.ns.clone(), (route.handler)(Call::new(api.clone(), caller, params, request)).await),
+        Ok(caller) => (caller.ns.clone(), called(Call::new(api.clone(), route, caller, params, request)).await),
         Err(failure) => (Namespace::default(), Err(failure)),
     };
     let response = api.0.unsent.hold(&ns, answered.unwrap_or_else(|failure| failure.response())).await;

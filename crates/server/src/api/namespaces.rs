@@ -50,8 +50,7 @@ pub(crate) async fn change(mut call: Call) -> Answer {
     if *call.ns() != Namespace::default() {
         return Err(Failure::new(Code::Forbidden, "the settings of a namespace are changed by an admin of `default`"));
     }
-    let known = [("retention", &["timelines", "runs", "events"][..]), ("disabled", &[]), ("backlog", &[])];
-    let asked: ChangeNamespace = call.json_of(&known).await?;
+    let asked: ChangeNamespace = call.json().await?;
     let ms = |span: Option<Span>| span.map(|span| Millis::try_from(span.ms).unwrap_or(Millis::MAX));
     let (timelines, runs, events) = match asked.retention {
         None => (None, None, None),

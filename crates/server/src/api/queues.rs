@@ -9,9 +9,6 @@ use super::call::{Answer, Call, ok};
 use super::failure::Failure;
 use super::words;
 
-/// The field for a rate, with the fields in it.
-pub(super) const RATE: (&str, &[&str]) = ("rate", &["count", "per", "burst"]);
-
 /// `GET /v1/queues`
 pub(crate) async fn list(call: Call) -> Answer {
     let queues = call.engine().queues(call.ns()).await?.into_iter().map(show).collect();
@@ -20,8 +17,7 @@ pub(crate) async fn list(call: Call) -> Answer {
 
 /// `PUT /v1/queues/{name}`: the rules as a whole. Whether it is paused is not one of them.
 pub(crate) async fn set(mut call: Call) -> Answer {
-    let known = [("concurrency", &[][..]), ("flow_concurrency", &[]), ("burst", &[]), RATE];
-    let asked: wire::QueueRules = call.json_of(&known).await?;
+    let asked: wire::QueueRules = call.json().await?;
     let rate = asked.whole_rate().map_err(Failure::invalid)?.map(inner_rate).transpose()?;
     if [asked.concurrency, asked.flow_concurrency].contains(&Some(0)) {
         return Err(Failure::invalid("a concurrency is at least 1; to stop a queue, pause it"));

@@ -21,6 +21,14 @@ pub struct Route {
     pub(crate) handler: fn(Call) -> BoxFuture<'static, Answer>,
 }
 
+impl Route {
+    /// Whether unknown fields and parameters are refused: in all that people write. What workers send may come from an older
+    /// or a newer SDK, and the others are called by programs that know nothing of Eddyline.
+    pub(crate) fn refuses_unknown(&self) -> bool {
+        !matches!(self.access, WORKER | Access::Open)
+    }
+}
+
 /// Who may call, where keys are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -66,6 +74,7 @@ static ROUTES: &[Route] = routes! {
     GET    "/v1/flows"                                       READ, flows::list;
     GET    "/v1/flows/{name}"                                READ, flows::show;
     PUT    "/v1/flows/{name}"                                START, flows::register;
+    DELETE "/v1/flows/{name}"                                START, flows::delete;
     POST   "/v1/flows/{name}/runs"                           START, starts::start;
 
     POST   "/v1/runs/batch"                                  START, starts::batch;
@@ -98,6 +107,7 @@ static ROUTES: &[Route] = routes! {
     POST   "/v1/workers"                                     WORKER, workers::register;
     GET    "/v1/workers"                                     READ, workers::list;
     GET    "/v1/workers/connect"                             WORKER, connect::connect;
+    GET    "/v1/workers/{id}"                                READ, workers::one;
     POST   "/v1/workers/{id}/heartbeat"                      WORKER, workers::heartbeat;
     POST   "/v1/workers/{id}/drain"                          WORKER, workers::drain;
     DELETE "/v1/workers/{id}"                                WORKER, workers::leave;

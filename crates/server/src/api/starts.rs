@@ -5,6 +5,8 @@ use eddyline_engine::{MAX_STARTS, StartRequest, Started};
 use eddyline_language::definition::parse_named;
 use eddyline_machine::{Body, Millis, Retry};
 use eddyline_protocol::{BatchItem, BatchStarted, Code, Deadline, RunStarted, StartRun};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::apart::{List, Unread};
@@ -33,7 +35,11 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
     let list = List { field: "runs", bare: true, most: MAX_STARTS };
     let (body, mut unread): (Value, Unread) = call.json_apart(list).await?;
     let starts = match body {
-        Value::Object(mut batch) => batch.remove("runs").unwrap_or_default(),
+        Value::Object(mut batch) => {
+            let runs = batch.remove("runs").unwrap_or_default();
+            let Batch { .. } = one(Value::Object(batch), expected)?;
+            runs
+        }
         list => list,
     };
     let Value::Array(asked) = starts else { return Err(Failure::bad(expected)) };
@@ -61,6 +67,13 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
         });
     }
     ok(&BatchStarted { items: items.into_iter().flatten().collect() })
+}
+
+/// The fields of a batch. Its starts are read each for itself.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Batch {
+    runs: Option<IgnoredAny>,
 }
 
 /// One start of many.

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use eddyline_engine::StepActRequest;
 use eddyline_machine::failure::kind;
-use eddyline_protocol::{Failure as WireFailure, StepAct};
+use eddyline_protocol::{CompleteStep, FailStep, Failure as WireFailure};
 
 use super::acts::acted;
 use super::call::{Answer, Call};
@@ -23,13 +23,13 @@ pub(crate) async fn list(call: Call) -> Answer {
 
 /// `POST /v1/runs/{id}/steps/{activation}/complete`
 pub(crate) async fn complete(mut call: Call) -> Answer {
-    let asked: StepAct = call.json_or_default().await?;
+    let asked: CompleteStep = call.json_or_default().await?;
     act(call, StepActRequest::Complete { output: asked.output }).await
 }
 
 /// `POST /v1/runs/{id}/steps/{activation}/fail`
 pub(crate) async fn fail(mut call: Call) -> Answer {
-    let asked: StepAct = call.json_or_default().await?;
+    let asked: FailStep = call.json_or_default().await?;
     let error = asked.error.unwrap_or_else(|| WireFailure::new(kind::BY_HAND, "failed by hand"));
     act(call, StepActRequest::Fail { error: words::inner_failure(error) }).await
 }

@@ -180,8 +180,8 @@ pub(super) async fn news_of(
 
 /// Whoever waits for tasks is alive.
 async fn alive<T>(call: &Call, worker: &str, waits: impl Future<Output = T>) -> T {
-    let lease = Duration::from_millis(u64::try_from(call.engine().config().lease_ms).unwrap_or(1).max(1));
-    let mut signs = tokio::time::interval_at(Instant::now() + lease, lease);
+    let period = Duration::from_millis(u64::try_from(call.engine().config().heartbeat_ms()).unwrap_or(1).max(1));
+    let mut signs = tokio::time::interval_at(Instant::now() + period, period);
     tokio::pin!(waits);
     loop {
         tokio::select! {
@@ -205,7 +205,7 @@ struct Claimant {
     id: String,
     queues: Vec<String>,
     offer: Arc<Offer>,
-    /// More than it can have at once it is not given in one go.
+    /// It is not given more than it can have at once, with what it has already.
     max_concurrent: Option<u32>,
     registered: bool,
     draining: bool,
@@ -266,6 +266,7 @@ impl Claimant {
             queues,
             offer: self.offer.clone(),
             max: usize::try_from(max).unwrap_or(usize::MAX),
+            most_held: self.max_concurrent.map(|most| usize::try_from(most).unwrap_or(usize::MAX)),
             request: request.transpose()?,
             lease_ms: None,
         })

@@ -1,5 +1,7 @@
 //! What is wrong with JSON that is not what it should be, in words for people: the parser speaks of Rust's types.
 
+use eddyline_language::nearest::nearest;
+
 /// What was found is shown up to this length.
 const MAX_SHOWN_CHARS: usize = 80;
 
@@ -10,6 +12,13 @@ pub(crate) fn in_words(error: &serde_json::Error) -> String {
     format!("{}{place}", problem(what))
 }
 
+/// The same of a field that nobody knows, with the one that was probably meant; its place is left out.
+pub(crate) fn unknown_field(error: &serde_json::Error) -> Option<String> {
+    let text = error.to_string();
+    let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+    what.starts_with("unknown field ").then(|| problem(what))
+}
+
 fn problem(what: &str) -> String {
     if let Some(field) = what.strip_prefix("missing field ") {
         return format!("{field} is missing");
@@ -17,18 +26,34 @@ fn problem(what: &str) -> String {
     if what.starts_with("data did not match any variant of") || what.starts_with("no variant of") {
         return "it has none of the forms that are taken here".to_owned();
     }
+    if let Some(unknown) = what.strip_prefix("unknown field ") {
+        return not_a_field(unknown);
+    }
     // What was found may say anything, so the last one counts.
     let Some((found, wanted)) = what.rsplit_once(", expected ") else { return what.to_owned() };
     if let Some(length) = found.strip_prefix("invalid length ") {
         return format!("expected {}, found {length} of them", expected(wanted));
     }
-    for unknown in ["unknown variant ", "unknown field "] {
-        if let Some(name) = found.strip_prefix(unknown) {
-            return format!("{} is not known here: expected {wanted}", shorten(name));
-        }
+    if let Some(name) = found.strip_prefix("unknown variant ") {
+        return format!("{} is not known here: expected {wanted}", shorten(name));
     }
     let found = found.strip_prefix("invalid type: ").or_else(|| found.strip_prefix("invalid value: ")).unwrap_or(found);
     format!("expected {}, found {}", expected(wanted), name(found))
+}
+
+/// "`inputs`, expected one of `flow`, `input`", or "`inputs`, there are no fields".
+fn not_a_field(unknown: &str) -> String {
+    let (written, known) = unknown
+        .rsplit_once(", expected ")
+        .unwrap_or_else(|| (unknown.strip_suffix(", there are no fields").unwrap_or(unknown), ""));
+    let written = written.trim_matches('`');
+    let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+    let help = match nearest(written, known.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if known.is_empty() => "this call takes no fields".to_owned(),
+        None => format!("known here: {}", known.join(", ")),
+    };
+    format!("unknown field `{}`; {help}", shorten(written))
 }
 
 fn expected(wanted: &str) -> String {
@@ -79,9 +104,11 @@ fn shorten(text: &str) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use eddyline_protocol::{ClaimTasks, Heartbeat, RegisterWorker, Report, StartRun};
+    use serde::Deserialize;
     use serde::de::DeserializeOwned;
 
     use super::*;
+    use crate::api::known_fields::KnownFields;
 
     fn said<T: DeserializeOwned + std::fmt::Debug>(text: &str) -> String {
         in_words(&serde_json::from_str::<T>(text).unwrap_err())
@@ -107,6 +134,15 @@ mod tests {
         }
         let unknown = said::<Report>(r#"{"task_id": "t", "token": "t", "op": "dance"}"#);
         assert!(unknown.starts_with("`dance` is not known here: expected one of `complete`, `fail`"), "{unknown}");
+        let known_only = |text: &str| {
+            let mut parser = serde_json::Deserializer::from_str(text);
+            let error = StartRun::deserialize(KnownFields(&mut parser)).unwrap_err();
+            unknown_field(&error).unwrap()
+        };
+        let meant = known_only(r#"{"idempotencyKey": 1}"#);
+        assert_eq!(meant, "unknown field `idempotencyKey`; did you mean `idempotency_key`?");
+        let none = known_only(r#"{"zzzzzzzzzzzzzzzzz, expected `x`": 1}"#);
+        assert!(none.starts_with("unknown field `zzzzzzzzzzzzzzzzz, expected `x`; known here: flow, input"), "{none}");
         let long = said::<ClaimTasks>(&format!(r#"{{"max": "{}"}}"#, "x, expected u32".repeat(1_000)));
         assert!(long.len() < 300 && long.contains("found \"x, expected u32"), "{long}");
     }

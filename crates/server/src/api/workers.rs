@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use eddyline_engine::{BroughtFlow, Engine, Holding, TaskId, WorkerRecord, WorkerSays, WorkerSpec};
+use eddyline_engine::{
+    BroughtFlow, Engine, Holding, TaskId, WorkerFilter, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus,
+};
 use eddyline_language::time::iso;
-use eddyline_machine::Millis;
 use eddyline_protocol::{
     Beat, BringsFlow, BringsFlows, Flows, Heartbeat, RegisterWorker, WorkerInfo, WorkerRegistered,
 };
@@ -17,6 +18,8 @@ use super::call::{Answer, Call, answer, ok};
 use super::failure::Failure;
 use super::tasks::{DEFAULT_QUEUE, MAX_QUEUES};
 
+const STATUSES: [(&str, WorkerStatus); 3] =
+    [("online", WorkerStatus::Online), ("draining", WorkerStatus::Draining), ("offline", WorkerStatus::Offline)];
 /// Handlers, flows and labels of a worker, each.
 const MAX_NAMES: usize = 10_000;
 /// The random name that a worker's process has for itself.
@@ -33,13 +36,32 @@ pub(crate) async fn register(mut call: Call) -> Answer {
 
 /// `GET /v1/workers`
 pub(crate) async fn list(call: Call) -> Answer {
-    let limit = call.limit()?;
-    let found = call.engine().list_workers(call.ns(), call.text("cursor").map(str::to_owned), limit).await?;
-    let next = (found.len() == limit).then(|| found.last().map(|last| last.id.clone())).flatten();
-    let now = call.engine().now().await?;
-    let total = call.total(call.engine().count_workers(call.ns())).await?;
-    let items: Vec<_> = found.into_iter().map(|record| show(call.engine(), record, now)).collect();
+    let status = |word: String| {
+        STATUSES
+            .into_iter()
+            .find(|(name, _)| *name == word)
+            .map(|(_, status)| status)
+            .ok_or_else(|| Failure::bad("the parameter `status` is not one of online, draining, offline"))
+    };
+    let filter = WorkerFilter {
+        queue: call.text("queue").map(str::to_owned),
+        status: call.texts("status").into_iter().map(status).collect::<Result<_, _>>()?,
+    };
+    let (limit, after) = (call.limit()?, call.text("cursor").map(str::to_owned));
+    let (found, next) = call.engine().find_workers(call.ns(), &filter, after, limit).await?;
+    let total = call.total(call.engine().count_workers(call.ns(), &filter)).await?;
+    let mut items = Vec::with_capacity(found.len());
+    for record in found {
+        items.push(show(&call, record).await?);
+    }
     ok(&eddyline_protocol::Page { items, next, total })
+}
+
+/// `GET /v1/workers/{id}`
+pub(crate) async fn one(call: Call) -> Answer {
+    let id = call.param("id");
+    let record = call.engine().worker(call.ns(), id).await?.ok_or_else(|| Failure::not_found("worker", id))?;
+    ok(&show(&call, record).await?)
 }
 
 /// `POST /v1/workers/{id}/heartbeat`
@@ -57,8 +79,7 @@ pub(crate) async fn heartbeat(mut call: Call) -> Answer {
 /// `POST /v1/workers/{id}/drain`
 pub(crate) async fn drain(call: Call) -> Answer {
     let record = call.engine().drain_worker(call.ns(), call.param("id")).await?;
-    let now = call.engine().now().await?;
-    ok(&show(call.engine(), record, now))
+    ok(&show(&call, record).await?)
 }
 
 /// `DELETE /v1/workers/{id}`
@@ -163,11 +184,12 @@ fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Resul
     Ok(WorkerSpec { queues, offer, max_concurrent: asked.max_concurrent, host: asked.host, pid: asked.pid })
 }
 
-fn show(engine: &Engine, record: WorkerRecord, now: Millis) -> WorkerInfo {
-    let status = engine.worker_status(&record, now).as_str();
+async fn show(call: &Call, record: WorkerRecord) -> Result<WorkerInfo, Failure> {
+    let status = call.engine().worker_status(&record, call.engine().now().await?).as_str();
+    let tasks = call.engine().tasks_held(call.ns(), &record.id).await?;
     let spec = &record.spec;
     let plain = spec.offer.flows.values().all(Option::is_none);
-    WorkerInfo {
+    Ok(WorkerInfo {
         worker_id: record.id.clone(),
         status: status.to_owned(),
         queues: spec.queues.clone(),
@@ -184,8 +206,8 @@ fn show(engine: &Engine, record: WorkerRecord, now: Millis) -> WorkerInfo {
         pid: spec.pid,
         started_at: iso(record.started_at),
         seen_at: iso(record.seen_at),
-        tasks: record.counts.tasks,
+        tasks: u32::try_from(tasks).unwrap_or(u32::MAX),
         completed: record.counts.completed,
         failed: record.counts.failed,
-    }
+    })
 }

@@ -32,6 +32,9 @@ pub struct ServeArgs {
     /// Whether requests need a key [default: off on loopback, on elsewhere]
     #[arg(long, env = "EDDY_KEYS", value_name = "on|off")]
     pub keys: Option<KeysMode>,
+    /// Serves without keys where other machines can reach it, such as in a container whose port is not published
+    #[arg(long, env = "EDDY_INSECURE", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub insecure: Option<bool>,
     /// The first admin key of `default`, instead of one that is made and printed; with `--keys on`
     #[arg(long, env = "EDDY_ADMIN_KEY", value_name = "KEY", hide_env_values = true)]
     #[serde(alias = "admin_key")]
@@ -114,7 +117,7 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_WARN_PAYLOAD", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "warn_payload")]
     pub warn_payload: Option<Size>,
-    /// How long a silent worker counts as online [default: three leases]
+    /// How long a silent worker counts as online [default: one lease]
     #[arg(long, env = "EDDY_OFFLINE_AFTER", value_name = "DURATION", value_parser = Span::from_text)]
     #[serde(alias = "offline_after")]
     pub offline_after: Option<Span>,
@@ -137,6 +140,7 @@ impl ServeArgs {
             lease: self.lease.or(file.lease),
             config: self.config,
             keys: self.keys.or(file.keys),
+            insecure: self.insecure.or(file.insecure),
             admin_key: self.admin_key.or(file.admin_key),
             behind_proxy: self.behind_proxy.or(file.behind_proxy),
             tls_cert: self.tls_cert.or(file.tls_cert),

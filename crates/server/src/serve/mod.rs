@@ -109,6 +109,9 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     if !keys && api.about().settings.admin_key.is_some() {
         tracing::warn!("an admin key was given, and keys are off: whoever reaches this address needs none (--keys on)");
     }
+    if !keys && !addr.ip().is_loopback() {
+        tracing::warn!("--insecure: whoever reaches {addr} can do anything, without a key");
+    }
     if keys && let Err(error) = first_key::ensure(&api).await {
         api.engine().shutdown().await;
         return Err(error);
@@ -127,9 +130,9 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
 
 /// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once. If the engine fails,
 /// the process ends with exit code 70.
-pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
+pub async fn serve(args: ServeArgs, log_colors: bool) -> Result<(), StartError> {
     let args = settings::with_file(args).await?;
-    logs(args.log_json.unwrap_or(false));
+    logs(args.log_json.unwrap_or(false), log_colors);
     let mut signals = Signals::new()?;
     let server = start(&args).await?;
     say(&format!("eddyline listens on {}", server.url()));
@@ -154,6 +157,15 @@ pub async fn serve(args: ServeArgs) -> Result<(), StartError> {
 impl Server {
     pub fn url(&self) -> String {
         self.url.clone()
+    }
+
+    /// Where runs are kept.
+    pub fn store(&self) -> &str {
+        &self.api.about().settings.store
+    }
+
+    pub fn asks_for_keys(&self) -> bool {
+        self.api.about().keys
     }
 
     pub fn addr(&self) -> SocketAddr {

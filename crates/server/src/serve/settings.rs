@@ -59,6 +59,8 @@ pub(crate) struct Settings {
     pub listen: String,
     pub lease: Duration,
     pub keys: Option<KeysMode>,
+    /// No keys, although other machines can reach it.
+    pub insecure: bool,
     pub admin_key: Option<String>,
     pub behind_proxy: bool,
     pub tls: Option<TlsFiles>,
@@ -120,6 +122,7 @@ impl Settings {
             listen: args.listen.map_or_else(|| Ok(DEFAULT_LISTEN.to_owned()), listen)?,
             lease,
             keys: args.keys,
+            insecure: args.insecure.unwrap_or(false),
             admin_key: args.admin_key,
             behind_proxy: args.behind_proxy.unwrap_or(false),
             tls,
@@ -144,7 +147,7 @@ impl Settings {
     pub fn keys_on(&self, addr: SocketAddr) -> bool {
         match self.keys {
             Some(mode) => mode == KeysMode::On,
-            None => !addr.ip().is_loopback(),
+            None => !addr.ip().is_loopback() && !self.insecure,
         }
     }
 
@@ -154,9 +157,12 @@ impl Settings {
             return Ok(());
         }
         if !self.keys_on(addr) {
+            if self.insecure {
+                return Ok(());
+            }
             return Err(StartError::Usage(format!(
-                "{addr} can be reached from other machines, and keys are off: leave out `--keys off`, or listen on \
-                 127.0.0.1"
+                "{addr} can be reached from other machines, and keys are off: leave out `--keys off`, listen on \
+                 127.0.0.1, or say --insecure if nobody else can reach it, as in a container"
             )));
         }
         if self.tls.is_none() && !self.behind_proxy {
@@ -298,12 +304,22 @@ mod tests {
     #[tokio::test]
     async fn what_others_can_reach_needs_keys_and_tls() {
         let open: SocketAddr = "192.0.2.1:7070".parse().unwrap();
+        let of = async |keys, behind_proxy, insecure| {
+            let args = ServeArgs { keys, behind_proxy, insecure, ..ServeArgs::default() };
+            Settings::resolve(&args).await.unwrap()
+        };
         let check = async |keys, behind_proxy| {
-            let args = ServeArgs { keys, behind_proxy, ..ServeArgs::default() };
-            Settings::resolve(&args).await.unwrap().refuse_unsafe(open).map_err(|error| error.to_string())
+            of(keys, behind_proxy, None).await.refuse_unsafe(open).map_err(|error| error.to_string())
         };
         assert!(check(None, None).await.unwrap_err().contains("--tls-cert"));
         assert!(check(Some(KeysMode::Off), Some(true)).await.unwrap_err().contains("--keys off"));
         assert!(check(None, Some(true)).await.is_ok());
+        assert!(check(Some(KeysMode::Off), None).await.unwrap_err().contains("--insecure"));
+        for keys in [None, Some(KeysMode::Off)] {
+            let insecure = of(keys, None, Some(true)).await;
+            assert!(insecure.refuse_unsafe(open).is_ok() && !insecure.keys_on(open));
+        }
+        let keyed = of(Some(KeysMode::On), None, Some(true)).await;
+        assert!(keyed.keys_on(open) && keyed.refuse_unsafe(open).is_err(), "keys would travel in the clear");
     }
 }

@@ -22,5 +22,6 @@ mod starts;
 mod streams;
 mod tasks;
 mod unique;
+mod unknown;
 mod values;
 mod workers;

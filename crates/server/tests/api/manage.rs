@@ -40,7 +40,7 @@ async fn a_rule_that_nobody_knows_is_refused_with_the_one_that_was_meant() {
         ("/v1/queues/q", json!({"rate": {"count": 1, "brust": 2}}), "did you mean `burst`?"),
         ("/v1/limits/l", json!({"rat": 1}), "did you mean `rate`?"),
         ("/v1/limits/l", json!({"flow_concurrency": 1}), "`flow_concurrency`"),
-        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, burst, rate"),
+        ("/v1/limits/l", json!({"zzzzzzzzzz": 1}), "known here: concurrency, rate, burst"),
     ] {
         let reply = rig.put(path, body).await;
         assert_eq!(reply.code(), (400, "bad_request"));
@@ -239,5 +239,27 @@ async fn metrics_show_what_goes_on_and_every_counter_from_the_start() {
     assert!(reports(&after) >= 1.0);
     let ready = "eddyline_queue_tasks{namespace=\"gauges\",queue=\"slow\",state=\"claimed\"}";
     assert_eq!(series(&after, ready), 1.0, "it is not counted anew with every scrape");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_flow_is_deleted_when_none_of_its_runs_goes_on() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    let run = rig.run("f", json!(1)).await;
+    let refused = rig.delete("/v1/flows/f").await;
+    assert_eq!(refused.code(), (409, "conflict"), "{}", refused.body);
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("the flow f has 1 run that has not ended"), "{message}");
+    rig.post(&format!("/v1/runs/{run}/cancel"), json!({})).await;
+    assert_eq!(rig.delete("/v1/flows/f").await.body, json!({"deleted": true}));
+    assert_eq!(rig.delete("/v1/flows/f").await.code(), (404, "not_found"));
+    assert_eq!(rig.get("/v1/flows/f").await.code(), (404, "not_found"));
+    assert_eq!(rig.get("/v1/flows").await.items().len(), 0);
+    assert_eq!(rig.post("/v1/flows/f/runs", json!({})).await.code(), (404, "not_found"));
+    // Its runs are still there, with their steps; and the flow comes back when it is registered again.
+    assert_eq!(rig.get(&format!("/v1/runs/{run}/steps")).await.items().len(), 1);
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    rig.run("f", json!(2)).await;
     rig.server.stop().await;
 }

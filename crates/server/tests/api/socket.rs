@@ -171,7 +171,7 @@ async fn a_worker_that_says_it_drains_is_shown_so_and_is_online_until_then() {
     let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
     let mut socket = Socket::open(&rig, json!({"flows": ["job"], "queues": ["slow"]})).await;
     assert_eq!(rig.get("/v1/flows/job").await.body["definition"]["queue"], "slow", "it was brought along");
-    // It says nothing, but it is there: it answers pings for longer than three leases.
+    // It says nothing, but it is there: it answers pings for longer than a lease.
     let seen = async || {
         let workers = rig.get("/v1/workers").await;
         assert_eq!(workers.items()[0]["status"], "online");
@@ -457,5 +457,50 @@ async fn the_values_of_a_complete_message_count_against_the_body_memory() {
     socket.say(report(4, 7_000)).await;
     assert_eq!(socket.until("error").await["error"]["code"], "unavailable");
     assert_eq!(socket.next().await["type"], "closed");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_socket_closes_is_offline_at_once_and_online_when_it_comes_back() {
+    // With this lease nobody is offline by silence alone while the test runs.
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(600_000)), ..args() }).await;
+    let hello = || json!({"queues": ["q"], "instance": "one"});
+    let listed = async |status: &str| rig.get(&format!("/v1/workers?status={status}")).await.items().len();
+    let first = Socket::open(&rig, hello()).await;
+    assert_eq!((listed("online").await, listed("offline").await), (1, 0));
+    // It may be back before the end of its first connection is noticed: it is online all the same.
+    let second = Socket::open(&rig, hello()).await;
+    drop(first);
+    let mut third = Socket::open(&rig, json!({"queues": ["q"], "instance": "two"})).await;
+    assert_eq!((listed("online").await, listed("offline").await), (2, 0));
+    drop(second);
+    let deadline = std::time::Instant::now() + LONG;
+    while listed("offline").await == 0 {
+        assert!(std::time::Instant::now() < deadline, "it is shown as online");
+    }
+    assert_eq!(listed("online").await, 1);
+    let _back = Socket::open(&rig, hello()).await;
+    assert_eq!((listed("online").await, listed("offline").await), (2, 0));
+    third.say(json!({"type": "heartbeat", "tasks": []})).await;
+    third.until("beat").await;
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_socket_with_credits_for_more_gets_no_more_than_max_concurrent() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    for n in 0..4 {
+        rig.run("f", json!(n)).await;
+    }
+    let mut socket = Socket::open(&rig, json!({"max_concurrent": 2})).await;
+    socket.say(json!({"type": "credit", "n": 10})).await;
+    let tasks = socket.until("tasks").await["tasks"].as_array().unwrap().clone();
+    assert_eq!(tasks.len(), 2);
+    assert_eq!(rig.get("/v1/workers").await.items()[0]["tasks"], 2);
+    assert_eq!(rig.claim("another").await["step"], "a", "the rest is for others");
+    socket.say(json!({"type": "report", "id": 1, "reports": [done(&tasks[0])]})).await;
+    assert_eq!(socket.until("tasks").await["tasks"].as_array().unwrap().len(), 1);
+    assert_eq!(rig.get("/v1/workers").await.items()[0]["tasks"], 2);
     rig.server.stop().await;
 }

@@ -209,7 +209,7 @@ async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
     assert_eq!(beat.body["lost"], json!(["nonsense", format!("{run}.99")]));
     let listed = rig.get("/v1/workers").await;
     let mine = listed.items().iter().find(|worker| worker["worker_id"] == json!(id)).unwrap();
-    assert_eq!((&mine["status"], &mine["completed"], &mine["tasks"]), (&json!("online"), &json!(4), &json!(3)));
+    assert_eq!((&mine["status"], &mine["completed"], &mine["tasks"]), (&json!("online"), &json!(4), &json!(1)));
 
     // Another namespace can do nothing with it.
     let other = rig.header("eddyline-namespace", "other");
@@ -320,5 +320,30 @@ async fn a_code_run_is_driven_over_plain_calls() {
     assert_eq!(task["memo"]["hook"]["output"], json!({"ok": true}));
     assert_eq!(rig.report(&task, json!({"op": "complete", "seq": 1, "output": "done"})).await["outcome"], "applied");
     assert_eq!(rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await.body["output"], "done");
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn the_function_of_a_code_flow_passes_limits_needs_labels_and_has_a_priority() {
+    let rig = Rig::start().await;
+    rig.put("/v1/limits/tenant", json!({"concurrency": 1})).await;
+    let flow = "code: true\nlimits: [{tenant: '${input.t}'}]\nrequires: [gpu]\npriority: 9";
+    rig.flow("job", flow).await;
+    rig.flow("plain", "code: true").await;
+    rig.run("plain", json!(1)).await;
+    for tenant in ["a", "a", "b"] {
+        rig.run("job", json!({"t": tenant})).await;
+    }
+    let register = async |labels: Value| rig.post("/v1/workers", json!({"labels": labels})).await.text("worker_id");
+    let (bare, gpu) = (register(json!([])).await, register(json!(["gpu"])).await);
+    let claim = async |worker: &str, max: u32| {
+        let claimed = rig.post("/v1/tasks/claim", json!({"worker_id": worker, "max": max})).await;
+        let tasks = claimed.body["tasks"].as_array().unwrap().clone();
+        tasks.iter().map(|task| format!("{} {}", task["flow"], task["input"]["t"])).collect::<Vec<_>>()
+    };
+    // Of those that came later, but the second of tenant `a`, which the limit keeps back.
+    assert_eq!(claim(&gpu, 2).await, ["\"job\" \"a\"", "\"job\" \"b\""]);
+    assert_eq!(claim(&bare, 9).await, ["\"plain\" null"]);
+    assert_eq!(claim(&gpu, 9).await, [""; 0]);
     rig.server.stop().await;
 }

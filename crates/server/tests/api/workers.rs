@@ -1,5 +1,7 @@
 //! What workers say of themselves and of their tasks, to the letter.
 
+use std::collections::BTreeSet;
+
 use eddyline_protocol::Span;
 use eddyline_server::ServeArgs;
 use serde_json::{Value, json};
@@ -476,5 +478,98 @@ async fn the_same_instance_is_the_same_worker_and_without_one_each_is_new() {
     let other = rig.header("eddyline-namespace", "other");
     assert_ne!(other.post("/v1/workers", json!({"instance": "7c1e"})).await.text("worker_id"), one);
     assert_eq!(rig.post("/v1/workers", json!({"instance": ""})).await.code(), (422, "invalid"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn workers_are_listed_by_queue_and_status_and_shown_one_by_one() {
+    let rig = Rig::start().await;
+    let register = async |body: Value| rig.post("/v1/workers", body).await.text("worker_id");
+    let red = register(json!({"queues": ["red"]})).await;
+    let both = register(json!({"queues": ["red", "blue"]})).await;
+    let blue = register(json!({"queues": ["blue"]})).await;
+    rig.post(&format!("/v1/workers/{blue}/drain"), json!({})).await;
+    let found = async |query: &str| {
+        let page = rig.get(&format!("/v1/workers?count=true&{query}")).await;
+        let ids: BTreeSet<String> =
+            page.items().iter().map(|item| item["worker_id"].as_str().unwrap().into()).collect();
+        assert_eq!(page.body["total"], ids.len(), "{query}: {}", page.body);
+        ids
+    };
+    let of = |ids: &[&String]| ids.iter().map(|id| (*id).clone()).collect::<BTreeSet<_>>();
+    assert_eq!(found("queue=red").await, of(&[&red, &both]));
+    assert_eq!(found("queue=blue&status=online").await, of(&[&both]));
+    assert_eq!(found("status=draining").await, of(&[&blue]));
+    assert_eq!(found("status=draining&status=online").await.len(), 3);
+    assert_eq!(found("status=offline").await.len() + found("queue=green").await.len(), 0);
+    assert_eq!(rig.get("/v1/workers?status=asleep").await.code(), (400, "bad_request"));
+    // Page by page, each one once.
+    let (mut seen, mut cursor) = (BTreeSet::new(), String::new());
+    loop {
+        let page = rig.get(&format!("/v1/workers?queue=red&limit=1&cursor={cursor}")).await;
+        seen.extend(page.items().iter().map(|item| item["worker_id"].as_str().unwrap().to_owned()));
+        let Some(next) = page.body["next"].as_str() else { break };
+        cursor = next.to_owned();
+    }
+    assert_eq!(seen, of(&[&red, &both]));
+    let shown = rig.get(&format!("/v1/workers/{both}")).await;
+    assert_eq!((&shown.body["worker_id"], &shown.body["queues"]), (&json!(both), &json!(["red", "blue"])));
+    assert_eq!(rig.get("/v1/workers/nobody").await.code(), (404, "not_found"));
+    let other = rig.header("eddyline-namespace", "other");
+    assert_eq!(other.get(&format!("/v1/workers/{both}")).await.code(), (404, "not_found"));
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_never_has_more_than_max_concurrent_tasks_whichever_claims_it_makes() {
+    let rig = Rig::start().await;
+    rig.flow("f", "steps: {a: {run: a}}").await;
+    for n in 0..8 {
+        rig.run("f", json!(n)).await;
+    }
+    let id = rig.post("/v1/workers", json!({"max_concurrent": 3})).await.text("worker_id");
+    let claim = async |max: u32, wait_ms: u32| {
+        let ask = json!({"worker_id": id, "max": max, "wait_ms": wait_ms});
+        rig.post("/v1/tasks/claim", ask).await.body["tasks"].as_array().unwrap().clone()
+    };
+    let held = async || rig.get(&format!("/v1/workers/{id}")).await.body["tasks"].clone();
+    assert_eq!(held().await, 0);
+    let mut tasks = claim(2, 0).await;
+    assert_eq!((tasks.len(), held().await), (2, json!(2)));
+    // Both at once: together they get the one that there is room for.
+    let (one, other) = tokio::join!(claim(3, 50), claim(3, 50));
+    assert_eq!((one.len() + other.len(), held().await), (1, json!(3)));
+    assert_eq!(claim(1, 0).await.len() + claim(1, 50).await.len(), 0);
+    // A full worker is not in the way of one that has room.
+    assert_eq!(rig.claim("another").await["step"], "a");
+    // What it finishes makes room: in the same request, and for a claim that waits.
+    let done = |task: &Value| json!({"task_id": task["task_id"], "token": task["token"], "op": "complete"});
+    let reports = json!({"worker_id": id, "reports": [done(&tasks.pop().unwrap())], "claim": {"max": 5}});
+    let reply = rig.post("/v1/tasks/report", reports).await;
+    assert_eq!(reply.body["tasks"].as_array().unwrap().len(), 1, "{}", reply.body);
+    let last = tasks.pop().unwrap();
+    let finish = async {
+        rig.until_waiting(1).await;
+        rig.report(&last, json!({"op": "complete"})).await
+    };
+    let (waited, outcome) = tokio::join!(claim(5, 20_000), finish);
+    assert_eq!((waited.len(), &outcome["outcome"]), (1, &json!("applied")));
+    assert_eq!(held().await, 3);
+    rig.server.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_is_offline_after_one_lease_of_silence() {
+    let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(600)), ..args() }).await;
+    let since = std::time::Instant::now();
+    let id = rig.post("/v1/workers", json!({})).await.text("worker_id");
+    let status = async || rig.get(&format!("/v1/workers/{id}")).await.text("status");
+    assert_eq!(status().await, "online");
+    while status().await != "offline" {
+        assert!(since.elapsed() < std::time::Duration::from_secs(10), "it is never offline");
+    }
+    assert!(since.elapsed() >= std::time::Duration::from_millis(600), "{:?}", since.elapsed());
+    heartbeat(&rig, &id, json!({})).await;
+    assert_eq!(status().await, "online");
     rig.server.stop().await;
 }

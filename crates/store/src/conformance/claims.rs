@@ -55,6 +55,32 @@ pub async fn a_claim_gets_no_more_than_it_asks_for(t: &mut Trial<'_>) {
     assert_eq!(t.take(9).await.len(), 0);
 }
 
+pub async fn a_worker_never_has_more_tasks_than_it_may(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.start_all("one", (0..9).map(|n| json!(n))).await;
+    let (ns, ann) = (t.ns.clone(), "ann".to_owned());
+    let ask = |max: usize| ClaimRequest { worker: ann.clone(), max, most_held: Some(3), ..t.ask() };
+    let first = t.claim(ask(2)).await;
+    assert_eq!((first.tasks.len(), first.full), (2, false), "there is room for one more");
+    // Two claims in one commit do not get more together than one alone.
+    let written = t.store.commit(Vec::new(), vec![ask(5), ask(5)]).await.unwrap();
+    let got: Vec<_> = written.claims.iter().map(|claims| (claims.tasks.len(), claims.full)).collect();
+    assert_eq!(got, [(1, true), (0, true)]);
+    assert_eq!((t.store.held_by(&ns, "ann").await.unwrap(), t.store.held_by(&ns, "w").await.unwrap()), (3, 0));
+    let again = t.claim(ClaimRequest { request: first.tasks[0].held.request, ..ask(2) }).await;
+    assert_eq!((again.tasks.len(), again.full), (2, false), "a repeated claim gets what it has");
+    // Others are not in its way, and it is not in theirs.
+    assert_eq!(t.claim(ClaimRequest { max: 2, most_held: Some(2), ..t.ask() }).await.tasks.len(), 2);
+    let elsewhere = Namespace::new("other");
+    assert_eq!(t.store.held_by(&elsewhere, "ann").await.unwrap(), 0);
+    t.complete(&first.tasks[0], json!(1)).await;
+    let next = t.claim(ask(5)).await;
+    assert_eq!((next.tasks.len(), next.full), (1, true), "what it finishes makes room");
+    let unbounded = t.claim(ClaimRequest { most_held: None, ..ask(2) }).await;
+    assert_eq!((unbounded.tasks.len(), unbounded.full), (2, false));
+    assert_eq!(t.store.held_by(&ns, "ann").await.unwrap(), 5);
+}
+
 pub async fn a_claim_gets_tasks_of_its_queues_only(t: &mut Trial<'_>) {
     t.flow("{name: queues, steps: {a: {queue: red}, b: {queue: green}, c: {queue: blue}, d: {}}}");
     t.start("queues", json!(null)).await;

@@ -253,6 +253,7 @@ impl Drive {
             queues: vec!["default".to_owned()],
             offer: Arc::default(),
             max: 1_000,
+            most_held: None,
             lease_ms: 30_000,
         }
     }

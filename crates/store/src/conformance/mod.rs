@@ -214,6 +214,7 @@ suite! { ($)
     claims:
         a_task_is_claimed_at_most_once_by_many_at_once
         a_claim_gets_no_more_than_it_asks_for
+        a_worker_never_has_more_tasks_than_it_may
         a_claim_gets_tasks_of_its_queues_only
         a_worker_is_offered_what_it_can_do
         a_pinned_run_goes_to_its_build_only
@@ -385,5 +386,6 @@ suite! { ($)
         tasks_keep_their_order_when_the_store_is_opened_again
         bounds_count_what_is_held_when_the_store_is_opened_again
         what_was_due_is_due_when_the_store_is_opened_again
+        a_worker_has_what_it_had_when_the_store_is_opened_again
         time_does_not_go_back_when_the_store_is_opened_again;
 }

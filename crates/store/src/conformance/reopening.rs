@@ -75,6 +75,19 @@ pub async fn what_was_due_is_due_when_the_store_is_opened_again(t: &mut Trial<'_
     assert_eq!(messages.iter().map(|message| message.id.as_str()).collect::<Vec<_>>(), ["m1", "m2"]);
 }
 
+pub async fn a_worker_has_what_it_had_when_the_store_is_opened_again(t: &mut Trial<'_>) {
+    t.flow(ONE);
+    t.start_all("one", (0..4).map(|n| json!(n))).await;
+    let ns = t.ns.clone();
+    t.claim(ClaimRequest { worker: "ann".to_owned(), max: 2, ..t.ask() }).await;
+    if !t.reopen().await {
+        return;
+    }
+    assert_eq!(t.store.held_by(&ns, "ann").await.unwrap(), 2);
+    let claims = t.claim(ClaimRequest { worker: "ann".to_owned(), max: 9, most_held: Some(3), ..t.ask() }).await;
+    assert_eq!((claims.tasks.len(), claims.full), (1, true));
+}
+
 pub async fn time_does_not_go_back_when_the_store_is_opened_again(t: &mut Trial<'_>) {
     let run = t.start(&t.flow(CHAIN), json!(null)).await;
     t.advance(60_000);

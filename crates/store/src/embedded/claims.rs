@@ -95,7 +95,12 @@ impl Group<'_> {
     }
 
     pub fn claim(&mut self, request: &ClaimRequest) -> Outcome<Claims> {
-        let (picked, retry_at) = self.shared.tasks().lines.claim(request, self.now);
+        let (picked, retry_at, full) = {
+            let lines = &mut self.shared.tasks().lines;
+            let (picked, retry_at) = lines.claim(request, self.now);
+            let full = picked.len() < request.max && lines.is_full(request);
+            (picked, retry_at, full)
+        };
         // All of them before the first is written: if that fails, each is taken back.
         for picked in picked.iter().filter(|picked| !picked.before) {
             self.touched.task(picked.run, picked.fence);
@@ -105,7 +110,7 @@ impl Group<'_> {
         for picked in picked {
             tasks.push(self.hand_over(picked)?);
         }
-        Ok(Claims { tasks, retry_at })
+        Ok(Claims { tasks, retry_at, full })
     }
 
     /// Records the claim of a task and gives it out.

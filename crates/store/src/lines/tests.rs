@@ -125,6 +125,7 @@ impl Both {
             queues: queues.iter().map(|name| name.to_string()).collect(),
             offer: Arc::new(offer),
             max: 1 + c.below(5),
+            most_held: None,
             lease_ms: 1_000,
         };
         let does_everything = request.offer.handlers.is_empty() && !request.offer.labels.is_empty();
@@ -282,6 +283,7 @@ fn a_claim_looks_at_few_classes_however_many_tenants_are_at_their_limits() {
                 queues: vec!["red".to_owned()],
                 offer: Arc::new(Offer::default()),
                 max,
+                most_held: None,
                 lease_ms: 1_000,
             };
             lines.claim(&request, 0).0
@@ -311,6 +313,7 @@ fn ask(request: u128, max: usize, offer: Offer) -> ClaimRequest {
         queues: vec!["red".to_owned()],
         offer: Arc::new(offer),
         max,
+        most_held: None,
         lease_ms: 1_000,
     }
 }

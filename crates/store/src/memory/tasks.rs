@@ -163,12 +163,22 @@ impl Tasks {
     /// Gives out tasks: those that a claim got, and when there may be more for it.
     pub fn claim(&mut self, request: &ClaimRequest, now: Millis) -> (Vec<(RunId, Fence)>, Option<Millis>) {
         let mut got = Vec::new();
-        while got.len() < request.max {
+        while got.len() < request.max && !self.is_full(request) {
             let Some(at) = self.next(request, now) else { return (got, self.retry_at(request, now)) };
             self.hand_over(at, request, now);
             got.push(at);
         }
         (got, None)
+    }
+
+    /// Whether the worker of a claim has as many tasks as it may have.
+    pub fn is_full(&self, request: &ClaimRequest) -> bool {
+        request.most_held.is_some_and(|most| self.held_by(&request.ns, &request.worker) >= most)
+    }
+
+    pub fn held_by(&self, ns: &Namespace, worker: &str) -> usize {
+        let has = |row: &&Row| row.ns == *ns && row.held.as_ref().is_some_and(|held| held.worker == worker);
+        self.rows.values().filter(has).count()
     }
 
     /// What a request got before, as far as it is still held; none if it is a new one.

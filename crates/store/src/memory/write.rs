@@ -328,9 +328,10 @@ impl Rows {
     pub fn claim(&mut self, request: &ClaimRequest, now: Millis) -> Claims {
         if let Some(before) = self.tasks.claimed_before(request) {
             let tasks = before.into_iter().filter_map(|(run, fence)| self.claimed(run, fence)).collect();
-            return Claims { tasks, retry_at: None };
+            return Claims { tasks, ..Claims::default() };
         }
         let (got, retry_at) = self.tasks.claim(request, now);
+        let full = got.len() < request.max && self.tasks.is_full(request);
         let tasks: Vec<Claimed> = got.into_iter().filter_map(|(run, fence)| self.claimed(run, fence)).collect();
         for Claimed { run, task, held, .. } in &tasks {
             let Some(kept) = self.runs.get_mut(run) else { continue };
@@ -339,7 +340,7 @@ impl Rows {
             self.changes.push(Change::Run { run: *run, ended: false });
             self.changes.push(Change::Leases);
         }
-        Claims { tasks, retry_at }
+        Claims { tasks, retry_at, full }
     }
 
     fn claimed(&self, run: RunId, fence: Fence) -> Option<Claimed> {

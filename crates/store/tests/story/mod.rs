@@ -139,6 +139,7 @@ pub fn claim(n: u128, worker: &str, max: usize) -> ClaimRequest {
         queues: vec!["default".to_owned(), "bulk".to_owned()],
         offer: Arc::default(),
         max,
+        most_held: None,
         lease_ms: 30_000,
     }
 }

@@ -179,6 +179,11 @@ fn code_flows() {
         "name: job\ncode: true\nqueue: q\nretry: {attempts: 1}\nstep_retry: {attempts: 9}\ntimeout: 1d\nbuilds: pinned";
     let Body::Code(code) = parse(text).unwrap().flow.body else { panic!("a graph") };
     assert_eq!((code.step_retry.attempts, code.timeout_ms, code.builds), (Some(9), Some(86_400_000), Builds::Pinned));
+    let text = "name: job\ncode: true\nlimits: [api, {tenant: '${input.t}'}]\nrequires: [gpu]\npriority: -2";
+    let Body::Code(code) = parse(text).unwrap().flow.body else { panic!("a graph") };
+    let limits: Vec<_> = code.limits.iter().map(|limit| (limit.name.as_str(), limit.key.is_some())).collect();
+    assert_eq!(limits, [("api", false), ("tenant", true)]);
+    assert_eq!((code.requires, code.priority), (vec!["gpu".to_owned()], -2));
 }
 
 #[test]

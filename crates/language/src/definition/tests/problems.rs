@@ -195,6 +195,27 @@ fn warnings() {
 }
 
 #[test]
+fn a_bare_number_as_a_duration_is_a_warning() {
+    let said = of("name: f\nsteps: {a: {timeout: 30}}");
+    assert_eq!(said, "warning: 2:22 steps.a.timeout: `timeout: 30` means 30 ms; write `30ms` or `30s`");
+    let fields = "a: {retry: {initial: 5, max: 7}, start_timeout: 9}\nb: {await: {time: 11}}\nc: {await: {event: e, timeout: 13}}";
+    assert_eq!(of_steps(fields).lines().count(), 5, "{}", of_steps(fields));
+    assert_eq!(of_steps("a: {retry: {initial: 0}, timeout: 30ms}"), "fine");
+    assert_eq!(of("name: f\ncode: true\ntimeout: 60").lines().count(), 1);
+    let many: String = (0..300).map(|n| format!("s{n}: {{timeout: 1}}\n")).collect();
+    assert_eq!(of_steps(&many).lines().count(), MAX_PROBLEMS + 1);
+}
+
+#[test]
+fn what_the_fields_of_a_code_flow_read_is_known_when_it_starts() {
+    let of_limit = |key: &str| of(&format!("name: f\ncode: true\nlimits: [{{t: '${{{key}}}'}}]"));
+    assert_eq!(of_limit("input.tenant + run.flow"), "fine");
+    assert_eq!(of_limit("steps.a.output"), "3:17 limits[0].t: there is no step `a` here");
+    assert!(of_limit("inputs.a").contains("did you mean `input`?"), "{}", of_limit("inputs.a"));
+    assert!(of("name: f\ncode: true\nlimits: api").contains("limits"), "{}", of("name: f\ncode: true\nlimits: api"));
+}
+
+#[test]
 fn limits() {
     let steps = |n: usize| (0..n).map(|n| format!("s{n}:\n")).collect::<String>();
     assert_eq!(of_steps(&steps(MAX_STEPS)), "fine");

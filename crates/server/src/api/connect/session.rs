@@ -46,6 +46,8 @@ pub(super) struct Session<'a> {
     queues: Vec<String>,
     offer: Arc<Offer>,
     held: Held,
+    /// How many tasks it may have at once.
+    max_concurrent: Option<usize>,
     credits: u32,
     draining: bool,
     heard_at: Instant,
@@ -107,6 +109,7 @@ impl Session<'_> {
             offer: Arc::new(record.spec.offer.clone()),
             ns,
             held: Held::new(engine.attention()),
+            max_concurrent: record.spec.max_concurrent.map(|most| usize::try_from(most).unwrap_or(usize::MAX)),
             credits: 0,
             draining: record.draining,
             heard_at: Instant::now(),
@@ -128,6 +131,7 @@ impl Session<'_> {
         if let Err(error) = engine.release(&session.ns, &session.worker, &lost).await {
             tracing::warn!(worker = session.worker, "tasks that never arrived wait for their leases: {error}");
         }
+        note_gone(api, &session.ns, &session.worker).await;
         ended
     }
 
@@ -435,6 +439,7 @@ impl Session<'_> {
             queues: self.queues.clone(),
             offer: self.offer.clone(),
             max: self.credits as usize,
+            most_held: self.max_concurrent,
             request: None,
             lease_ms: None,
         }
@@ -442,6 +447,23 @@ impl Session<'_> {
 
     fn engine(&self) -> &Engine {
         self.api.engine()
+    }
+}
+
+/// Without another connection the worker is offline. When the server stops, its workers find another one.
+async fn note_gone(api: &Api, ns: &Namespace, worker: &str) {
+    if *api.stopping().borrow() || api.left().is_connected(ns, worker) {
+        return;
+    }
+    let noted = async {
+        api.engine().worker_gone(ns, worker).await?;
+        if api.left().is_connected(ns, worker) {
+            api.engine().seen(ns, worker, None).await?;
+        }
+        Ok::<_, EngineError>(())
+    };
+    if let Err(error) = noted.await {
+        tracing::debug!(worker, "it is shown as online until its last lease ends: {error}");
     }
 }
 

@@ -132,6 +132,7 @@ impl World<'_> {
             ns: self.namespaces[usize::from(h.one_in(8))].clone(),
             offer,
             max,
+            most_held: h.one_in(3).then(|| 1 + h.below(6)),
             ..self.drive.ask()
         };
         self.requests.push(request.clone());
