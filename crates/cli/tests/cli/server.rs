@@ -495,13 +495,8 @@ fn the_end_of_each_run_is_logged_once_and_every_decision_at_debug() {
     }
     let decided = server.logged("decided");
     let of = |run: &str, event: &str| {
-        decided.iter().any(|line| {
-            let fields = &line["fields"];
-            fields["run"] == run
-                && fields["event"] == event
-                && fields["flow"].is_string()
-                && fields["instance"].is_string()
-        })
+        let named = |line: &Value| line["flow"].is_string() && line["instance"].is_string();
+        decided.iter().any(|line| named(line) && line["run"] == run && line["event"] == event)
     };
     assert!(of(&good, "start") && of(&bad, "start") && of(&slow, "cancel"), "{decided:?}");
 }

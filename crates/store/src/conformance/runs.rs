@@ -62,7 +62,8 @@ pub async fn runs_that_go_on_are_counted_by_flow_and_status(t: &mut Trial<'_>) {
     let mut expected: Vec<GoingRuns> = expected.into_iter().map(counted).collect();
     let mut found = t.store.going().await.unwrap();
     found.retain(|going| [&t.ns, &elsewhere.ns].contains(&&going.ns));
-    (expected.sort(), found.sort());
+    expected.sort();
+    found.sort();
     assert!(expected.len() >= 4, "the case has runs of several statuses: {expected:?}");
     assert_eq!(found, expected);
 }
