@@ -57,7 +57,10 @@ pub struct ClaimTasks {
 #[derive(Debug)]
 pub struct Waiting {
     engine: Engine,
-    request: ClaimRequest,
+    request: RequestId,
+    worker: String,
+    /// What is asked again, if the worker may have no more than so many tasks.
+    bounded: Option<Box<ClaimRequest>>,
     answer: oneshot::Receiver<Result<Vec<Handed>>>,
     answered: bool,
     /// Claimed, and not yet in the caller's hands.
@@ -124,7 +127,7 @@ impl Engine {
         let request = ClaimRequest {
             ns: ns.clone(),
             request: id,
-            worker: claim.worker,
+            worker: claim.worker.clone(),
             queues: claim.queues,
             offer: claim.offer,
             max: claim.max.clamp(1, MAX_CLAIM),
@@ -132,9 +135,10 @@ impl Engine {
             lease_ms: self.lease_ms(claim.lease_ms),
         };
         let (reply, answer) = oneshot::channel();
-        let order = Order::Park(Parked::new(request.clone(), reply, once));
-        let (engine, undelivered) = (self.clone(), Vec::new());
-        (order, Waiting { engine, request, answer, answered: false, undelivered })
+        let bounded = request.most_held.map(|_| Box::new(request.clone()));
+        let (engine, worker, undelivered) = (self.clone(), claim.worker, Vec::new());
+        let waiting = Waiting { engine, request: id, worker, bounded, answer, answered: false, undelivered };
+        (Order::Park(Parked::new(request, reply, once)), waiting)
     }
 
     /// Takes reports, each for itself, in the order of each task. Answered when everything that was applied is durable.
@@ -302,7 +306,7 @@ impl Waiting {
             Ok(handed) => handed,
             Err(_) => {
                 // Called off rather than dropped: a task that is being claimed right now still gets here.
-                self.engine.committing().send(Order::Unpark(self.request.request)).await?;
+                self.engine.committing().send(Order::Unpark(self.request)).await?;
                 (&mut self.answer).await
             }
         };
@@ -312,16 +316,18 @@ impl Waiting {
     /// Whether the claim came back because its worker has as many tasks as it may have. It did not stay parked for that: it
     /// would be tried in the place of others that have room.
     async fn is_full(&self) -> Result<bool> {
-        let ClaimRequest { ns, worker, most_held, .. } = &self.request;
-        let Some(most) = *most_held else { return Ok(false) };
+        let Some(ClaimRequest { ns, worker, most_held: Some(most), .. }) = self.bounded.as_deref() else {
+            return Ok(false);
+        };
         let works = self.engine.worker(ns, worker).await?.is_some_and(|worker| !worker.draining);
-        Ok(works && self.engine.instance.store.held_by(ns, worker).await? >= most)
+        Ok(works && self.engine.instance.store.held_by(ns, worker).await? >= *most)
     }
 
     async fn ask_again(&mut self) -> Result<()> {
+        let Some(request) = self.bounded.as_deref().cloned() else { return Ok(()) };
         let (reply, answer) = oneshot::channel();
         self.answer = answer;
-        self.engine.committing().ask(Order::Park(Parked::new(self.request.clone(), reply, false))).await
+        self.engine.committing().ask(Order::Park(Parked::new(request, reply, false))).await
     }
 
     /// Assembles tasks until their inputs have `most_bytes`, at least one; and the claim, if it has more.
@@ -331,7 +337,7 @@ impl Waiting {
             // The claim stays among the undelivered until all of this part is in the caller's hands.
             let handed = self.undelivered[taken].take_up();
             taken += 1;
-            if let Some(task) = self.engine.hand_over(&self.request.worker, handed).await? {
+            if let Some(task) = self.engine.hand_over(&self.worker, handed).await? {
                 bytes += task.bytes;
                 tasks.push(task);
             }
@@ -354,7 +360,7 @@ impl Drop for Waiting {
                 }
                 // It must not be tried in the place of somebody who is still there.
                 Err(_) => {
-                    committing.try_send(Order::Unpark(self.request.request));
+                    committing.try_send(Order::Unpark(self.request));
                 }
             }
         }

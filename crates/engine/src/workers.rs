@@ -21,6 +21,8 @@ use crate::error::{EngineError, Result};
 const WORKER: &str = "worker";
 /// The queue of what does not name one.
 const DEFAULT_QUEUE: &str = "default";
+/// How often it is tried to write down that a worker's connection has ended, while others write its document.
+const GONE_TRIES: usize = 5;
 /// Workers that were silent for so long are forgotten.
 const FORGET_MS: Millis = 24 * 60 * 60 * 1_000;
 /// Workers at hand.
@@ -227,10 +229,18 @@ impl Engine {
 
     /// The connection of a worker has ended: it is offline until it is heard again, whatever is left of its leases.
     pub async fn worker_gone(&self, ns: &Namespace, id: &str) -> Result<()> {
-        match self.worker(ns, id).await? {
-            Some(record) => self.write(ns, &WorkerRecord { gone: true, ..record }).await,
-            None => Ok(()),
+        for _ in 0..GONE_TRIES {
+            // It may leave at the same moment, and must not come back by this.
+            let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else { return Ok(()) };
+            let Some(record) = self.worker(ns, id).await? else { return Ok(()) };
+            let record = WorkerRecord { gone: true, ..record };
+            let expect = Expect::Revision(document.revision);
+            if self.instance.put(ns, WORKER, id, expect, Some(json!(record))).await? {
+                self.workers.note_gone(ns, id);
+                return Ok(());
+            }
         }
+        Ok(())
     }
 
     /// The worker is to finish what it has; it gets nothing more.
@@ -396,6 +406,13 @@ impl Workers {
         known.record.counts = seen.counts;
         known.record.gone = false;
         Some((known.record.clone(), known.written_at))
+    }
+
+    fn note_gone(&self, ns: &Namespace, id: &str) {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get_mut(&(ns.clone(), id.to_owned())) {
+            known.record.gone = true;
+        }
     }
 
     /// A sign of life was written down.

@@ -157,8 +157,10 @@ fn refuse_other_sites(about: &About, headers: &HeaderMap) -> Result<(), Failure>
     let text = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let refuse =
         |what: &str| Err(Failure::new(Code::Forbidden, format!("{what}; keys are off, so only this machine may")));
+    // A server that others may reach without keys goes by names that it does not know.
+    let any_name = about.settings.insecure && !about.addr.ip().is_loopback();
     match text(header::HOST) {
-        Some(host) if !about.settings.insecure && !is_ours(about, host) => {
+        Some(host) if !any_name && !is_ours(about, host) => {
             return refuse("the request is for another host");
         }
         None => return refuse("the request does not say for which host it is"),
@@ -166,8 +168,8 @@ fn refuse_other_sites(about: &About, headers: &HeaderMap) -> Result<(), Failure>
     }
     if let Some(origin) = text(header::ORIGIN) {
         let host = origin.split_once("://").map(|(_, host)| host);
-        let is_ours = |host: &str| match about.settings.insecure {
-            // It goes by any name, but a page of its own says the same one twice.
+        let is_ours = |host: &str| match any_name {
+            // A page of its own says the same one twice.
             true => text(header::HOST).is_some_and(|asked| asked.eq_ignore_ascii_case(host)),
             false => is_ours(about, host) && same_port(host, text(header::HOST)),
         };

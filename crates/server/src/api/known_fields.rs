@@ -220,7 +220,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Key<V> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use eddyline_protocol::{FailStep, QueueRules, StartRun};
     use serde::de::DeserializeOwned;
