@@ -94,6 +94,10 @@ pub fn explain(run: &RunInfo, steps: &[StepInfo]) -> Vec<String> {
         let until = delay.waits_for["until"].as_str();
         sentences.push(format!("the run begins {}", until.map_or("later".to_owned(), |until| format!("at {until}"))));
     }
+    if let Some(unique) = run.waiting_for.iter().find(|waiting| waiting.waits_for["what"] == "unique") {
+        let key = unique.waits_for["key"].as_str().unwrap_or_default();
+        sentences.push(format!("the run waits until the runs before it with the unique key `{key}` have ended"));
+    }
     for step in steps {
         let Some(waits) = &step.waits_for else { continue };
         if let Some(why) = why(step, waits, steps) {
