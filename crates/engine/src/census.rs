@@ -37,7 +37,7 @@ pub(crate) struct LastCensus(Mutex<Option<(Instant, Arc<Census>)>>);
 impl Engine {
     /// What goes on in all namespaces, as it was a few seconds ago at most; longer ago where counting takes long.
     pub async fn census(&self) -> Result<Arc<Census>> {
-        let mut last = self.census.0.lock().await;
+        let mut last = self.measures().census.0.lock().await;
         if let Some((until, census)) = &*last
             && Instant::now() < *until
         {

@@ -56,8 +56,6 @@ pub struct Engine {
     pub(crate) health: Reports,
     /// Sent to whenever a worker is told to drain.
     pub(crate) drained: watch::Sender<()>,
-    pub(crate) census: Arc<LastCensus>,
-    pub(crate) claim_times: Arc<ClaimTimes>,
     running: Arc<Running>,
 }
 
@@ -65,6 +63,14 @@ struct Running {
     stop: Stop,
     loops: Mutex<JoinSet<()>>,
     rounds: BTreeMap<&'static str, watch::Receiver<u64>>,
+    measures: Measures,
+}
+
+/// What is kept for metrics alone.
+#[derive(Debug, Default)]
+pub(crate) struct Measures {
+    pub census: LastCensus,
+    pub claim_times: ClaimTimes,
 }
 
 impl fmt::Debug for Engine {
@@ -109,26 +115,13 @@ impl Engine {
             committer.run(suspects, asked).await;
         };
         loops.set.spawn(watched("committer", committing, stopping.clone(), health.clone()));
-        let running = Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds };
+        let running =
+            Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds, measures: Measures::default() };
         let (facts, tokens) = (Arc::new(ClaimFacts::default()), Arc::new(Tokens::default()));
         let (backlogs, workers, views, drained) =
             (Arc::default(), Arc::default(), Arc::default(), watch::Sender::new(()));
-        let (running, census, claim_times) = (Arc::new(running), Arc::default(), Arc::default());
-        Engine {
-            instance,
-            bus,
-            facts,
-            views,
-            tokens,
-            backlogs,
-            stopping,
-            workers,
-            health,
-            drained,
-            census,
-            claim_times,
-            running,
-        }
+        let running = Arc::new(running);
+        Engine { instance, bus, facts, views, tokens, backlogs, stopping, workers, health, drained, running }
     }
 
     /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.
@@ -174,6 +167,10 @@ impl Engine {
             }
             (None, _) => Err(EngineError::no_flow(name)),
         }
+    }
+
+    pub(crate) fn measures(&self) -> &Measures {
+        &self.running.measures
     }
 
     pub(crate) fn committing(&self) -> &Committing {

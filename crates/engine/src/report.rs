@@ -229,7 +229,7 @@ impl Engine {
                     goes_on = !last;
                 }
                 if last && matches!(answer, Answer::Applied(_)) {
-                    self.claim_times.end(token.run, token.fence);
+                    self.measures().claim_times.end(token.run, token.fence);
                 }
                 if let Some(warning) = &warning {
                     tracing::warn!(task = token.task_id(), "{warning}");
@@ -383,7 +383,7 @@ impl Engine {
         let token = self.tokens.key(&self.instance).await?.token(&claimed.ns, claimed.run, &claimed.task);
         let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows, token).await {
             Ok(assignment) => {
-                self.claim_times.begin(claimed.run, claimed.task.fence);
+                self.measures().claim_times.begin(claimed.run, claimed.task.fence);
                 return Ok(Some(assignment));
             }
             Err(EngineError::TooLarge { bytes, limit, .. }) => {

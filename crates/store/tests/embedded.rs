@@ -97,12 +97,39 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     open(dir.path()).close().unwrap();
     raw(dir.path()).pragma_update(None, "user_version", 99).unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
-    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 4"), "{error}");
+    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 5"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     raw(dir.path()).execute_batch("CREATE TABLE t (a)").unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
     assert!(error.contains("is the database of another program"), "{error}");
+}
+
+/// Takes a database of version 5 back to version 4.
+const BACK_TO_4: &str = "
+    DROP INDEX runs_by_retry_of; ALTER TABLE runs DROP COLUMN retry_of; ALTER TABLE events DROP COLUMN gates_opened;
+    DROP INDEX runs_by_end; DROP INDEX runs_trimmed;
+    CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 0;
+    CREATE INDEX runs_trimmed ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
+    PRAGMA user_version = 4;
+";
+
+#[tokio::test]
+async fn retries_written_before_they_were_indexed_are_found_when_the_store_is_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    start(&store, 1).await;
+    let mut retry = Decider::new().start(&store, 2, "line", big()).await;
+    Arc::make_mut(&mut retry.transition).header.retry_of = Some(run_id(1));
+    store.commit(vec![Command::Run(retry)], Vec::new()).await.unwrap().commands.remove(0).unwrap();
+    store.close().unwrap();
+    raw(dir.path()).execute_batch(BACK_TO_4).unwrap();
+
+    let store = open(dir.path());
+    let filter = RunFilter { retry_of: Some(run_id(1)), ..RunFilter::default() };
+    let found = store.runs(Some(&Namespace::default()), &filter, Page::default()).await.unwrap();
+    assert_eq!(found.iter().map(|summary| summary.run).collect::<Vec<_>>(), [run_id(2)]);
+    store.close().unwrap();
 }
 
 #[tokio::test]
@@ -112,6 +139,7 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     start(&store, 1).await;
     store.close().unwrap();
     let file = raw(dir.path());
+    file.execute_batch(BACK_TO_4).unwrap();
     let undo = "DROP TABLE logs; DROP INDEX events_by_time; DROP INDEX runs_by_root; ALTER TABLE runs DROP COLUMN root; \
                 DROP INDEX runs_going; DROP INDEX runs_trimmed; PRAGMA user_version = 1";
     file.execute_batch(undo).unwrap();
@@ -127,7 +155,7 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     let file = raw(dir.path());
     let version = file.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap();
     let indexes = "SELECT count(*) FROM sqlite_schema WHERE name IN ('runs_going', 'runs_trimmed')";
-    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (4, Ok(2)));
+    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (5, Ok(2)));
 }
 
 #[tokio::test]
@@ -143,6 +171,7 @@ async fn logs_written_before_they_were_indexed_are_indexed_when_the_store_is_ope
     for (first, body) in [(100, body.as_str()), (104, "not JSON, \"runner.log\""), (108, "[]")] {
         file.execute(insert, rusqlite::params![first, body]).unwrap();
     }
+    file.execute_batch(BACK_TO_4).unwrap();
     file.execute_batch("DROP TABLE logs; PRAGMA user_version = 3").unwrap();
     drop(file);
 

@@ -210,9 +210,9 @@ async fn a_larger_limit_takes_larger_payloads_and_shows_them() {
 async fn a_silent_worker_is_offline_after_the_time_that_was_set() {
     let offline_after = Some("400ms".parse().unwrap());
     let rig = Rig::with(ServeArgs { offline_after, ..args() }).await;
+    let since = Instant::now();
     let registered = rig.post("/v1/workers", json!({})).await;
     assert_eq!((&registered.body["lease_ms"], &registered.body["heartbeat_ms"]), (&json!(30_000), &json!(133)));
-    let since = Instant::now();
     let status = async || rig.get("/v1/workers").await.items()[0]["status"].clone();
     while status().await != "offline" {
         assert!(since.elapsed() < LONG, "it is never offline");

@@ -263,8 +263,6 @@ DROP INDEX runs_by_end;
 DROP INDEX runs_trimmed;
 CREATE INDEX runs_by_end ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 0;
 CREATE INDEX runs_trimmed ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
-",
-    "
 -- What became of an event.
 ALTER TABLE events ADD COLUMN gates_opened INTEGER NOT NULL DEFAULT 0;
 -- The run that a retry or a rerun is one of.
