@@ -15,8 +15,8 @@ use crate::flows::Registered;
 
 /// Payloads of one run that are kept between decisions, by the memory that they take. Larger ones are read again when they
 /// are needed: a few dozen queued runs with large inputs would fill the cache. The list that a spread of 10,000 items goes
-/// over is kept: the run's input goes with each of its tasks.
-const VALUES_BYTES: usize = 4 << 20;
+/// over is kept, if they are small: the run's input goes with each of its tasks.
+const VALUES_BYTES: usize = 1 << 20;
 /// What a list or an object takes that is small enough to be kept in a row, about.
 const SMALL_JSON: usize = 256;
 /// What an entry of a map takes beside its key and value, about.
