@@ -152,7 +152,7 @@ fn next() -> String {
     format!("What to type next:\n{install}{NEXT}")
 }
 
-const INSTALL: &str = "  cargo install --path crates/server        put `eddy` on your path";
+const INSTALL: &str = "  cargo install --path crates/cli           put `eddy` on your path";
 const NEXT: &str = "  eddy init my-flows                        a folder with a flow, a worker and a README
   cd my-flows && eddy dev -- ./worker.sh    serve it, and pick up changes as you write
   eddy --help                               everything else";
