@@ -25,13 +25,13 @@ pub struct Set {
     name: String,
     /// How long timelines, steps and payloads are kept after the end of a run
     #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
-    keep_timelines: Option<Span>,
+    retention_timelines: Option<Span>,
     /// How long runs are kept after their end
     #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
-    keep_runs: Option<Span>,
+    retention_runs: Option<Span>,
     /// How long published events are kept
     #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
-    keep_events: Option<Span>,
+    retention_events: Option<Span>,
     /// Whether requests of the namespace are refused
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     disabled: Option<bool>,
@@ -61,7 +61,8 @@ fn done(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
 
 impl Set {
     fn body(self) -> Result<Value, Trouble> {
-        let kept = [("timelines", self.keep_timelines), ("runs", self.keep_runs), ("events", self.keep_events)];
+        let kept =
+            [("timelines", self.retention_timelines), ("runs", self.retention_runs), ("events", self.retention_events)];
         let retention: Map<String, Value> =
             kept.into_iter().filter_map(|(what, span)| Some((what.to_owned(), json!(span?)))).collect();
         let retention = (!retention.is_empty()).then_some(Value::Object(retention));

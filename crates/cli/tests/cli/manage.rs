@@ -122,11 +122,11 @@ fn namespaces_are_made_and_their_keys_managed_from_default() {
 fn the_settings_of_a_namespace_are_sent_as_far_as_they_are_given() {
     let dir = tempfile::tempdir().unwrap();
     let (url, asked) = scripted(vec![(200, json!({"name": "acme"}))]);
-    let set = ["namespace", "set", "acme", "--keep-runs", "90d", "--disabled", "--url", &url];
+    let set = ["namespace", "set", "acme", "--retention-runs", "90d", "--disabled", "--url", &url];
     assert_eq!(eddy(dir.path(), &set).good().line(), "acme changed");
     assert_eq!(asked.join().unwrap(), ["PATCH /v1/namespaces/acme HTTP/1.1"]);
     assert!(eddy(dir.path(), &["namespace", "set", "acme"]).bad(2).err.contains("nothing to change"));
-    eddy(dir.path(), &["namespace", "set", "acme", "--keep-runs", "long"]).bad(2);
+    eddy(dir.path(), &["namespace", "set", "acme", "--retention-runs", "long"]).bad(2);
 }
 
 #[test]
