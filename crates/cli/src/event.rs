@@ -117,7 +117,7 @@ async fn delivered(remote: &Remote, id: &str) -> Option<EventInfo> {
 fn became(outcome: &EventInfo) -> String {
     match (outcome.delivered, outcome.gates_opened) {
         (false, _) => "it is still being delivered".to_owned(),
-        (true, 0) => "it has opened no gate yet".to_owned(),
+        (true, 0) => "it has not opened any gate so far".to_owned(),
         (true, 1) => "it has opened 1 gate".to_owned(),
         (true, gates) => format!("it has opened {gates} gates"),
     }

@@ -65,7 +65,7 @@ pub enum FlowCommand {
     },
     /// List the flows that are registered
     List,
-    /// Delete a flow, of which no run goes on: nothing starts it any more, and its runs stay
+    /// Delete a flow that has no unfinished runs; its ended runs are kept
     Delete { name: String },
     #[command(hide = true)]
     Builds(NotBuilt),

@@ -11,7 +11,7 @@ const LATEST: &str = "latest";
 const LOOKED_AT: usize = 10_000;
 /// A shorter one would be found by accident.
 const SHORTEST: usize = 4;
-/// So many of those that a short id may mean are told.
+/// How many matching runs the error for an ambiguous short id lists.
 const TOLD: usize = 5;
 
 /// The id of the run that is meant. What is no part of an id is left to the server to refuse.

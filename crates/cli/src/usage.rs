@@ -23,7 +23,7 @@ pub fn colored(command: clap::Command) -> clap::Command {
 /// Tells what is wrong with the line, or shows the help that was asked for.
 pub fn tell(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || !typed().iter().any(|arg| arg == "--json") {
-        // It fails where nobody reads.
+        // Writing fails if standard error is closed: there is nobody to tell.
         let _ = error.print();
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     }

@@ -136,7 +136,7 @@ impl Engine {
         self.again(ns, &old, flow, again, reuse, input).await
     }
 
-    /// Deletes a run that has ended, for good; what of its data stays elsewhere.
+    /// Deletes an ended run permanently, and returns which of its data is kept elsewhere.
     pub async fn delete(&self, ns: &Namespace, run: RunId) -> Result<Remains> {
         let summary = self.summary(ns, run).await?;
         if summary.ended_at.is_none() {

@@ -66,7 +66,7 @@ pub struct Config {
     pub offline_after_ms: Option<Millis>,
     /// A payload takes at most this many bytes as JSON.
     pub max_payload_bytes: usize,
-    /// From this many on whoever sends a payload is warned; half of the most where it is not set.
+    /// Payloads of at least this many bytes get a warning. Defaults to half of the payload limit.
     pub large_payload_bytes: Option<usize>,
     /// So many tasks of a namespace wait to be claimed before starts are refused. Children and retries are not.
     pub backlog: usize,

@@ -33,7 +33,7 @@ impl Engine {
         self.instance.count_documents(ns, FLOW).await
     }
 
-    /// Deletes a flow of which no run goes on. Its versions stay for the runs that have ended, and nothing can start it by its
+    /// Deletes a flow that has no unfinished runs. Its versions stay for the runs that have ended, and nothing can start it by its
     /// name. A run that is being started at the same moment goes on with the version that it has.
     pub async fn delete_flow(&self, ns: &Namespace, name: &str) -> Result<()> {
         let unknown = || EngineError::NotFound { what: "flow", id: name.chars().take(120).collect() };

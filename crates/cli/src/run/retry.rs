@@ -72,7 +72,7 @@ async fn retry_failed(ctx: &Context, flow: String, since: Option<String>) -> Res
     }
 }
 
-/// The failed runs of which no other is a retry, oldest first.
+/// Failed runs that have not been retried yet, oldest first.
 async fn not_retried(remote: &Remote, query: &[(&str, String)]) -> Result<Vec<String>, Trouble> {
     let (mut again, mut failed) = (BTreeSet::new(), Vec::new());
     // Newest first: a retry comes before what it retries.

@@ -140,7 +140,7 @@ pub async fn run(ctx: &Context, exec: Exec) -> Result<(), Trouble> {
     ended
 }
 
-/// A worker may be started before its server. A server that answers, and refuses, is told as by every other command.
+/// Waits for a server that is not up yet. If the server answers with an error, that error is reported as by other commands.
 async fn until_reached(ctx: &Context, remote: &Remote) -> Result<(), Trouble> {
     let mut pause = FIRST_PAUSE;
     loop {

@@ -187,8 +187,8 @@ fn runs_are_acted_upon() {
     assert_eq!(publish("2").line(), "news published: it has opened 1 gate");
     let before = "an event was published under the id n1 before, and stands: it has opened 1 gate";
     assert_eq!(publish("3").line(), before);
-    let nobody = server.eddy(&["event", "publish", "other"]).good();
-    assert_eq!(nobody.line(), "other published: it has opened no gate yet");
+    let unawaited = server.eddy(&["event", "publish", "other"]).good();
+    assert_eq!(unawaited.line(), "other published: it has not opened any gate so far");
     let json = server.eddy(&["--json", "event", "publish", "other", "--id", "o1"]).good().json();
     assert_eq!((&json["published"], &json["ids"][0]), (&json!(1), &json!("o1")));
     assert_eq!((&json["event"]["delivered"], &json["event"]["gates_opened"]), (&json!(true), &json!(0)));
