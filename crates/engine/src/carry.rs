@@ -1,7 +1,8 @@
 //! What leaves a run takes its payloads along: messages and events refer to values of their sender, which nobody else
 //! can read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use eddyline_machine::{
     ChildEnd, Data, Failure, Input, Message, MessageBody, Run, Start, Transition, Unbuilt, ValueId, ValueRef,
@@ -25,31 +26,32 @@ pub(crate) fn outgoing(
     }
     let new: BTreeMap<ValueId, &Data> = transition.values.iter().map(|(id, value)| (*id, value)).collect();
     let find = |id: ValueId| new.get(&id).copied().or_else(|| run.values.get(&id));
-    let mut missing = Vec::new();
-    let mut json = |data: &Data| match data.materialise(&|id| find(id)) {
-        Ok(json) => json,
+    // Each once, though every message may carry the same.
+    let mut missing = BTreeSet::new();
+    let mut resolve = |data: &Data| match data.resolve(&|id| find(id)) {
+        Ok(data) => data,
         Err(Unbuilt::Missing(needed)) => {
             missing.extend(needed);
-            Value::Null
+            Data::null()
         }
         // What is carried is checked before: this is never reached by a payload that anybody could write.
         Err(too_large @ Unbuilt::TooLarge) => {
             tracing::error!(run = %run.header.run, "sent without its payload: {too_large}");
-            Value::Null
+            Data::null()
         }
     };
-    let messages = transition.messages.iter().filter_map(|message| carried(message, limit, &mut json)).collect();
+    let messages = transition.messages.iter().filter_map(|message| carried(message, limit, &mut resolve)).collect();
     let events = transition.publishes.iter().map(|publish| NewEvent {
         id: publish.id.clone(),
         name: publish.name.clone(),
-        key: publish.key.as_ref().map(|key| canonical_json(json(key))),
-        payload: Data::from(json(&publish.payload)),
+        key: publish.key.as_ref().map(|key| canonical_json(Value::clone(&json(resolve(key))))),
+        payload: Data::Json(json(resolve(&publish.payload))),
     });
     let events = events.collect();
-    if missing.is_empty() { Ok((messages, events)) } else { Err(missing) }
+    if missing.is_empty() { Ok((messages, events)) } else { Err(missing.into_iter().collect()) }
 }
 
-fn carried(message: &Message, limit: usize, json: &mut impl FnMut(&Data) -> Value) -> Option<Message> {
+fn carried(message: &Message, limit: usize, resolve: &mut impl FnMut(&Data) -> Data) -> Option<Message> {
     let body = match &message.body {
         MessageBody::Start { flow, start } => match &start.input {
             Some(input) if is_too_large(input, limit) => {
@@ -59,7 +61,7 @@ fn carried(message: &Message, limit: usize, json: &mut impl FnMut(&Data) -> Valu
                 return start.refused(message.to, failure);
             }
             input => {
-                let input = input.as_ref().map(|input| Data::from(json(input)));
+                let input = input.as_ref().map(&mut *resolve);
                 MessageBody::Start { flow: flow.clone(), start: Box::new(Start { input, ..(**start).clone() }) }
             }
         },
@@ -67,7 +69,7 @@ fn carried(message: &Message, limit: usize, json: &mut impl FnMut(&Data) -> Valu
             Input::ChildEnded { activation, child, end: ChildEnd::Completed(output) } => {
                 let end = match is_too_large(output, limit) {
                     true => ChildEnd::Failed(too_large("the output of the child", output, limit)),
-                    false => ChildEnd::Completed(Data::from(json(output))),
+                    false => ChildEnd::Completed(resolve(output)),
                 };
                 Input::ChildEnded { activation: *activation, child: *child, end }
             }
@@ -75,6 +77,14 @@ fn carried(message: &Message, limit: usize, json: &mut impl FnMut(&Data) -> Valu
         })),
     };
     Some(Message { to: message.to, id: message.id.clone(), body })
+}
+
+/// The JSON of a payload without references.
+fn json(data: Data) -> Arc<Value> {
+    match data {
+        Data::Json(json) => json,
+        aggregate => Arc::new(aggregate.materialise(&|_| None).unwrap_or_default()),
+    }
 }
 
 // Aggregates by reference can be far larger than what was ever written, so the size is counted before they are built.

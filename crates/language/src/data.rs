@@ -15,6 +15,8 @@ pub const INLINE_BYTES: usize = 256;
 pub const MAX_BUILT_BYTES: usize = 16 << 20;
 /// How deep the JSON may be nested that is built in one piece: what is written and sent may be no deeper.
 pub const MAX_BUILT_DEPTH: u16 = 256;
+/// An aggregate that takes no more memory than this is copied into one piece of JSON when it is sent.
+const COPIED_BYTES: usize = 16 << 10;
 /// What a value takes to be read beside its text: it is parsed, and short ones are larger in memory than in JSON.
 const READ_VALUE: usize = 8;
 /// What a reference takes where it is written.
@@ -174,9 +176,26 @@ impl Data {
         if self.bytes(MAX_BUILT_BYTES) > MAX_BUILT_BYTES {
             return Err(Unbuilt::TooLarge);
         }
-        let mut build = Build { load, left: MAX_BUILT_BYTES, missing: BTreeSet::new() };
-        let value = build.value(self, 0).ok_or(Unbuilt::TooLarge)?;
-        if build.missing.is_empty() { Ok(value) } else { Err(Unbuilt::Missing(build.missing.into_iter().collect())) }
+        let mut build = Build::new(load);
+        let value = build.value(self, 0);
+        build.finish(value)
+    }
+
+    /// The same payload with every reference replaced by what it refers to. Unlike [`Data::materialise`] it copies no large
+    /// JSON: what is sent to a thousand children is in memory once. Small aggregates become JSON, which is shorter.
+    pub fn resolve<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Data, Unbuilt> {
+        if self.bytes(MAX_BUILT_BYTES) > MAX_BUILT_BYTES {
+            return Err(Unbuilt::TooLarge);
+        }
+        let mut build = Build::new(load);
+        let data = build.shared(self, 0);
+        let data = build.finish(data)?;
+        match data {
+            Data::List(_) | Data::Map(_) if data.memory_bytes(COPIED_BYTES + 1) <= COPIED_BYTES => {
+                data.materialise(&|_| None).map(Data::from)
+            }
+            data => Ok(data),
+        }
     }
 }
 
@@ -186,6 +205,7 @@ impl From<Value> for Data {
     }
 }
 
+/// Follows references, and counts what is built on the way.
 struct Build<'l, L> {
     load: &'l L,
     /// Bytes that may still be built.
@@ -193,7 +213,49 @@ struct Build<'l, L> {
     missing: BTreeSet<ValueRef>,
 }
 
-impl<'a, L: Fn(ValueId) -> Option<&'a Data>> Build<'_, L> {
+impl<'a, 'l, L: Fn(ValueId) -> Option<&'a Data>> Build<'l, L> {
+    fn new(load: &'l L) -> Self {
+        Build { load, left: MAX_BUILT_BYTES, missing: BTreeSet::new() }
+    }
+
+    fn finish<T>(self, built: Option<T>) -> Result<T, Unbuilt> {
+        let built = built.ok_or(Unbuilt::TooLarge)?;
+        if self.missing.is_empty() { Ok(built) } else { Err(Unbuilt::Missing(self.missing.into_iter().collect())) }
+    }
+
+    /// As [`Build::value`], with the JSON that is there instead of a copy.
+    fn shared(&mut self, data: &'a Data, depth: u16) -> Option<Data> {
+        if depth > MAX_BUILT_DEPTH {
+            return None;
+        }
+        match data {
+            Data::Json(json) => {
+                self.take(json_bytes(json, self.left))?;
+                Some(data.clone())
+            }
+            Data::Ref(stored) => match (self.load)(stored.id) {
+                Some(inner) => self.shared(inner, depth + 1),
+                None => {
+                    self.take(stored.bytes as usize)?;
+                    self.missing.insert(*stored);
+                    Some(Data::null())
+                }
+            },
+            Data::List(items) => {
+                self.take(items.len() + 2)?;
+                let items = items.iter().map(|item| self.shared(item, depth + 1)).collect::<Option<_>>()?;
+                Some(Data::List(Arc::new(items)))
+            }
+            Data::Map(fields) => {
+                let field = |(key, item): &'a (Arc<str>, Data)| {
+                    self.take(key.len() + 4)?;
+                    Some((key.clone(), self.shared(item, depth + 1)?))
+                };
+                Some(Data::Map(Arc::new(fields.iter().map(field).collect::<Option<_>>()?)))
+            }
+        }
+    }
+
     /// None if it is too large or too deep. What is missing counts as it says of itself.
     fn value(&mut self, data: &'a Data, depth: u16) -> Option<Value> {
         if depth > MAX_BUILT_DEPTH {
@@ -321,6 +383,26 @@ mod tests {
     }
 
     #[test]
+    fn a_resolved_payload_shares_large_json_and_copies_small_aggregates() {
+        let large = Data::from(json!(vec![json!({"a": 1}); 1_000]));
+        let stored = ValueRef { id: ValueId(1), bytes: 8_000, depth: 2, read_size: RoughSize::of(8_000) };
+        let load = |id| (id == ValueId(1)).then_some(&large);
+        let same =
+            |data: &Data| matches!((data, &large), (Data::Json(one), Data::Json(other)) if Arc::ptr_eq(one, other));
+        let refers = Data::Ref(stored);
+        assert!(same(&refers.resolve(&load).unwrap()));
+        let inside = Data::Map(Arc::new(vec![("x".into(), Data::List(Arc::new(vec![Data::Ref(stored); 2])))]));
+        let Data::Map(fields) = inside.resolve(&load).unwrap() else { panic!("it is large") };
+        let Data::List(items) = &fields[0].1 else { panic!("it is a list") };
+        assert!(items.iter().all(same));
+        let small = Data::List(Arc::new(vec![Data::from(json!(1)), Data::from(json!("two"))]));
+        assert_eq!(small.resolve(&load), Ok(Data::from(json!([1, "two"]))));
+        let missing = ValueRef { id: ValueId(2), ..stored };
+        let refers = Data::List(Arc::new(vec![Data::Ref(stored), Data::Ref(missing)]));
+        assert_eq!(refers.resolve(&load), Err(Unbuilt::Missing(vec![missing])));
+    }
+
+    #[test]
     fn what_doubles_by_reference_is_never_built() {
         // Each holds the one before it twice: 2^60 bytes in all.
         let mut stored = vec![Data::from(json!("x".repeat(300)))];
@@ -341,6 +423,8 @@ mod tests {
         let load = |id: ValueId| stored.get(id.0 as usize);
         assert_eq!(stored[60].materialise(&load), Err(Unbuilt::TooLarge), "though each says that it is small");
         assert_eq!(at_hand.materialise(&load), Err(Unbuilt::TooLarge));
+        assert_eq!(stored[60].resolve(&load), Err(Unbuilt::TooLarge));
+        assert_eq!(at_hand.resolve(&load), Err(Unbuilt::TooLarge));
         assert!(at_hand.bytes(1 << 20) > 1 << 20);
     }
 
