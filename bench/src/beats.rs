@@ -1,4 +1,4 @@
-//! What it takes a server to keep a worker's leases: heartbeats over HTTP, and sessions over a WebSocket.
+//! The cost to a server of extending a worker's leases: heartbeats over HTTP, and sessions over a WebSocket.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::wire::{Role, Server};
 
 type Failed = Box<dyn std::error::Error>;
 
-/// Tasks that a worker has.
+/// The number of tasks that a worker holds.
 const HELD: usize = 1_000;
 const IDLE: Duration = Duration::from_secs(10);
-/// All of one run, so that whatever reads runs reads much.
+/// All tasks belong to one run, so that reading that run is expensive.
 const FLOW: &str = "steps: {each: {spread: input.items, run: hold, max_parallel: 2000}}";
 
 /// Heartbeats that name 1,000 tasks each.
@@ -46,7 +46,7 @@ pub async fn heartbeats(count: usize) -> Result<Row, Failed> {
     Ok(row)
 }
 
-/// A session that holds 1,000 tasks: while nothing happens, and while their run changes all the time.
+/// A session that holds 1,000 tasks: while idle, and while their run changes all the time.
 pub async fn session(changes: usize) -> Result<Row, Failed> {
     let dir = tempfile::tempdir()?;
     let server = Server::start(dir.path())?;
@@ -73,7 +73,7 @@ pub async fn session(changes: usize) -> Result<Row, Failed> {
     row.cpu_us_per_step = changing * 1e6 / changes.max(1) as f64;
     row.peak_mb = server.process().peak_mb();
     row.note = format!(
-        "{:.2} % of a core while nothing happens; {:.2} ms of CPU for each of {per_second:.0} changes of their run a second",
+        "{:.2} % of a core while idle; {:.2} ms of CPU per change of their run, at {per_second:.0} changes per second",
         idle * 100.0,
         row.cpu_us_per_step / 1e3
     );
@@ -99,7 +99,7 @@ async fn kept(client: &Client, beat: &Heartbeat) -> Result<(), Failed> {
     if told == Beat::default() { Ok(()) } else { Err("a lease was lost".into()) }
 }
 
-/// Tasks of all queues that workers have.
+/// The number of claimed tasks in all queues.
 async fn claimed(client: &Client) -> Result<u64, Failed> {
     let queues: Value = client.call(http::Method::GET, "/v1/queues", &[], None::<&()>).await?;
     Ok(queues["items"].as_array().into_iter().flatten().filter_map(|queue| queue["claimed"].as_u64()).sum())

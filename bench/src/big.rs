@@ -1,4 +1,4 @@
-//! Stores with much in them.
+//! Stores with many records or many waiting runs.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,24 +16,24 @@ use crate::workloads::{self, engine, request};
 
 type Failed = Box<dyn std::error::Error>;
 
-/// Names the store that a process of its own is to open.
+/// The environment variable with the store that the child process opens.
 pub const OPEN: &str = "EDDYLINE_BENCH_OPEN";
 /// A chain of ten steps leaves about this many records.
 const RECORDS_A_RUN: usize = 42;
 const IDLE: Duration = Duration::from_secs(10);
 
-/// A store with so many records of ended runs: how long it takes to open, and what an engine on it takes then.
+/// A store with `records` records of ended runs: the time to open it, and the memory of an engine on it.
 pub async fn open(records: usize) -> Result<Row, Failed> {
     let opened = Opened::embedded()?;
     workloads::chain(&opened, 200, records / RECORDS_A_RUN + 1).await;
     let dir = opened.close().ok_or("not on disk")?;
-    // In a process of its own, so that its memory is that of the engine alone.
+    // In a separate process, so that its memory is that of the engine alone.
     let output = Command::new(std::env::current_exe()?).env(OPEN, dir.path()).output()?;
     let row = serde_json::from_slice(&output.stdout);
     row.map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned().into())
 }
 
-/// Opens the store and lets an engine run on it for a moment.
+/// Opens the store and runs an engine on it for three seconds.
 pub async fn opened(dir: &Path) -> Result<Row, Failed> {
     let (measure, since) = (Measure::start(), Instant::now());
     let store = Arc::new(Embedded::open(dir, Options::default())?);
@@ -52,7 +52,7 @@ pub async fn opened(dir: &Path) -> Result<Row, Failed> {
     Ok(row)
 }
 
-/// So many runs wait for a gate that never opens: what the engine does meanwhile, and whether others notice.
+/// `runs` runs wait for a gate that never opens: the load of the engine meanwhile, and the effect on other runs.
 pub async fn idle(runs: usize) -> Result<Vec<Row>, Failed> {
     let alone = workloads::chain(&Opened::embedded()?, 50, 1_000).await;
     let opened = Opened::embedded()?;
@@ -64,7 +64,7 @@ pub async fn idle(runs: usize) -> Result<Vec<Row>, Failed> {
         engine.start_batch(&ns, requests).await?;
     }
     let started = since.elapsed();
-    // Until every gate has looked back and nothing is left to do.
+    // Wait until every gate has looked back and nothing is left to do.
     let mut quiet = 0;
     let mut before = opened.counts();
     while quiet < 4 {
@@ -86,8 +86,8 @@ pub async fn idle(runs: usize) -> Result<Vec<Row>, Failed> {
         started.as_secs_f64()
     );
     engine.shutdown().await;
-    let mut beside = workloads::chain(&opened, 50, 1_000).await;
-    beside.what = format!("W1 at 50 beside {runs} waiting runs");
-    beside.note = format!("{:.2} of the same without them", beside.per_second / alone.per_second);
-    Ok(vec![alone, row, beside])
+    let mut loaded = workloads::chain(&opened, 50, 1_000).await;
+    loaded.what = format!("W1 at 50 with {runs} waiting runs");
+    loaded.note = format!("{:.2} of the speed without them", loaded.per_second / alone.per_second);
+    Ok(vec![alone, row, loaded])
 }

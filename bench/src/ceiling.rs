@@ -1,5 +1,5 @@
-//! The ceiling: SQLite itself, one thread, writing the rows of the hot transition in the tables of the store, with
-//! nothing around it. No run could be decided, but the disk does the same work.
+//! The ceiling: SQLite alone, on one thread, writing the rows of the hot transition into the tables of the store. No
+//! run is decided, but the disk does the same work.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use tokio::sync::{mpsc, oneshot};
 use crate::measure::{Measure, Row, written_bytes};
 use crate::stores;
 
-/// Commits until the log is as long as it gets.
+/// The number of commits after which the log has its full length.
 const WARM: usize = 500;
-/// Between commits that are apart.
+/// The time between spaced commits.
 const APART: Duration = Duration::from_micros(100);
 
 /// The rows of one transition, as the store wrote them.
 #[derive(Clone)]
 pub struct Sample {
     header: String,
-    /// The flow itself, whose open steps are counted; the step that ended; the one that was queued.
+    /// The root scope, which counts its open steps; the step that ended; the step that was queued.
     activations: [String; 3],
     records: String,
     claim: String,
@@ -28,7 +28,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Takes the rows of a run that is half way through, in a store that was closed.
+    /// Reads the rows of a run that is half way through, in a closed store.
     pub fn read(dir: &Path) -> rusqlite::Result<Sample> {
         let conn = open(dir)?;
         let one = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, String>(0));
@@ -49,10 +49,10 @@ impl Sample {
     }
 }
 
-/// SQLite with the rows of a store that is half way through a run, ready to be measured in turns with something else.
+/// SQLite on a store with a run half way through, to be measured in turns with a workload.
 pub struct Ceiling {
     sample: Sample,
-    /// Held open, so that the log stays as long as it has become.
+    /// Kept open, so that the log keeps its length.
     conn: Connection,
     dir: TempDir,
 }
@@ -62,7 +62,7 @@ impl Ceiling {
         let dir = tempfile::tempdir()?;
         stores::half_way(dir.path()).await?;
         let ceiling = Ceiling { sample: Sample::read(dir.path())?, conn: open(dir.path())?, dir };
-        // To make a file longer takes longer than to write where it was written before.
+        // Appending to a file takes longer than overwriting it.
         ceiling.grouped(WARM, 1)?;
         Ok(ceiling)
     }
@@ -71,7 +71,7 @@ impl Ceiling {
         self.sample.bytes()
     }
 
-    /// So many transitions, so many to a commit, over as many runs.
+    /// `count` transitions, `group` per commit, over `group` runs.
     pub fn grouped(&self, count: usize, group: usize) -> rusqlite::Result<Row> {
         let first = runs(&self.conn, &self.sample, group)?;
         let mut raw = Raw::prepare(&self.conn)?;
@@ -86,14 +86,14 @@ impl Ceiling {
             raw.commit.execute([])?;
             latencies.push(since.elapsed());
         }
-        let (what, steps) = (format!("raw SQLite, {group} to a commit"), (count / group * group) as u64);
+        let (what, steps) = (format!("raw SQLite, {group} per commit"), (count / group * group) as u64);
         let mut row = measure.row(what, "sqlite", steps, latencies);
         row.commits = (count / group) as u64;
         row.bytes_per_step = (written_bytes() - written) as f64 / steps.max(1) as f64;
         Ok(row)
     }
 
-    /// One transition to a commit, each a while after the last, as when somebody else works in between: caches, cores and
+    /// One transition per commit, with a pause before each, as when other work is done in between: caches, cores and
     /// the disk's queue have gone cold. Only the commits are timed.
     pub fn apart(&self, count: usize) -> rusqlite::Result<Row> {
         let run = runs(&self.conn, &self.sample, 1)?;
@@ -109,13 +109,13 @@ impl Ceiling {
             latencies.push(since.elapsed());
         }
         let seconds: f64 = latencies.iter().map(Duration::as_secs_f64).sum();
-        let mut row = measure.row("raw SQLite, 1 to a commit, apart", "sqlite", count as u64, latencies);
+        let mut row = measure.row("raw SQLite, 1 per commit, spaced", "sqlite", count as u64, latencies);
         (row.seconds, row.per_second, row.commits) = (seconds, count as f64 / seconds, count as u64);
         Ok(row)
     }
 
-    /// The same for callers that each have one transition on its way and wait until it is durable: one thread writes, in
-    /// groups of whatever waits.
+    /// Callers with one transition in flight each, which wait until it is durable: one thread writes everything that is
+    /// waiting as a group.
     pub async fn called(&self, count: usize, callers: usize) -> Result<Row, Box<dyn std::error::Error>> {
         let conn = open(self.dir.path())?;
         let first = runs(&conn, &self.sample, callers)?;
@@ -146,7 +146,7 @@ impl Ceiling {
         }
         let steps = latencies.len() as u64;
         let mut row = measure.row(format!("raw SQLite, {callers} callers"), "sqlite", steps, latencies);
-        row.commits = writer.join().map_err(|_| "the writer of the ceiling died")??;
+        row.commits = writer.join().map_err(|_| "the writer of the ceiling panicked")??;
         row.bytes_per_step = (written_bytes() - written) as f64 / steps.max(1) as f64;
         Ok(row)
     }
@@ -171,7 +171,7 @@ fn write(conn: &Connection, sample: &Sample, mut queue: mpsc::Receiver<Asked>) -
     Ok(commits)
 }
 
-/// Makes runs that are there, as hot runs are; the position of the first.
+/// Inserts runs like hot ones; returns the position of the first.
 fn runs(conn: &Connection, sample: &Sample, count: usize) -> rusqlite::Result<i64> {
     let last: i64 = conn.query_row("SELECT max(position) FROM runs", [], |row| row.get(0))?;
     for at in 1..=count as i64 {
@@ -233,7 +233,7 @@ impl<'c> Raw<'c> {
     }
 }
 
-/// The settings of the store; checkpoints by SQLite itself.
+/// Opens with the settings of the store, but with automatic checkpoints by SQLite.
 fn open(dir: &Path) -> rusqlite::Result<Connection> {
     let conn = Connection::open(dir.join("eddyline.db"))?;
     conn.pragma_update(None, "journal_mode", "WAL")?;

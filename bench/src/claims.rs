@@ -1,5 +1,5 @@
-//! What a claim costs beside many others that wait: the same work with tasks of 10, of 1,000 and of 10,000 keys, which
-//! take turns, or each of which has a limit that is used up.
+//! The cost of a claim while many tasks wait: the same work with 10, 1,000 and 10,000 keys, which take turns or are
+//! each at their limit.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use uuid::Uuid;
 use crate::measure::{Measure, Row, reset_peak};
 use crate::stores::Opened;
 
-/// Tasks that are completed, and as many claimed, by one commit.
+/// The number of tasks that one commit completes, and claims.
 const AT_ONCE: usize = 8;
 
-/// What separates the tasks of one key from those of another.
+/// What the keys of tasks are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// They take turns.
+    /// Keys take turns.
     Turns,
-    /// Each key may have one task at a time, and has one: all that wait are kept back.
+    /// Each key has a concurrency of 1 that is used up: all waiting tasks are blocked.
     Limited,
 }
 
@@ -35,23 +35,23 @@ pub async fn claims(opened: &Opened, shape: Shape, keys: usize, tasks: usize, co
         Shape::Turns => "name: one\nsteps: {work: {key: input.k}}",
         Shape::Limited => "name: one\nsteps: {work: {limits: [{tenant: '${input.k}'}]}}",
     };
-    let mut desk = Desk::new(opened.store.clone(), text);
-    desk.limit().await?;
+    let mut driver = Driver::new(opened.store.clone(), text);
+    driver.limit().await?;
     let mut waiting: Vec<usize> = (0..tasks).collect();
     for part in waiting.chunks_mut(500) {
-        let starts: Vec<Command> = part.iter().map(|at| desk.start(*at, at % keys)).collect();
-        desk.store.commit(starts, Vec::new()).await?;
+        let starts: Vec<Command> = part.iter().map(|at| driver.start(*at, at % keys)).collect();
+        driver.store.commit(starts, Vec::new()).await?;
     }
     let first = if shape == Shape::Limited { keys } else { AT_ONCE };
-    let mut held: VecDeque<Claimed> = desk.commit(Vec::new(), first).await?.into();
+    let mut held: VecDeque<Claimed> = driver.commit(Vec::new(), first).await?.into();
     reset_peak();
     let (measure, before) = (Measure::start(), opened.counts());
     let (mut latencies, mut count) = (Vec::new(), 0);
     for _ in 0..commits {
         let done: Vec<Command> =
-            (0..AT_ONCE).filter_map(|_| held.pop_front()).map(|claimed| desk.complete(&claimed)).collect();
+            (0..AT_ONCE).filter_map(|_| held.pop_front()).map(|claimed| driver.complete(&claimed)).collect();
         let since = Instant::now();
-        let claimed = desk.commit(done, AT_ONCE).await?;
+        let claimed = driver.commit(done, AT_ONCE).await?;
         latencies.push(since.elapsed());
         count += claimed.len() as u64;
         held.extend(claimed);
@@ -64,15 +64,15 @@ pub async fn claims(opened: &Opened, shape: Shape, keys: usize, tasks: usize, co
     Ok(row)
 }
 
-struct Desk {
+struct Driver {
     store: Arc<dyn Store>,
     flow: Flow,
     runs: HashMap<RunId, Run>,
     drawn: u128,
 }
 
-impl Desk {
-    fn new(store: Arc<dyn Store>, text: &str) -> Desk {
+impl Driver {
+    fn new(store: Arc<dyn Store>, text: &str) -> Driver {
         let flow = match definition::parse(text) {
             Ok(parsed) => parsed.flow,
             Err(problems) => {
@@ -80,7 +80,7 @@ impl Desk {
                 std::process::exit(2)
             }
         };
-        Desk { store, flow, runs: HashMap::new(), drawn: 0 }
+        Driver { store, flow, runs: HashMap::new(), drawn: 0 }
     }
 
     async fn limit(&mut self) -> Result<()> {

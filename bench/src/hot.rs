@@ -1,5 +1,5 @@
-//! The hot transition: a step is completed, the next one is queued and claimed. Sixty-four callers, each with a run of its
-//! own, straight on a store: no loops, no workers, only decisions and commits.
+//! The hot transition: completes a step, queues and claims the next one. Sixty-four callers, each with its own run,
+//! directly on a store: no loops, no workers, only decisions and commits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::stores::Opened;
 
 pub const CALLERS: usize = 64;
 
-/// So many of each caller. A store that is measured in several turns has new runs in each.
+/// Measures `steps` transitions of each caller. Each turn on a store uses new runs.
 pub async fn transitions(opened: &Opened, turn: usize, steps: usize) -> Row {
     let mut callers = Vec::new();
     for number in 0..CALLERS {
-        // A queue each, so that every caller gets the task of its own run.
+        // One queue per caller, so that every caller gets the task of its own run.
         let flow = Arc::new(flow(steps, &format!("q{number}")));
         let mut caller = Caller::new(opened.store.clone(), flow, turn * CALLERS + number, number);
         caller.start().await;
@@ -38,7 +38,7 @@ pub async fn transitions(opened: &Opened, turn: usize, steps: usize) -> Row {
     row
 }
 
-/// A long chain, so that the start of a run is not what is measured.
+/// A long chain, so that the start of the run hardly counts.
 fn flow(steps: usize, queue: &str) -> Flow {
     let step = |at: usize| format!("s{at:04}: {{queue: {queue}, after: [s{:04}]}}", at - 1);
     let chain: Vec<String> = (1..steps).map(step).collect();

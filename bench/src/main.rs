@@ -1,7 +1,6 @@
-//! What Eddyline does in a second, beside what the machine could: `cargo run --release -p eddyline-bench`.
+//! The throughput of Eddyline, compared with the ceiling of the machine: `cargo run --release -p eddyline-bench`.
 //!
-//! Absolute figures mean little on a machine that does other things as well; ratios to a ceiling that was measured in the
-//! same run do.
+//! Absolute figures mean little on a shared machine; compare the ratios to a ceiling measured in the same run.
 
 mod beats;
 mod big;
@@ -23,24 +22,24 @@ use measure::Row;
 use stores::Opened;
 use wire::Transport;
 
-/// As in `eddy`.
+/// The allocator of `eddy`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [read] [wire] [beats]
 
-  hot    the hot transition, on memory and embedded, beside raw SQLite with the same rows
+  hot    the hot transition, on memory and embedded, compared with raw SQLite writing the same rows
   w1     ten steps in a row, at 1, 50 and 200 runs in flight
   w2     one to n to one, for n = 100, 1,000 and 10,000
   w3     10,000 runs of one step, started in batches
-  claims claims while 20,000 tasks wait that have 10, 1,000 and 10,000 keys
-  open   a store with a million records of ended runs is opened
-  idle   100,000 runs wait for something; what that costs
+  claims claims while 20,000 tasks with 10, 1,000 or 10,000 keys wait
+  open   opening a store with a million records of ended runs
+  idle   the cost of 100,000 waiting runs
   read   pages of a projection over 20,000 records, and the log of one step, through a server
-  wire   W1 through a server and a worker, each a process of its own; what they cost when there is nothing to do
-  beats  heartbeats of 1,000 tasks, and a session that holds as many: what they cost a server
+  wire   W1 with server and worker in separate processes, and their cost when idle
+  beats  the cost to a server of heartbeats of 1,000 tasks, and of a session that holds as many
 
-Without a name everything is measured. --quick does a tenth of the work. --json prints the rows as JSON.";
+Without a name, all are measured. --quick does a tenth of the work. --json prints the rows as JSON.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -88,15 +87,15 @@ async fn main() -> ExitCode {
 }
 
 struct Bench {
-    /// So much less than all of it is done.
+    /// Only one part in `part` of the work is done.
     part: usize,
     quiet: bool,
 }
 
 type Failed = Box<dyn std::error::Error>;
 
-/// Whatever is compared with the ceiling is measured in so many turns, each right after one of the ceiling's: this is
-/// nobody's own machine, and what it does in a second changes from one second to the next.
+/// A workload and its ceiling are measured in this many alternating turns, because the speed of a shared machine
+/// changes from one second to the next.
 const TURNS: usize = 5;
 
 impl Bench {
@@ -161,7 +160,7 @@ impl Bench {
         Ok(rows)
     }
 
-    /// Claims beside ever more keys, in turns, since the disk changes its speed: a claim costs the same.
+    /// Claims with more and more keys, in turns, since the speed of the disk changes: the cost should stay the same.
     async fn claims(&self, shape: Shape) -> Result<Vec<Row>, Failed> {
         self.say("claims");
         let mut turns = [Vec::new(), Vec::new(), Vec::new()];
@@ -192,7 +191,7 @@ impl Bench {
             hot.push(hot::transitions(&opened, turn, steps).await);
         }
         let mut rows: Vec<Row> = [grouped, called, vec![memory], hot].into_iter().filter_map(measure::merge).collect();
-        rows[0].note = format!("{} bytes of JSON a transition", ceiling.bytes());
+        rows[0].note = format!("{} bytes of JSON per transition", ceiling.bytes());
         rows[3].ratio = Some(rows[3].per_second / rows[1].per_second);
         Ok(rows)
     }
@@ -214,20 +213,20 @@ impl Bench {
         Ok(rows)
     }
 
-    /// W1 with one run in flight, in turns with single commits: in a row, and apart.
+    /// W1 with one run in flight, in turns with single commits: back to back, and spaced.
     async fn single(&self) -> Result<Vec<Row>, Failed> {
         self.say("W1");
         let opened = Opened::embedded()?;
         let runs = 1_000 / self.part;
         let memory = workloads::chain(&Opened::memory(), 1, runs).await;
         workloads::chain(&opened, 1, wire::WARM).await;
-        let mut rows = self.beside_commits(async || Ok(workloads::chain(&opened, 1, runs / TURNS).await)).await?;
+        let mut rows = self.compare_with_commits(async || Ok(workloads::chain(&opened, 1, runs / TURNS).await)).await?;
         rows.insert(2, memory);
         Ok(rows)
     }
 
-    /// Something that has one step in flight, in turns with single commits.
-    async fn beside_commits(&self, what: impl AsyncFn() -> Result<Row, Failed>) -> Result<Vec<Row>, Failed> {
+    /// A workload with one step in flight, in turns with single commits.
+    async fn compare_with_commits(&self, what: impl AsyncFn() -> Result<Row, Failed>) -> Result<Vec<Row>, Failed> {
         let ceiling = Ceiling::open().await?;
         let (mut raw, mut apart, mut steps) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..TURNS {
@@ -238,25 +237,25 @@ impl Bench {
         let mut rows: Vec<Row> = [raw, apart, steps].into_iter().filter_map(measure::merge).collect();
         let commits = rows[2].commits as f64 / rows[2].steps as f64;
         let [in_a_row, apart] = [0, 1].map(|at: usize| rows[at].per_second / rows[2].per_second);
-        // A server counts what its engine asks of the store: also the claim at the end of a run, which finds nothing and
+        // A server counts batches that its engine submits to the store, including the claim at the end of a run, which
         // writes nothing.
         let counted = if rows[2].store == "embedded" { "commits" } else { "batches" };
         let alone = rows[2].step_ms / 1e3 * rows[0].per_second;
         rows[2].note = format!(
-            "{commits:.2} {counted} a step; {in_a_row:.2} bare commits of time, {apart:.2} of those apart; without the \
-             start of the run {alone:.2}"
+            "{commits:.2} {counted} per step; takes as long as {in_a_row:.2} bare commits, {apart:.2} spaced ones; \
+             without the start of the run {alone:.2}"
         );
         Ok(rows)
     }
 
-    /// W1 over the wire, beside the same in process where that was measured, or beside raw SQLite.
+    /// W1 over the wire, compared with the same in process if that was measured, or with raw SQLite.
     async fn wire(&self, in_process: &[Row]) -> Result<Vec<Row>, Failed> {
-        self.say("a message there and back");
+        self.say("message round trip");
         let mut rows = vec![wire::there_and_back(10_000 / self.part).await?];
         for transport in [Transport::Socket, Transport::Http] {
             self.say("W1 over the wire");
             let runs = 100 / self.part;
-            rows.extend(self.beside_commits(async || wire::chain(transport, 1, runs).await).await?);
+            rows.extend(self.compare_with_commits(async || wire::chain(transport, 1, runs).await).await?);
             for in_flight in [50, 200] {
                 let mut row = wire::chain(transport, in_flight, 3_000 / self.part).await?;
                 let same = in_process.iter().find(|other| other.what == row.what);

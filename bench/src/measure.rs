@@ -1,4 +1,4 @@
-//! What a run of something took.
+//! Measurements and their table.
 
 use std::time::{Duration, Instant};
 
@@ -9,26 +9,25 @@ use serde::{Deserialize, Serialize};
 pub struct Row {
     pub what: String,
     pub store: String,
-    /// Steps, or transitions.
+    /// The number of steps or transitions.
     pub steps: u64,
     pub seconds: f64,
     pub per_second: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// From one step of a run to the next, on average: without what starting and awaiting the run adds. Nothing where that
-    /// was not measured.
+    /// The mean time from one step of a run to the next, without starting and awaiting the run. Zero if not measured.
     pub step_ms: f64,
-    /// Durable commits, as the store counts them.
+    /// Durable commits, as counted by the store.
     pub commits: u64,
     pub bytes_per_step: f64,
     pub cpu_us_per_step: f64,
     pub peak_mb: f64,
-    /// Beside a ceiling that was measured in the same run.
+    /// Relative to a ceiling measured in the same run.
     pub ratio: Option<f64>,
     pub note: String,
 }
 
-/// What is running.
+/// A measurement in progress.
 #[derive(Debug)]
 pub struct Measure {
     started: Instant,
@@ -78,7 +77,7 @@ pub fn mean_ms(latencies: &[Duration]) -> f64 {
     latencies.iter().sum::<Duration>().as_secs_f64() * 1e3 / latencies.len().max(1) as f64
 }
 
-/// Several turns of the same as one: times and counts are added up, of the rest the middle one stands for all.
+/// Merges several turns of a workload: times and counts are summed, the rest is the median.
 pub fn merge(turns: Vec<Row>) -> Option<Row> {
     let mut all = turns.first()?.clone();
     let sum = |of: fn(&Row) -> f64| turns.iter().map(of).sum::<f64>();
@@ -105,14 +104,14 @@ pub fn cpu_time() -> Duration {
     Process(std::process::id()).cpu()
 }
 
-/// Bytes that this process has had written to disk, log and database.
+/// Bytes that this process has written to disk, log and database.
 pub fn written_bytes() -> u64 {
     let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = io.lines().find(|line| line.starts_with("write_bytes:")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
 }
 
-/// The most memory that this process had at once.
+/// The peak memory of this process.
 pub fn peak_mb() -> f64 {
     Process(std::process::id()).peak_mb()
 }
@@ -153,7 +152,7 @@ impl Process {
     }
 }
 
-/// Forgets the peak so far, so that the next row has its own.
+/// Resets the peak memory, so that the next row has its own.
 pub fn reset_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

@@ -15,7 +15,7 @@ const RECORDS_AN_ITEM: usize = 4;
 const PAGE: usize = 1_000;
 const READS: usize = 20;
 
-/// A run with about so many records, one of them a log: what its first and its last page cost, and that log.
+/// A run with about `records` records, one of them a log: the cost of its first and last page, and of that log.
 pub async fn pages(records: usize) -> Result<Vec<Row>, Failed> {
     let dir = tempfile::tempdir()?;
     let store = Some(dir.path().display().to_string());
@@ -64,7 +64,7 @@ async fn page(
     Ok((page, since.elapsed()))
 }
 
-/// The same page again and again.
+/// Reads the same page repeatedly.
 async fn read(
     client: &Client,
     what: &str,

@@ -1,4 +1,4 @@
-//! The stores that are measured.
+//! The stores under measurement.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::measure::written_bytes;
 use crate::workloads::engine;
 
-/// A store with a way to count what it writes.
+/// A store and its counters of writes.
 pub struct Opened {
     pub name: &'static str,
     pub store: Arc<dyn Store>,
@@ -31,7 +31,7 @@ impl Opened {
         Ok(Opened { name: "embedded", store: store.clone(), embedded: Some((store, dir)) })
     }
 
-    /// Closes it; where it is.
+    /// Closes the store; returns its directory.
     pub fn close(self) -> Option<TempDir> {
         let (store, dir) = self.embedded?;
         drop((self.store, store));
@@ -47,7 +47,7 @@ impl Opened {
     }
 }
 
-/// A closed store with one run half way through a chain: its rows are what a hot transition writes.
+/// Creates a closed store with one run half way through a chain: its rows are those of a hot transition.
 pub async fn half_way(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let store = Arc::new(Embedded::open(dir, Options::default())?);
     let opened = Opened { name: "embedded", store: store.clone(), embedded: None };

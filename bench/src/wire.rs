@@ -1,4 +1,4 @@
-//! The same work through a server: one process serves, another has the worker, this one starts runs and waits for them.
+//! The same work through a server: one process serves, another is the worker, this one starts runs and waits for them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -19,13 +19,13 @@ use crate::workloads::{STEPS, chain_text};
 
 type Failed = Box<dyn std::error::Error>;
 
-/// What a child process is to be.
+/// The environment variable with the role of a child process.
 pub const ROLE: &str = "EDDYLINE_BENCH_ROLE";
 const IDLE: Duration = Duration::from_secs(10);
-/// About what a report has, and a task.
+/// About the size of a report or a task.
 const MESSAGE_BYTES: usize = 600;
 const WAIT_MS: u64 = 30_000;
-/// Runs until the log of a store is as long as it gets, about.
+/// The number of runs after which the log of a store has about its full length.
 pub const WARM: usize = 150;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +43,13 @@ impl Transport {
     }
 }
 
-/// Ten steps in a row, so many runs at once.
+/// Runs of ten steps in a row, `in_flight` at once.
 pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Result<Row, Failed> {
     let dir = tempfile::tempdir()?;
     let server = Server::start(dir.path())?;
     let client = Client::new(&server.url)?;
     client.register_flow("chain", &chain_text()).await?;
-    // As long as one run at a time has the log grow, which takes longer than to write where it was written before.
+    // With one run at a time the log grows for long, and appending takes longer than overwriting.
     let warm = if in_flight == 1 { WARM } else { 1 };
     let worker = Role::start(&format!("work {} {} {in_flight} {warm}", server.url, transport.name()))?;
     for at in 0..warm {
@@ -87,8 +87,7 @@ pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Resul
     Ok(row)
 }
 
-/// A message from one process to another and back, and nothing else: what a step over a socket takes at least beside its
-/// commit.
+/// The round trip of a message between two processes: the least that a step over a socket adds to its commit.
 pub async fn there_and_back(count: usize) -> Result<Row, Failed> {
     let server = Server::run("echo")?;
     let mut stream = TcpStream::connect(&server.url).await?;
@@ -102,7 +101,7 @@ pub async fn there_and_back(count: usize) -> Result<Row, Failed> {
             stream.read_exact(&mut message).await?;
             latencies.push(since.elapsed());
         }
-        Ok::<_, std::io::Error>(measure.row("a message there and back", "tcp", count as u64, latencies))
+        Ok::<_, std::io::Error>(measure.row("message round trip", "tcp", count as u64, latencies))
     });
     let row = echoed.await??;
     server.role.stop()?;
@@ -121,7 +120,7 @@ async fn echo() -> std::io::Result<()> {
     Ok(())
 }
 
-/// How long it takes from nothing to a first run that is through, and what a server takes that does nothing.
+/// The time from starting the processes to the end of a first run, and the cost of an idle server.
 pub async fn first_run() -> Result<Row, Failed> {
     let dir = tempfile::tempdir()?;
     let (measure, since) = (Measure::start(), Instant::now());
@@ -148,7 +147,7 @@ pub async fn first_run() -> Result<Row, Failed> {
     Ok(row)
 }
 
-/// So many workers that wait for a task that never comes.
+/// The cost of `workers` workers that wait for a task that never comes.
 pub async fn polling(workers: usize) -> Result<Row, Failed> {
     let dir = tempfile::tempdir()?;
     let server = Server::start(dir.path())?;
@@ -168,12 +167,12 @@ pub async fn polling(workers: usize) -> Result<Row, Failed> {
             })
         })
         .collect();
-    // Until all of them are connected.
+    // Time for all of them to connect.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (measure, cpu) = (Measure::start(), server.process().cpu());
     tokio::time::sleep(IDLE).await;
     let share = (server.process().cpu() - cpu).as_secs_f64() / IDLE.as_secs_f64();
-    let mut row = measure.row(format!("{workers} workers that wait"), "http", workers as u64, Vec::new());
+    let mut row = measure.row(format!("{workers} waiting workers"), "http", workers as u64, Vec::new());
     row.per_second = 0.0;
     row.cpu_us_per_step = 0.0;
     row.peak_mb = server.process().peak_mb();
@@ -189,7 +188,7 @@ async fn one(client: &Client, at: usize) -> Result<(), eddyline::Error> {
     Ok(())
 }
 
-/// Batches that the server's engine handed to its store, as it counts them itself.
+/// The number of batches that the server's engine submitted to its store, from its metrics.
 async fn batches(client: &Client) -> Result<u64, Failed> {
     let url = client.url().trim_start_matches("http://").to_owned();
     let text = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
@@ -202,7 +201,7 @@ async fn batches(client: &Client) -> Result<u64, Failed> {
     Ok(counted.and_then(|count| count.trim().parse::<f64>().ok()).unwrap_or(0.0) as u64)
 }
 
-/// What this process is, as a child.
+/// Plays the role of a child process.
 pub async fn play(role: &str) -> Result<(), Failed> {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
@@ -237,12 +236,12 @@ pub async fn play(role: &str) -> Result<(), Failed> {
             let never = |_: StepCtx, _: Value| std::future::pending::<Result<Value, StepError>>();
             worker.handler("hold", never).run_until(until_alone()).await?;
         }
-        _ => return Err(format!("there is no role {role}").into()),
+        _ => return Err(format!("unknown role {role}").into()),
     }
     Ok(())
 }
 
-/// When handlers began, one run at a time.
+/// Records when handlers begin, with one run at a time.
 #[derive(Default)]
 struct Pace(Mutex<(Option<Instant>, Vec<Duration>)>);
 
@@ -255,19 +254,19 @@ impl Pace {
         }
     }
 
-    /// From one step of a run to the next, after so many runs.
+    /// The mean time from one step of a run to the next, without the first `warm` runs.
     fn mean_ms(&self, warm: usize) -> f64 {
         let (_, steps) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner);
         mean_ms(steps.get(warm * (STEPS - 1)..).unwrap_or_default())
     }
 }
 
-/// Until whoever started this process wants no more of it, or is gone.
+/// Waits until the parent process closes stdin or ends.
 async fn until_alone() {
     let _ = tokio::task::spawn_blocking(|| std::io::stdin().lines().count()).await;
 }
 
-/// A process with something to do, until its input is closed.
+/// A child process that runs until its stdin is closed.
 pub struct Role {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -281,7 +280,7 @@ impl Role {
         Ok(Role { child, stdin })
     }
 
-    /// What it says at its end.
+    /// Stops it; returns its output.
     pub fn stop(mut self) -> Result<String, Failed> {
         self.stdin = None;
         let said = self.child.stdout.take().map(std::io::read_to_string).transpose()?;
@@ -307,14 +306,14 @@ impl Server {
         Server::run(&format!("serve {}", dir.display()))
     }
 
-    /// A process that says where it listens.
+    /// Starts a process that prints its address.
     fn run(role: &str) -> Result<Server, Failed> {
         let mut role = Role::start(role)?;
         let stdout = role.child.stdout.take().ok_or("the server has no output")?;
         let mut url = String::new();
         BufReader::new(stdout).read_line(&mut url)?;
         match url.trim() {
-            "" => Err("the server said nothing".into()),
+            "" => Err("the server printed no address".into()),
             url => Ok(Server { url: url.to_owned(), role }),
         }
     }

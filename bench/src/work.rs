@@ -10,12 +10,12 @@ use tokio::task::JoinHandle;
 
 const WAIT: Duration = Duration::from_secs(3_600);
 
-/// What a slot, or all of them, saw.
+/// The times measured by one slot or by all.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// How long each report took to be durable.
     pub reports: Vec<Duration>,
-    /// From one step of a run to the next, where there is one run at a time.
+    /// From one step of a run to the next; only with one run at a time.
     pub steps: Vec<Duration>,
 }
 
@@ -68,7 +68,7 @@ async fn work(engine: Engine, worker: String, offer: Arc<Offer>, batch: usize) -
     seen
 }
 
-/// A handler that gives back what it got.
+/// A trivial handler.
 fn handle(task: Assignment) -> Op {
     let output = match &*task.input {
         serde_json::Value::Object(_) => serde_json::json!({"ok": true, "step": task.activation}),

@@ -14,7 +14,7 @@ use crate::work;
 const LONG: Duration = Duration::from_secs(600);
 pub const STEPS: usize = 10;
 
-/// Ten steps in a row, so many runs at once.
+/// Runs of ten steps in a row, `in_flight` at once.
 pub async fn chain(opened: &Opened, in_flight: usize, runs: usize) -> Row {
     let engine = engine(opened, &chain_text()).await;
     let slots = work::spawn(&engine, in_flight, 1);

@@ -1,4 +1,4 @@
-//! Compiles the file system that SQLite writes its log through, against the header of the SQLite that is linked.
+//! Compiles `gather.c`, the VFS through which SQLite writes its log, against the header of the linked SQLite.
 
 fn main() {
     let source = "src/embedded/gather.c";
@@ -8,6 +8,6 @@ fn main() {
     if let Ok(include) = std::env::var("DEP_SQLITE3_INCLUDE") {
         build.include(include);
     }
-    // Nobody calls into it: it makes itself known to SQLite, so the linker must not leave it out.
+    // No Rust code calls into it (it registers itself with SQLite), so the linker would drop it.
     build.link_lib_modifier("+whole-archive").compile("eddyline_gather");
 }

@@ -1,4 +1,4 @@
-//! `eddy backup`: a copy of an embedded store.
+//! `eddy backup`: copies an embedded store.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::trouble::Trouble;
 
 #[derive(Debug, clap::Args)]
 pub struct Backup {
-    /// The directory of the store; a server may have it open, and goes on
+    /// The directory of the store; a server may have it open
     #[arg(long, value_name = "DIR", default_value = "./.eddyline", env = "EDDY_STORE")]
     store: PathBuf,
     /// A new directory for the copy, which can be opened as a store
@@ -23,12 +23,11 @@ pub async fn run(ctx: &Context, backup: Backup) -> Result<(), Trouble> {
         Some(path) => PathBuf::from(path),
         None => backup.store,
     };
-    // The copy of nothing is no backup.
     if !from.join("eddyline.db").is_file() {
         return Err(Trouble::not_found(format!("there is no store in {}", from.display())));
     }
     tokio::task::block_in_place(|| Embedded::backup_of(&from, &backup.to)).map_err(|error| match error {
-        // What is in the way lies here, and not with the store.
+        // Only the reason: no server is involved that could be unavailable.
         StoreError::Unavailable(why) => Trouble::refused(why),
         error => Trouble::refused(error.to_string()),
     })?;

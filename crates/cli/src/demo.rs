@@ -1,4 +1,4 @@
-//! `eddy demo`: an order that survives the death of its engine, before the user's eyes.
+//! `eddy demo`: an order that survives a SIGKILL of its engine.
 
 mod engine;
 mod shop;
@@ -23,17 +23,17 @@ use super::trouble::Trouble;
 use engine::Engine;
 use shop::{Bank, expected, input};
 
-/// The whole of it takes a quarter of this; whatever is wrong, it ends.
+/// The demo fails after this long. It normally takes a quarter of it.
 const LONGEST: Duration = Duration::from_secs(60);
-/// So long the engine stays dead, so that it is seen.
+/// How long the engine stays dead, so that the user can see it.
 const DEAD: Duration = Duration::from_millis(1_500);
-/// The engine dies while this step is at work.
+/// The engine is killed while this step runs.
 const KILLED_DURING: &str = "price[2]";
 
 pub async fn run(ctx: &Context) -> Result<(), Trouble> {
     let place = tempfile::Builder::new().prefix("eddy-demo-").tempdir();
-    let place = place.map_err(|error| Trouble::failed(format!("there is no place for the demo: {error}")))?;
-    // Dropping the play kills the engine, if it has not ended; the folder goes last.
+    let place = place.map_err(|error| Trouble::failed(format!("cannot create a temporary directory: {error}")))?;
+    // Dropping `play` kills the engine if it is still running. The directory is deleted after that.
     let ended = tokio::select! {
         played = tokio::time::timeout(LONGEST, play(ctx, place.path())) => {
             played.unwrap_or_else(|_| Err(Trouble::failed(format!("the demo did not end within {LONGEST:?}"))))
@@ -68,11 +68,11 @@ async fn play(ctx: &Context, place: &Path) -> Result<(), Trouble> {
         }
     };
     engine.stop().await;
-    let result = Outcome { run: moment.run, records, took: began.elapsed(), charges: bank.charges() };
-    result.tell(ctx)
+    let result = DemoOutcome { run: moment.run, records, took: began.elapsed(), charges: bank.charges() };
+    result.print(ctx)
 }
 
-/// Kills the engine half way, and starts it again on the same store and port.
+/// Kills the engine half way, and starts a new one on the same store and port.
 async fn die_and_return(
     engine: Engine,
     store: &Path,
@@ -103,21 +103,21 @@ async fn die_and_return(
     let listen = url.rsplit('/').next().unwrap_or_default().to_owned();
     let engine = Engine::start(store, &listen).await?;
     notes.send_modify(|notes| {
-        let text = format!("✓ another one, process {}, opened the same store: the run goes on", engine.id());
+        let text = format!("✓ a new engine, process {}, opened the same store: the run continues", engine.id());
         notes.push(Line::default().with(Ink::Good, text));
     });
     Ok(engine)
 }
 
-struct Outcome {
+struct DemoOutcome {
     run: eddyline_protocol::RunInfo,
     records: u64,
     took: Duration,
     charges: usize,
 }
 
-impl Outcome {
-    fn tell(&self, ctx: &Context) -> Result<(), Trouble> {
+impl DemoOutcome {
+    fn print(&self, ctx: &Context) -> Result<(), Trouble> {
         let good = self.run.status == "completed" && self.run.output == expected() && self.charges == 1;
         let took = moment::span(i64::try_from(self.took.as_millis()).unwrap_or(i64::MAX));
         if ctx.screen.json {
@@ -125,7 +125,7 @@ impl Outcome {
                 "took_ms": u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX), "charges": self.charges}))?;
         } else if good {
             ctx.screen.say(format!(
-                "\nThe order came through in {took}: {} records in its timeline, the card charged {} time.\n\n{}",
+                "\nThe order completed in {took}: {} records in its timeline, the card charged {} time.\n\n{}",
                 self.records,
                 self.charges,
                 next()
@@ -134,7 +134,7 @@ impl Outcome {
         match good {
             true => Ok(()),
             false => Err(Trouble::failed(format!(
-                "the order should have come to {}, and came to {} {} with {} charges",
+                "expected the output {} and 1 charge, but the run is {} with the output {} and {} charges",
                 expected(),
                 self.run.status,
                 self.run.output,
@@ -144,15 +144,15 @@ impl Outcome {
     }
 }
 
-/// What to type next. Who runs this from a clone may not have `eddy` at hand.
+/// What to type next. Run from a clone, `eddy` may not be on the path yet.
 fn next() -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has_it = std::env::split_paths(&path).any(|dir| dir.join("eddy").is_file());
     let install = if has_it { String::new() } else { format!("{INSTALL}\n") };
-    format!("What to type next:\n{install}{NEXT}")
+    format!("Next steps:\n{install}{NEXT}")
 }
 
 const INSTALL: &str = "  cargo install --path crates/cli           put `eddy` on your path";
 const NEXT: &str = "  eddy init my-flows                        a folder with a flow, a worker and a README
-  cd my-flows && eddy dev -- ./worker.sh    serve it, and pick up changes as you write
+  cd my-flows && eddy dev -- ./worker.sh    run it, and pick up changes as you save
   eddy --help                               everything else";

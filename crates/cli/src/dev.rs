@@ -1,4 +1,4 @@
-//! `eddy dev`: a server, flows that are registered as they are written, and a worker that is restarted as it is written.
+//! `eddy dev`: a server that registers flows and restarts a worker whenever their files change.
 
 mod files;
 mod flows;
@@ -16,17 +16,17 @@ use super::screen::{Ink, Line};
 use super::trouble::Trouble;
 use super::{Context, warnings_only};
 
-/// How often files are looked at.
+/// How often files are checked for changes.
 const LOOK: Duration = Duration::from_millis(300);
 
 #[derive(Debug, clap::Args)]
 pub struct Dev {
-    /// Where the flows are; they are registered, and again whenever they change
+    /// The directory of the flows; they are registered at the start and whenever they change
     #[arg(long, value_name = "DIR", default_value = "flows")]
     flows: PathBuf,
     #[command(flatten)]
     serve: Box<ServeArgs>,
-    /// The worker is restarted when a file in here changes; `src` if there is one, else this directory
+    /// Restart the worker when a file in this directory changes [default: `src` if it exists, else `.`]
     #[arg(long, value_name = "DIR")]
     watch: Option<PathBuf>,
     /// A worker to run, such as `-- cargo run`
@@ -38,7 +38,7 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
     if let Some(dir) = dev.watch.as_deref().filter(|dir| !dir.is_dir()) {
         return Err(Trouble::usage(format!("--watch {}: there is no such directory", dir.display())));
     }
-    // What a developer has to know is said here; the server's own log is for when something is wrong.
+    // `eddy dev` prints what a developer needs to know; of the server's own log only warnings are shown.
     warnings_only(&ctx.screen);
     let server = eddyline_server::start(&dev.serve).await?;
     let api_key = match own_key(ctx, &server, &dev.serve) {
@@ -64,7 +64,7 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
     let ended = tokio::select! {
         kept = flows => kept,
         why = engine.failed() => Err(Trouble::failed(format!("the engine has failed: {why}"))),
-        // The worker ends when it is told to; one that cannot be started at all ends everything.
+        // The worker ends when `stop` is sent; one that cannot be started at all ends `eddy dev`.
         ended = async { tokio::try_join!(worker, asked) } => ended.map(|_| ()),
     };
     tokio::select! {
@@ -73,13 +73,13 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
     }
 }
 
-/// The key that flows are registered with, and that the worker gets, where the server asks for keys.
+/// The key with which flows are registered and which the worker gets, if the server requires keys.
 fn own_key(ctx: &Context, server: &Server, serve: &ServeArgs) -> Result<Option<String>, Trouble> {
     let key = ctx.at.api_key.clone().or_else(|| serve.admin_key.clone());
     if server.asks_for_keys() && key.is_none() {
-        let message = "the server asks for keys, and `eddy dev` has none to register flows with";
+        let message = "the server requires keys, and `eddy dev` has none to register flows with";
         return Err(
-            Trouble::usage(message).help("give the server's first key with --admin-key, or a key with --api-key")
+            Trouble::usage(message).help("pass the server's first key with --admin-key, or a key with --api-key")
         );
     }
     Ok(key)

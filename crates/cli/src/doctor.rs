@@ -1,4 +1,4 @@
-//! `eddy doctor`: what stands in the way.
+//! `eddy doctor`: checks a server or a store for problems.
 
 use std::path::{Path, PathBuf};
 
@@ -15,29 +15,29 @@ use super::run::words::running;
 use super::screen::{Ink, Line};
 use super::trouble::{Exit, Trouble};
 
-/// Clocks that differ by more than this make what people compare by eye misleading.
+/// Clocks that differ by more than this are reported: times from both would be misleading.
 const SKEW_MS: i64 = 2_000;
-/// Below this a store may soon be unable to write.
+/// Less free space than this is reported.
 const LITTLE_SPACE: u64 = 1 << 30;
-/// Time that has jumped by more than this is told before a store is opened, which would make it the store's.
+/// A store is not opened after a jump of the clock by more than this: opening it would set the store's time.
 const JUMP_MS: i64 = 24 * 60 * 60 * 1_000;
 const RESET: &str = "if the clock is or was wrong: stop the server, set the clock, `eddy serve --reset-clock` once";
 const QUARANTINE: &str = "quarantine";
-/// Quarantined runs that are named one by one.
+/// How many quarantined runs are listed one by one.
 const NAMED_RUNS: usize = 10;
-/// Waiting runs that are asked which handlers their tasks need.
+/// How many running runs are searched for tasks whose handler no worker has.
 const ASKED_RUNS: usize = 50;
 
 #[derive(Debug, clap::Args)]
 pub struct Doctor {
-    /// Look at a store's directory instead of a server
+    /// Check a store's directory instead of a server
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum CheckResult {
     Good,
     Worth,
     Bad,
@@ -45,7 +45,7 @@ enum Verdict {
 
 #[derive(Debug, Serialize)]
 struct Finding {
-    verdict: Verdict,
+    verdict: CheckResult,
     what: &'static str,
     found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +53,7 @@ struct Finding {
 }
 
 impl Finding {
-    fn new(verdict: Verdict, what: &'static str, found: impl Into<String>) -> Finding {
+    fn new(verdict: CheckResult, what: &'static str, found: impl Into<String>) -> Finding {
         Finding { verdict, what, found: found.into(), help: None }
     }
 
@@ -72,9 +72,9 @@ pub async fn run(ctx: &Context, doctor: Doctor) -> Result<(), Trouble> {
     } else {
         for finding in &findings {
             let (ink, mark) = match finding.verdict {
-                Verdict::Good => (Ink::Good, "✓"),
-                Verdict::Worth => (Ink::Note, "!"),
-                Verdict::Bad => (Ink::Bad, "✗"),
+                CheckResult::Good => (Ink::Good, "✓"),
+                CheckResult::Worth => (Ink::Note, "!"),
+                CheckResult::Bad => (Ink::Bad, "✗"),
             };
             let line = Line::default().with(ink, mark).with(Ink::Strong, format!(" {:<10}", finding.what));
             ctx.screen.line(&line.with(Ink::Plain, format!("  {}", finding.found)))?;
@@ -83,10 +83,10 @@ pub async fn run(ctx: &Context, doctor: Doctor) -> Result<(), Trouble> {
             }
         }
     }
-    match findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count() {
+    match findings.iter().filter(|finding| finding.verdict == CheckResult::Bad).count() {
         0 => Ok(()),
-        1 => Err(Trouble::failed("1 thing stands in the way")),
-        n => Err(Trouble::failed(format!("{n} things stand in the way"))),
+        1 => Err(Trouble::failed("1 check failed")),
+        n => Err(Trouble::failed(format!("{n} checks failed"))),
     }
 }
 
@@ -99,8 +99,8 @@ async fn server(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
     findings.insert(2, ready(remote).await);
     findings.extend(store_ahead(info.clock_ahead_ms));
     findings.extend(info.deletion_waits_until.as_ref().map(|until| {
-        let found = format!("nothing is deleted for its age before {until}: time had jumped by more than a day");
-        Finding::new(Verdict::Worth, "deletion", found).help(RESET)
+        let found = format!("nothing is deleted by age before {until}: the clock jumped by more than a day");
+        Finding::new(CheckResult::Worth, "deletion", found).help(RESET)
     }));
     findings.extend(quarantined(remote).await?);
     let workers: Vec<WorkerInfo> = remote.list_of("/v1/workers", &[]).await?;
@@ -108,16 +108,16 @@ async fn server(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
     let queues: Vec<QueueInfo> = remote.list_of("/v1/queues", &[]).await?;
     let waiting: u64 = queues.iter().map(|queue| queue.ready).sum();
     findings.push(match (online.len(), waiting) {
-        (0, 0) => Finding::new(Verdict::Good, "workers", "none is online, and no task waits for one"),
-        (0, n) => Finding::new(Verdict::Bad, "workers", format!("none is online, and {} waiting", tasks(n)))
+        (0, 0) => Finding::new(CheckResult::Good, "workers", "none online, and no tasks waiting"),
+        (0, n) => Finding::new(CheckResult::Bad, "workers", format!("none online, and {} waiting", tasks(n)))
             .help("start one: `eddy worker exec HANDLER=COMMAND`, or a worker of your own"),
-        (n, _) => Finding::new(Verdict::Good, "workers", format!("{n} online")),
+        (n, _) => Finding::new(CheckResult::Good, "workers", format!("{n} online")),
     });
     for queue in queues.iter().filter(|queue| queue.ready > 0) {
         findings.extend(stuck(queue, &online));
     }
     if !online.is_empty() {
-        findings.extend(untaken(remote, &online).await?);
+        findings.extend(missing_handlers(remote, &online).await?);
     }
     Ok(findings)
 }
@@ -129,73 +129,77 @@ fn reached(remote: &Remote, info: &ServerInfo, took_ms: i64) -> Finding {
         "{} answers in {took_ms} ms: {} store, namespace {}, {keys}, up {up}",
         remote.at.url, info.store, info.namespace
     );
-    Finding::new(Verdict::Good, "server", found)
+    Finding::new(CheckResult::Good, "server", found)
 }
 
 fn version(info: &ServerInfo) -> Finding {
     let (own, theirs) = (env!("CARGO_PKG_VERSION"), &info.version);
     match (info.protocol == eddyline_protocol::VERSION, own == theirs) {
-        (false, _) => Finding::new(Verdict::Bad, "version", format!("the server speaks protocol {}", info.protocol))
-            .help(format!("this eddy speaks {}: use the same version on both sides", eddyline_protocol::VERSION)),
-        (true, true) => Finding::new(Verdict::Good, "version", format!("{theirs}, on both sides")),
-        (true, false) => Finding::new(Verdict::Worth, "version", format!("the server is {theirs}, this eddy is {own}")),
+        (false, _) => {
+            Finding::new(CheckResult::Bad, "version", format!("the server speaks protocol {}", info.protocol))
+                .help(format!("this eddy speaks {}: use the same version on both sides", eddyline_protocol::VERSION))
+        }
+        (true, true) => Finding::new(CheckResult::Good, "version", format!("{theirs}, on both sides")),
+        (true, false) => {
+            Finding::new(CheckResult::Worth, "version", format!("the server is {theirs}, this eddy is {own}"))
+        }
     }
 }
 
 /// The server's clock against the middle of the request.
 fn skew(info: &ServerInfo, middle: i64) -> Finding {
     match moment::ms(&info.now) {
-        None => Finding::new(Verdict::Worth, "clock", format!("the server's time is not understood: {}", info.now)),
+        None => Finding::new(CheckResult::Worth, "clock", format!("cannot parse the server's time: {}", info.now)),
         Some(at) if (at - middle).abs() > SKEW_MS => {
             let side = if at > middle { "ahead of" } else { "behind" };
             let by = moment::span((at - middle).abs());
-            Finding::new(Verdict::Worth, "clock", format!("the server's clock is {by} {side} this machine's"))
-                .help("runs go by the server's clock; delays are safe, times in lists will look odd")
+            Finding::new(CheckResult::Worth, "clock", format!("the server's clock is {by} {side} this machine's"))
+                .help("runs use the server's clock: delays are correct, but times in lists look wrong")
         }
-        Some(_) => Finding::new(Verdict::Good, "clock", "the same here and there"),
+        Some(_) => Finding::new(CheckResult::Good, "clock", "in sync with the server"),
     }
 }
 
-/// A store that was once opened with a clock that was ahead.
+/// Reports a store whose time is ahead, because it was once opened with a wrong clock.
 fn store_ahead(ahead_ms: i64) -> Option<Finding> {
     (ahead_ms > SKEW_MS).then(|| {
         let found = format!("the store's time is {} ahead of the machine's clock", moment::span(ahead_ms));
-        Finding::new(Verdict::Worth, "store time", found).help(RESET)
+        Finding::new(CheckResult::Worth, "store time", found).help(RESET)
     })
 }
 
 async fn ready(remote: &Remote) -> Finding {
     match remote.get::<Value>("/readyz", &[]).await {
-        Ok(_) => Finding::new(Verdict::Good, "ready", "it takes requests, and its store answers"),
-        Err(trouble) => Finding::new(Verdict::Bad, "ready", trouble.message().to_owned())
-            .help("the server is starting, stopping, or its store is away: look at its log"),
+        Ok(_) => Finding::new(CheckResult::Good, "ready", "it accepts requests, and its store is available"),
+        Err(trouble) => Finding::new(CheckResult::Bad, "ready", trouble.message().to_owned())
+            .help("the server is starting or stopping, or its store is unavailable: check its log"),
     }
 }
 
-/// Runs on which nothing is decided, since processes ended while they handled them.
+/// Quarantined runs: processes crashed while they handled them, so nothing is decided on them.
 async fn quarantined(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
     let runs: Vec<RunSummary> = match remote.list_of("/v1/quarantine", &[]).await {
         Ok(runs) => runs,
-        // An older server, which does not list them.
+        // An older server without this route.
         Err(trouble) if trouble.exit() == Exit::NotFound => return Ok(Vec::new()),
         Err(trouble) => return Err(trouble),
     };
     let named = runs.iter().take(NAMED_RUNS).map(|run| {
         let (id, flow) = (&run.run_id, &run.flow);
         let why = run.error.as_ref().map(|error| error.message.as_str()).unwrap_or_default();
-        let why = why.split_once(". ").map_or(why, |(why, _)| why);
-        parked(id, flow, why).help(format!("`eddy run resume {id}` tries it again, `eddy run cancel {id}` ends it"))
+        let why = why.split_once("; ").map_or(why, |(why, _)| why);
+        quarantine(id, flow, why).help(format!("`eddy run resume {id}` resumes it, `eddy run cancel {id}` ends it"))
     });
     let mut findings: Vec<Finding> = named.collect();
     if let Some(more) = runs.len().checked_sub(NAMED_RUNS).filter(|more| *more > 0) {
         let found = format!("{more} more runs: `GET /v1/quarantine` lists them all");
-        findings.push(Finding::new(Verdict::Bad, QUARANTINE, found));
+        findings.push(Finding::new(CheckResult::Bad, QUARANTINE, found));
     }
     Ok(findings)
 }
 
-fn parked(run: &str, flow: &str, why: &str) -> Finding {
-    Finding::new(Verdict::Bad, QUARANTINE, format!("run {run} of {flow} is parked: {why}"))
+fn quarantine(run: &str, flow: &str, why: &str) -> Finding {
+    Finding::new(CheckResult::Bad, QUARANTINE, format!("run {run} of {flow} is quarantined: {why}"))
 }
 
 fn tasks(count: u64) -> String {
@@ -206,25 +210,25 @@ fn stuck(queue: &QueueInfo, online: &[&WorkerInfo]) -> Option<Finding> {
     let (name, ready) = (&queue.name, queue.ready);
     if queue.paused {
         let found = format!("{name} is paused, with {} waiting", tasks(ready));
-        return Some(Finding::new(Verdict::Bad, "queue", found).help(format!("`eddy queue resume {name}`")));
+        return Some(Finding::new(CheckResult::Bad, "queue", found).help(format!("`eddy queue resume {name}`")));
     }
     let served = online.iter().any(|worker| worker.queues.contains(name));
     (!served && !online.is_empty()).then(|| {
         Finding::new(
-            Verdict::Bad,
+            CheckResult::Bad,
             "queue",
-            format!("{name} has {} waiting, and no worker online takes from it", tasks(ready)),
+            format!("{name} has {} waiting, and no online worker serves it", tasks(ready)),
         )
-        .help(format!("start a worker with the queue {name}"))
+        .help(format!("start a worker for the queue {name}"))
     })
 }
 
-/// Tasks whose handler no worker on their queue has.
-async fn untaken(remote: &Remote, online: &[&WorkerInfo]) -> Result<Vec<Finding>, Trouble> {
+/// Tasks whose handler no worker of their queue has.
+async fn missing_handlers(remote: &Remote, online: &[&WorkerInfo]) -> Result<Vec<Finding>, Trouble> {
     let runs = remote.list("/v1/runs", &[("status", "running".into())], Some(ASKED_RUNS)).await?;
     let mut missing: Vec<(String, String)> = Vec::new();
     for run in runs.iter().filter_map(|run| run["run_id"].as_str()) {
-        // It may have ended, and be gone, in between.
+        // The run may have been deleted meanwhile.
         let Ok(steps) = remote.list_of::<StepInfo>(&format!("/v1/runs/{}/steps", segment(run)), &[]).await else {
             continue;
         };
@@ -242,11 +246,11 @@ async fn untaken(remote: &Remote, online: &[&WorkerInfo]) -> Result<Vec<Finding>
     missing.dedup();
     let finding = |(handler, queue): (String, String)| {
         Finding::new(
-            Verdict::Bad,
+            CheckResult::Bad,
             "handler",
-            format!("tasks of {handler} wait on {queue}, and no worker online has it"),
+            format!("tasks of {handler} wait on {queue}, and no online worker has this handler"),
         )
-        .help(format!("start a worker that has the handler {handler}, or look for a misspelling"))
+        .help(format!("start a worker with the handler {handler}, or check the spelling"))
     };
     Ok(missing.into_iter().map(finding).collect())
 }
@@ -267,64 +271,65 @@ fn has(worker: &WorkerInfo, handler: &str) -> bool {
 async fn directory(dir: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !dir.join("eddyline.db").is_file() {
-        findings.push(Finding::new(Verdict::Bad, "store", format!("there is no store in {}", dir.display())));
+        findings.push(Finding::new(CheckResult::Bad, "store", format!("there is no store in {}", dir.display())));
         return findings;
     }
     match Embedded::time_ahead(dir) {
         Ok(ahead) if ahead < -JUMP_MS => {
             let ago = moment::span(-ahead);
-            let found = format!("it was last open {ago} ago, or the clock is ahead: it is not opened to be looked at");
-            findings.push(Finding::new(Verdict::Worth, "store time", found).help(RESET));
+            let found = format!(
+                "last open {ago} ago, or the clock is ahead: not opened, since that would set the store's time"
+            );
+            findings.push(Finding::new(CheckResult::Worth, "store time", found).help(RESET));
             return findings;
         }
         Ok(ahead) => findings.extend(store_ahead(ahead)),
-        // Opening it says what is wrong.
+        // Opening the store reports what is wrong.
         Err(_) => {}
     }
     match Embedded::open(dir, Options::default()) {
         Ok(store) => {
-            let parked = parked_in(&store).await;
+            let suspects = suspects_in(&store).await;
             findings.push(match store.close() {
                 Ok(()) => {
-                    Finding::new(Verdict::Good, "store", format!("{} opens, and nobody else has it", dir.display()))
+                    Finding::new(CheckResult::Good, "store", format!("{} opens, and is not in use", dir.display()))
                 }
-                Err(error) => Finding::new(Verdict::Bad, "store", error.to_string()),
+                Err(error) => Finding::new(CheckResult::Bad, "store", error.to_string()),
             });
-            findings.extend(parked);
+            findings.extend(suspects);
         }
-        // Who has it is in the message.
-        Err(error) => findings.push(Finding::new(Verdict::Bad, "store", error.to_string())),
+        // The message names the process that has it open.
+        Err(error) => findings.push(Finding::new(CheckResult::Bad, "store", error.to_string())),
     }
     if let Ok(space) = rustix::fs::statvfs(dir) {
         let free = space.f_bavail.saturating_mul(space.f_frsize);
-        let verdict = if free < LITTLE_SPACE { Verdict::Worth } else { Verdict::Good };
+        let verdict = if free < LITTLE_SPACE { CheckResult::Worth } else { CheckResult::Good };
         findings.push(Finding::new(verdict, "space", format!("{} MiB free", free >> 20)));
     }
     findings
 }
 
-/// Runs of a store that are quarantined, and those that the last process was handling when it died.
-async fn parked_in(store: &Embedded) -> Vec<Finding> {
+/// Quarantined runs of a store, and runs that the last process was handling when it died.
+async fn suspects_in(store: &Embedded) -> Vec<Finding> {
     let quarantined = match quarantined_in(store, None).await {
         Ok(quarantined) => quarantined,
-        Err(error) => return vec![Finding::new(Verdict::Bad, QUARANTINE, error.to_string())],
+        Err(error) => return vec![Finding::new(CheckResult::Bad, QUARANTINE, error.to_string())],
     };
     let mut findings = Vec::new();
     for (summary, suspicion) in quarantined.iter().take(NAMED_RUNS) {
         let (run, ns) = (summary.run, &summary.ns);
-        let why = format!("{} processes ended while they handled this run", suspicion.deaths);
+        let why = format!("{} processes died while handling this run", suspicion.deaths);
         let of = if *ns == Namespace::default() { String::new() } else { format!(" (namespace {ns})") };
-        let help = format!(
-            "start the server, then `eddy run resume {run}` tries it again, `eddy run cancel {run}` ends it{of}"
-        );
-        findings.push(parked(&run.to_string(), &summary.header.flow, &why).help(help));
+        let help =
+            format!("start the server, then `eddy run resume {run}` resumes it, `eddy run cancel {run}` ends it{of}");
+        findings.push(quarantine(&run.to_string(), &summary.header.flow, &why).help(help));
     }
     if let Some(more) = quarantined.len().checked_sub(NAMED_RUNS).filter(|more| *more > 0) {
-        findings.push(Finding::new(Verdict::Bad, QUARANTINE, format!("{more} more runs")));
+        findings.push(Finding::new(CheckResult::Bad, QUARANTINE, format!("{more} more runs")));
     }
     for run in store.handled_before().runs().take(NAMED_RUNS) {
         let found = format!("the last process ended while it handled run {run}");
-        findings.push(Finding::new(Verdict::Worth, "suspect", found).help("the next one handles that run alone"));
+        findings.push(Finding::new(CheckResult::Worth, "suspect", found).help("the next process handles it alone"));
     }
     findings
 }

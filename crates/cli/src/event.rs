@@ -1,4 +1,4 @@
-//! `eddy event` and `eddy gate`: what runs are told from outside.
+//! `eddy event` and `eddy gate`: publishes events, lists, opens and cancels gates.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use super::screen::{Ink, Line, table};
 use super::trouble::{Exit, Trouble};
 use super::{Context, input, run_id};
 
-/// The kinds of the records that tell of the end of a gate, in words.
+/// The records that close a gate, and how to describe each.
 const CLOSED: [(&str, &str); 3] =
     [("step.await.triggered", "opened"), ("step.await.timeout", "timed out"), ("step.await.cancelled", "cancelled")];
 
-/// How long it is waited until everything that waits for an event has been told; how often is asked meanwhile.
+/// How long to wait for the delivery of an event, and how often to poll.
 const DELIVERY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How often is asked once all have been told: their runs take the event in commits of their own.
+/// How often to poll after the delivery: runs take the event in later commits of their own.
 const SETTLING: u32 = 3;
 
 #[derive(Debug, clap::Subcommand)]
@@ -30,13 +30,13 @@ pub enum EventCommand {
         /// JSON, @FILE, or - for standard input
         #[arg(value_name = "JSON")]
         payload: Option<String>,
-        /// What gates and triggers tell events of one name apart by: a text, as it is
+        /// The key that gates and triggers match: a text, taken literally
         #[arg(long, value_name = "KEY", conflicts_with = "key_json")]
         key: Option<String>,
-        /// The same, where it is not a text: a number, or other JSON
+        /// The key as JSON, such as a number
         #[arg(long, value_name = "JSON")]
         key_json: Option<String>,
-        /// The same id again changes nothing
+        /// Publishing the same id again changes nothing
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         id: Option<String>,
     },
@@ -44,7 +44,7 @@ pub enum EventCommand {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum GateCommand {
-    /// List the gates that are open
+    /// List the open gates
     List {
         #[arg(long, value_name = "RUN")]
         run: Option<String>,
@@ -52,16 +52,16 @@ pub enum GateCommand {
         #[arg(long)]
         reason: Option<String>,
     },
-    /// Let what waits at a gate go on
+    /// Open a gate: the step that waits at it continues
     Open {
         /// Its token; or its id, as `eddy gate list` shows it
         #[arg(value_name = "TOKEN|ID", value_parser = NonEmptyStringValueParser::new())]
         gate: String,
-        /// What is handed to it: JSON, @FILE, or - for standard input
+        /// The output of the gate: JSON, @FILE, or - for standard input
         #[arg(value_name = "JSON")]
         payload: Option<String>,
     },
-    /// Cancel a gate: what waits at it fails
+    /// Cancel a gate: the step that waits at it fails
     Cancel {
         #[arg(value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
         gate: String,
@@ -88,23 +88,23 @@ pub async fn event(ctx: &Context, command: EventCommand) -> Result<(), Trouble> 
         answer["event"] = json!(outcome);
         return ctx.screen.document(&answer);
     }
-    let said = match (existing, ids.first()) {
+    let text = match (existing, ids.first()) {
         (0, _) | (_, None) => format!("{} published", event.name),
-        (_, Some(id)) => format!("an event was published under the id {id} before, and stands"),
+        (_, Some(id)) => format!("an event with the id {id} already exists"),
     };
-    let became = outcome.map(|outcome| format!(": {}", became(&outcome))).unwrap_or_default();
-    ctx.screen.say(said + &became)
+    let outcome = outcome.map(|outcome| format!(": {}", outcome_text(&outcome))).unwrap_or_default();
+    ctx.screen.say(text + &outcome)
 }
 
-/// What became of an event, as soon as everything that waits for it has been told; nothing, if that cannot be asked for. It is
-/// published whatever comes of this.
+/// Waits until the event is delivered, and returns how many gates it opened. `None` if that cannot be read: the event
+/// is published in any case.
 async fn delivered(remote: &Remote, id: &str) -> Option<EventInfo> {
     let path = format!("/v1/events/{}", segment(id));
     let (until, mut pause) = (Instant::now() + DELIVERY, FIRST_PAUSE);
     let mut settling = SETTLING;
     loop {
         let outcome: EventInfo = remote.get(&path, &[]).await.ok()?;
-        // Runs take the event a moment after they have been told of it.
+        // Runs take the event shortly after its delivery.
         settling -= u32::from(outcome.delivered);
         if settling == 0 || Instant::now() + pause > until {
             return Some(outcome);
@@ -114,7 +114,7 @@ async fn delivered(remote: &Remote, id: &str) -> Option<EventInfo> {
     }
 }
 
-fn became(outcome: &EventInfo) -> String {
+fn outcome_text(outcome: &EventInfo) -> String {
     match (outcome.delivered, outcome.gates_opened) {
         (false, _) => "it is still being delivered".to_owned(),
         (true, 0) => "it has not opened any gate so far".to_owned(),
@@ -142,15 +142,15 @@ pub async fn gate(ctx: &Context, command: GateCommand) -> Result<(), Trouble> {
     }
 }
 
-/// The run of a gate that is named by its id, `<run>.<number>`, rather than by its token.
+/// The run of a gate id `<run>.<number>`; `None` for a token.
 fn run_of(gate: &str) -> Option<&str> {
     let (run, number) = gate.rsplit_once('.')?;
     let is_id = run.len() == 36 && !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
     is_id.then_some(run)
 }
 
-/// Why a gate could not be opened: how it was closed and when, if the timeline of its run tells that. Whoever may open gates
-/// need not be allowed to read timelines.
+/// Why a gate could not be opened: how and when it was closed, from the timeline of its run. A key that may open gates
+/// need not be allowed to read timelines; then the original error is kept.
 async fn not_opened(remote: &Remote, gate: &str, trouble: Trouble) -> Trouble {
     let Some(run) = run_of(gate).filter(|_| trouble.exit() == Exit::Refused) else { return trouble };
     let path = format!("/v1/streams/nq:flow:{}", segment(run));
@@ -192,7 +192,7 @@ async fn list(ctx: &Context, run: Option<String>, reason: Option<String>) -> Res
         ]);
     }
     match rows.is_empty() {
-        true => ctx.screen.say("nothing waits at a gate"),
+        true => ctx.screen.say("no open gates"),
         false => ctx.screen.lines(&table(&["GATE", "STEP", "WAITS FOR", "UNTIL", "URL"], &rows)),
     }
 }

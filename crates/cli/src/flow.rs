@@ -1,8 +1,7 @@
-//! `eddy flow`: definitions, in files and on the server.
+//! `eddy flow`: definitions in files and on the server.
 
 mod difference;
 mod markup;
-mod picture;
 mod terminal;
 
 use std::collections::btree_map::Entry;
@@ -22,7 +21,7 @@ use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 use difference::{Side, difference};
 
-/// How a definition's file ends.
+/// File extensions of definitions.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 #[derive(Debug, clap::Subcommand)]
@@ -40,30 +39,30 @@ pub enum FlowCommand {
     /// Show a registered flow: its definition and its runs
     Show {
         name: String,
-        /// Another version than the current one
+        /// A version other than the current one
         #[arg(long)]
         version: Option<String>,
     },
-    /// Draw a flow, from a file or as it is registered
+    /// Draw a flow from a file, or a registered flow
     Graph {
         #[arg(value_name = "FILE|NAME")]
         flow: String,
-        /// As Mermaid, for a page
+        /// Print Mermaid
         #[arg(long, conflicts_with = "dot")]
         mermaid: bool,
-        /// As DOT, for Graphviz
+        /// Print DOT, for Graphviz
         #[arg(long)]
         dot: bool,
     },
-    /// Say what a file would change in the flow that is registered, or in another file
+    /// Show what a file would change in the registered flow, or in another file
     Diff {
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// What to compare with: a flow, or a file; the registered flow of the same name if it is left out
+        /// What to compare with: a registered flow or a file [default: the registered flow of the same name]
         #[arg(value_name = "NAME|FILE")]
         with: Option<String>,
     },
-    /// List the flows that are registered
+    /// List the registered flows
     List,
     /// Delete a flow that has no unfinished runs; its ended runs are kept
     Delete { name: String },
@@ -93,7 +92,7 @@ async fn delete(ctx: &Context, name: &str) -> Result<(), Trouble> {
     }
 }
 
-/// A definition as it was found in a file.
+/// The text of a definition and its file.
 #[derive(Debug)]
 pub struct Source {
     pub path: PathBuf,
@@ -103,14 +102,13 @@ pub struct Source {
 impl Source {
     pub fn read(path: &Path) -> Result<Source, Trouble> {
         let text = std::fs::read_to_string(path)
-            .map_err(|error| Trouble::usage(format!("{} cannot be read: {error}", path.display())))?;
+            .map_err(|error| Trouble::usage(format!("cannot read {}: {error}", path.display())))?;
         Ok(Source { path: path.to_owned(), text })
     }
 
-    /// A file without a `name` is the flow that the file is named after.
+    /// A definition without a `name` is named after its file.
     pub fn parse(&self) -> Result<Parsed, Problems> {
-        let nameless =
-            |problems: &Problems| problems.0.iter().any(|p| p.message.contains("a flow is known by its name"));
+        let nameless = |problems: &Problems| problems.0.iter().any(|p| p.message.contains("a flow needs a name"));
         match parse_definition(None, &self.text) {
             Err(problems) if nameless(&problems) => match self.path.file_stem().and_then(|stem| stem.to_str()) {
                 Some(stem) => parse_definition(Some(stem), &self.text),
@@ -127,21 +125,21 @@ impl Source {
         }
     }
 
-    /// What is wrong with it where its flow, sound as it is, is the flow of another file as well.
+    /// The problem of a valid definition whose flow is also defined in another file.
     pub fn also_in(&self, flow: &str, other: &Path) -> Problems {
-        // Where its name is written is told to whoever asks for another; a file may also be named after itself.
-        let asked = parse_named(Some("another"), &self.text).err();
-        let place = asked.and_then(|asked| asked.0.into_iter().find(|problem| problem.path == "name"));
+        // Parsing it under another name fails at the position of `name`. Without a `name`, the position is 1:1.
+        let renamed = parse_named(Some("another"), &self.text).err();
+        let place = renamed.and_then(|problems| problems.0.into_iter().find(|problem| problem.path == "name"));
         Problems(vec![Problem {
             path: "name".to_owned(),
             line: place.as_ref().map_or(1, |place| place.line),
             column: place.as_ref().map_or(1, |place| place.column),
-            message: format!("the flow `{flow}` is in {} as well", other.display()),
-            help: Some("give one of them another name".to_owned()),
+            message: format!("the flow `{flow}` is also in {}", other.display()),
+            help: Some("rename one of them".to_owned()),
         }])
     }
 
-    /// Problems with the lines they are in, under the file's name.
+    /// The problems with their source lines, under the name of the file.
     pub fn render(&self, problems: &Problems) -> String {
         let count = match problems.0.len() {
             1 => "1 problem".to_owned(),
@@ -151,12 +149,12 @@ impl Source {
     }
 }
 
-/// Whether a file is named as definitions are.
+/// Whether a file has the extension of a definition.
 pub fn is_definition(path: &Path) -> bool {
     path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| ENDINGS.contains(&ending))
 }
 
-/// Files as they are, directories as the definitions in them; each file once.
+/// Reads the files, and the definitions in the directories; each file once.
 fn sources(paths: &[PathBuf]) -> Result<Vec<Source>, Trouble> {
     let mut files = Vec::new();
     for path in paths {
@@ -164,7 +162,7 @@ fn sources(paths: &[PathBuf]) -> Result<Vec<Source>, Trouble> {
             files.push(path.clone());
             continue;
         }
-        let unreadable = |error| Trouble::usage(format!("{} cannot be read: {error}", path.display()));
+        let unreadable = |error| Trouble::usage(format!("cannot read {}: {error}", path.display()));
         let mut inside = Vec::new();
         for entry in std::fs::read_dir(path).map_err(unreadable)? {
             let file = entry.map_err(unreadable)?.path();
@@ -176,13 +174,12 @@ fn sources(paths: &[PathBuf]) -> Result<Vec<Source>, Trouble> {
         files.extend(inside);
     }
     let mut seen = BTreeSet::new();
-    // What has no canonical path cannot be read either, which is told by reading it.
+    // A file without a canonical path cannot be read: reading it reports the error.
     files.retain(|file| file.canonicalize().map_or(true, |file| seen.insert(file)));
     files.iter().map(|file| Source::read(file)).collect()
 }
 
-/// Each definition by itself and beside the others: of two files with one flow, which would be registered last would be
-/// a matter of their names.
+/// Parses all definitions, and rejects a second file with the same flow: which one wins would depend on their order.
 fn parse_all(sources: &[Source]) -> Vec<Result<Parsed, Problems>> {
     let mut files = BTreeMap::new();
     let parse = |source| {
@@ -202,16 +199,16 @@ pub async fn register(remote: &Remote, source: &Source, flow: &Flow) -> Result<F
     remote.put_text(&path, source.content_type(), &source.text).await
 }
 
-/// All files are checked before the first is sent: either all are sound, or nothing is registered.
+/// Checks all files before it registers the first one: if one has errors, nothing is registered.
 async fn apply(ctx: &Context, files: &[PathBuf]) -> Result<(), Trouble> {
     let sources = sources(files)?;
-    let parsed = all_sound(ctx, &sources).map_err(|trouble| trouble.help("nothing was registered"))?;
+    let parsed = all_valid(ctx, &sources).map_err(|trouble| trouble.help("nothing was registered"))?;
     let remote = ctx.remote()?;
     let mut answers = Vec::new();
     for (source, parsed) in sources.iter().zip(&parsed) {
         let answer = register(&remote, source, &parsed.flow).await?;
         if !ctx.screen.json {
-            let what = if answer.changed { "registered" } else { "is registered already" };
+            let what = if answer.changed { "registered" } else { "is already registered" };
             ctx.screen.say(format!("{} {} {what}", answer.name, answer.version))?;
             warn(ctx, source, parsed);
         }
@@ -228,10 +225,10 @@ fn validate(ctx: &Context, files: &[PathBuf]) -> Result<(), Trouble> {
         ctx.screen.document(&results)?;
         return match results.iter().all(|result| result["valid"] == true) {
             true => Ok(()),
-            false => Err(Trouble::refused("not all definitions are sound")),
+            false => Err(Trouble::refused("some flows have errors")),
         };
     }
-    for (source, parsed) in sources.iter().zip(all_sound(ctx, &sources)?) {
+    for (source, parsed) in sources.iter().zip(all_valid(ctx, &sources)?) {
         let steps = parsed.flow.graph().map_or(0, |graph| graph.scope(eddyline_machine::Graph::ROOT).steps.len());
         let steps = match steps {
             0 => "code".to_owned(),
@@ -263,32 +260,32 @@ fn warn(ctx: &Context, source: &Source, parsed: &Parsed) {
     }
 }
 
-/// Every problem of every file is told, on standard error, before it is given up.
-fn all_sound(ctx: &Context, sources: &[Source]) -> Result<Vec<Parsed>, Trouble> {
+/// Parses all files; prints every problem of every file to standard error.
+fn all_valid(ctx: &Context, sources: &[Source]) -> Result<Vec<Parsed>, Trouble> {
     if sources.is_empty() {
-        return Err(Trouble::usage("there is no definition here: expected files that end in .yaml, .yml or .json"));
+        return Err(Trouble::usage("no definitions found: expected files that end in .yaml, .yml or .json"));
     }
-    let mut sound = Vec::new();
+    let mut valid = Vec::new();
     for (source, parsed) in sources.iter().zip(parse_all(sources)) {
         match parsed {
-            Ok(parsed) => sound.push(parsed),
+            Ok(parsed) => valid.push(parsed),
             Err(problems) => ctx.screen.aside(source.render(&problems)),
         }
     }
-    match sources.len() - sound.len() {
-        0 => Ok(sound),
-        1 => Err(Trouble::refused("1 definition is not sound")),
-        bad => Err(Trouble::refused(format!("{bad} definitions are not sound"))),
+    match sources.len() - valid.len() {
+        0 => Ok(valid),
+        1 => Err(Trouble::refused("1 flow has errors")),
+        bad => Err(Trouble::refused(format!("{bad} flows have errors"))),
     }
 }
 
-/// The flow in a file if there is such a file, else the one that is registered under that name.
+/// The flow in the file of that name if it exists, otherwise the registered flow.
 async fn flow_of(ctx: &Context, named: &str) -> Result<Side, Trouble> {
     let path = Path::new(named);
     if path.is_file() {
-        // It could as well be the name of a flow.
+        // It could also be the name of a flow.
         if !is_definition(path) && wrong_name(named).is_none() {
-            ctx.screen.aside(format!("{named} is a file here, and is taken for it, not for a registered flow"));
+            ctx.screen.aside(format!("{named} is a file here: using the file, not a registered flow"));
         }
         return Ok(Side { flow: one(ctx, path)?, file: Some(named.to_owned()) });
     }
@@ -304,7 +301,7 @@ fn one(ctx: &Context, path: &Path) -> Result<Flow, Trouble> {
         Ok(parsed) => Ok(parsed.flow),
         Err(problems) => {
             ctx.screen.aside(source.render(&problems));
-            Err(Trouble::refused(format!("{} is not sound", path.display())))
+            Err(Trouble::refused(format!("{} has errors", path.display())))
         }
     }
 }
@@ -314,28 +311,24 @@ async fn registered(ctx: &Context, name: &str) -> Result<Side, Trouble> {
     Ok(Side { flow: flow_from(&info)?, file: None })
 }
 
-/// A registered definition, as this binary understands it.
+/// Parses a registered definition.
 pub fn flow_from(info: &FlowInfo) -> Result<Flow, Trouble> {
     let parsed = parse_named(Some(&info.name), &info.definition.to_string());
     parsed.map(|parsed| parsed.flow).map_err(|problems| {
-        Trouble::refused(format!(
-            "the definition of {} is not understood by this version of eddy: {problems}",
-            info.name
-        ))
+        Trouble::refused(format!("this version of eddy cannot parse the definition of {}: {problems}", info.name))
     })
 }
 
 async fn graph(ctx: &Context, named: &str, mermaid: bool, dot: bool) -> Result<(), Trouble> {
     let flow = flow_of(ctx, named).await?.flow;
-    let picture = picture::picture(&flow);
+    let (title, analysis) = (format!("{} {}", flow.name, flow.version), eddyline_server::analysis(&flow));
     if ctx.screen.json {
-        let analysis = eddyline_server::analysis(&flow);
         return ctx.screen.document(&json!({"name": flow.name, "version": flow.version, "analysis": analysis}));
     }
     match (mermaid, dot) {
-        (true, _) => ctx.screen.say(markup::mermaid(&picture).trim_end()),
-        (_, true) => ctx.screen.say(markup::dot(&picture).trim_end()),
-        _ => ctx.screen.lines(&terminal::draw(&picture, ctx.screen.width())),
+        (true, _) => ctx.screen.say(markup::mermaid(&title, &analysis).trim_end()),
+        (_, true) => ctx.screen.say(markup::dot(&title, &analysis).trim_end()),
+        _ => ctx.screen.lines(&terminal::draw(&title, &analysis, ctx.screen.width())),
     }
 }
 
@@ -350,7 +343,7 @@ async fn diff(ctx: &Context, file: &Path, with: Option<&str>) -> Result<(), Trou
         return ctx.screen.document(&difference);
     }
     ctx.screen.lines(&difference.lines())?;
-    // Of what is compared with another file, or with another flow, no run is known to come.
+    // Only a comparison with the registered flow of the same name says anything about runs.
     if old.file.is_none() && old.flow.name == new.flow.name && old.flow.version != new.flow.version {
         ctx.screen.say(format!(
             "\nRuns that are under way keep {}; runs started after `eddy flow apply` get {}.",
@@ -365,8 +358,8 @@ async fn show(ctx: &Context, name: &str, version: Option<&str>) -> Result<(), Tr
     if ctx.screen.json {
         return ctx.screen.document(&info);
     }
-    let flow = flow_from(&info)?;
-    ctx.screen.lines(&terminal::draw(&picture::picture(&flow), ctx.screen.width()))?;
+    let title = format!("{} {}", info.name, info.version);
+    ctx.screen.lines(&terminal::draw(&title, &info.analysis, ctx.screen.width()))?;
     ctx.screen.say("")?;
     ctx.screen.line(&runs_of(&info))
 }

@@ -1,4 +1,4 @@
-//! `eddy init`: a folder to begin with.
+//! `eddy init`: a new project folder.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -18,7 +18,7 @@ pub enum Lang {
 
 #[derive(Debug, clap::Args)]
 pub struct Init {
-    /// The folder; it is made if it does not exist
+    /// The folder; it is created if it does not exist
     #[arg(default_value = ".", value_name = "DIR")]
     dir: PathBuf,
     /// What the worker is written in
@@ -57,11 +57,11 @@ const RUST: [Template; 5] = [
     text(".gitignore", include_str!("../templates/rust/gitignore")),
 ];
 
-/// What stands in a template where the crate `eddyline` is named as a dependency.
+/// Placeholder in a template for the dependency on the crate `eddyline`.
 const DEPENDENCY: &str = "{eddyline}";
 const SDK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
 
-/// Nothing is written over: all files are new, or none is written.
+/// Overwrites nothing: if one of the files exists, none is written.
 pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
     let templates: &[Template] = match init.lang {
         Lang::Shell => &SHELL,
@@ -69,13 +69,13 @@ pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
     };
     let there: Vec<&str> = templates.iter().map(|file| file.path).filter(|path| init.dir.join(path).exists()).collect();
     if !there.is_empty() {
-        return Err(Trouble::refused(format!("{} has {} already", init.dir.display(), there.join(", ")))
+        return Err(Trouble::refused(format!("{} already has {}", init.dir.display(), there.join(", ")))
             .help("choose another folder: `eddy init DIR`"));
     }
     for file in templates {
         let text = file.text.replace(DEPENDENCY, &dependency(Path::new(SDK)));
         write(init, file, &text).map_err(|error| {
-            Trouble::failed(format!("{} cannot be written: {error}", init.dir.join(file.path).display()))
+            Trouble::failed(format!("cannot write {}: {error}", init.dir.join(file.path).display()))
         })?;
     }
     let dev = match init.lang {
@@ -91,11 +91,11 @@ pub fn run(ctx: &Context, init: &Init) -> Result<(), Trouble> {
         ctx.screen.say(format!("  {}", init.dir.join(file.path).display()))?;
     }
     ctx.screen.say(format!(
-        "\nWhat to type next:\n{enter}  {dev}\nand in another terminal:\n  eddy start greet --input '{{\"name\": \"Ada\"}}' --wait"
+        "\nNext steps:\n{enter}  {dev}\nand in another terminal:\n  eddy start greet --input '{{\"name\": \"Ada\"}}' --wait"
     ))
 }
 
-/// A path as it is typed to a shell.
+/// A path, quoted for a shell.
 fn typed(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+@%,:".contains(c);
@@ -103,16 +103,17 @@ fn typed(path: &Path) -> String {
     if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
-/// The crate `eddyline`: from the sources that this `eddy` was built from, if they are still there.
+/// The dependency on `eddyline`: the source tree that this `eddy` was built from if it still exists, else the
+/// repository.
 fn dependency(sdk: &Path) -> String {
     match sdk.canonicalize().ok().filter(|sdk| sdk.join("Cargo.toml").is_file()) {
         Some(sdk) => format!(
-            "# In the sources that `eddy` was built from.\neddyline = {{ path = {} }}",
-            // A string of JSON is one of TOML.
+            "# The source tree that `eddy` was built from.\neddyline = {{ path = {} }}",
+            // A JSON string is a valid TOML string.
             json!(sdk)
         ),
         None => format!(
-            "# If you have the sources of Eddyline elsewhere: {{ path = \"…/crates/sdk\" }}.\neddyline = {{ git = {} }}",
+            "# If you have the source tree of Eddyline: {{ path = \"…/crates/sdk\" }}.\neddyline = {{ git = {} }}",
             json!(env!("CARGO_PKG_REPOSITORY"))
         ),
     }

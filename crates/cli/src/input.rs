@@ -1,4 +1,4 @@
-//! A payload given on the command line: JSON, `@FILE`, or `-` for standard input.
+//! A payload on the command line: JSON, `@FILE`, or `-` for standard input.
 
 use std::io::Read;
 
@@ -14,14 +14,14 @@ pub fn read(given: &str) -> Result<Value, Trouble> {
             std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("standard input", &error))?;
             (text, "standard input")
         }
-        None => (given.to_owned(), "it"),
+        None => (given.to_owned(), "the value"),
     };
     serde_json::from_str(&text).map_err(|error| {
         Trouble::usage(format!("{from} is not JSON: {error}"))
-            .help("a text needs its quotes: '\"text\"'; @FILE reads a file, - reads standard input")
+            .help("quote a string: '\"text\"'; @FILE reads a file, - reads standard input")
     })
 }
 
 fn unreadable(what: &str, error: &std::io::Error) -> Trouble {
-    Trouble::usage(format!("{what} cannot be read: {error}"))
+    Trouble::usage(format!("cannot read {what}: {error}"))
 }

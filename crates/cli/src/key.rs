@@ -1,4 +1,4 @@
-//! `eddy key`: who may use the server.
+//! `eddy key`: API keys.
 
 use eddyline_protocol::{CreateKey, KeyCreated, KeyInfo, Scope, Span};
 
@@ -10,23 +10,23 @@ use super::trouble::Trouble;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum KeyCommand {
-    /// Make a key; it is shown this once
+    /// Create a key; it is shown only once
     Create {
         /// What it is for
         name: String,
-        /// What it may be used for: read, start, signal, worker, admin; may be given several times
+        /// What it allows: read, start, signal, worker, admin; may be given several times
         #[arg(long = "scope", value_name = "SCOPE", value_parser = scope, required = true, value_delimiter = ',')]
         scopes: Vec<Scope>,
-        /// The namespace it is bound to; your own if it is left out
+        /// The namespace it is bound to [default: your own]
         #[arg(long = "for-namespace", value_name = "NAME")]
         bound_to: Option<String>,
-        /// Until when it can be used, from now on
+        /// How long it is valid, from now
         #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
         expires_in: Option<Span>,
     },
     /// List the keys
     List {
-        /// Those of another namespace, with an admin key of `default`
+        /// List the keys of another namespace; needs an admin key of `default`
         #[arg(long = "for-namespace", value_name = "NAME")]
         bound_to: Option<String>,
     },
@@ -34,7 +34,7 @@ pub enum KeyCommand {
     Revoke {
         #[arg(value_name = "KEY-ID")]
         id: String,
-        /// The namespace that it is bound to, if it is another, with an admin key of `default`
+        /// The namespace of the key, if it is another; needs an admin key of `default`
         #[arg(long = "for-namespace", value_name = "NAME")]
         bound_to: Option<String>,
     },
@@ -61,18 +61,7 @@ pub async fn run(ctx: &Context, command: KeyCommand) -> Result<(), Trouble> {
 }
 
 fn scope(text: &str) -> Result<Scope, String> {
-    let known = Scope::ALL.into_iter().find(|scope| scope_name(*scope) == text);
-    known.ok_or_else(|| "expected read, start, signal, worker or admin".to_owned())
-}
-
-fn scope_name(scope: Scope) -> &'static str {
-    match scope {
-        Scope::Read => "read",
-        Scope::Start => "start",
-        Scope::Signal => "signal",
-        Scope::Worker => "worker",
-        Scope::Admin => "admin",
-    }
+    Scope::named(text).ok_or_else(|| "expected read, start, signal, worker or admin".to_owned())
 }
 
 fn of_namespace(name: Option<String>) -> Vec<(&'static str, String)> {
@@ -88,7 +77,7 @@ async fn list(ctx: &Context, bound_to: Option<String>) -> Result<(), Trouble> {
     let mut rows = Vec::new();
     for key in keys {
         let key: KeyInfo = understood(key)?;
-        let scopes: Vec<&str> = key.scopes.iter().map(|scope| scope_name(*scope)).collect();
+        let scopes: Vec<&str> = key.scopes.iter().map(|scope| scope.as_str()).collect();
         rows.push(vec![
             Line::plain(&key.key_id),
             Line::plain(&key.name),

@@ -1,4 +1,4 @@
-//! `eddy limit`: named bounds that tasks of any queue pass.
+//! `eddy limit`: named limits on tasks of any queue.
 
 use std::str::FromStr;
 
@@ -15,17 +15,17 @@ use super::trouble::Trouble;
 pub enum LimitCommand {
     /// List limits
     List,
-    /// Set a limit, as a whole: what is left out is without bounds
+    /// Set a limit; replaces all its rules, and what you omit is unbounded
     Set {
         name: String,
-        /// How many tasks are worked on at once
+        /// How many tasks may run at once
         #[arg(long, value_name = "N")]
         concurrency: Option<u32>,
-        /// How many are handed out in a time, such as 10/1s
+        /// How many tasks may be claimed per period, such as 10/1s
         #[arg(long, value_name = "N/SPAN", value_parser = Rate::from_str)]
         rate: Option<Rate>,
     },
-    /// Remove a limit: tasks that name it pass freely
+    /// Delete a limit: tasks that name it are no longer limited
     Delete { name: String },
 }
 
@@ -37,7 +37,7 @@ pub async fn run(ctx: &Context, command: LimitCommand) -> Result<(), Trouble> {
             let answer = remote.put(&path(&name), &LimitRules { concurrency, rate, burst: None }).await?;
             (answer, format!("limit {name}: {}", rules_text(concurrency, rate, None)))
         }
-        LimitCommand::Delete { name } => (remote.delete(&path(&name), &[]).await?, format!("limit {name} is gone")),
+        LimitCommand::Delete { name } => (remote.delete(&path(&name), &[]).await?, format!("limit {name} deleted")),
     };
     if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(text) }
 }

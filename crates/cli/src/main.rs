@@ -35,7 +35,8 @@ use not_built::NotBuilt;
 use screen::{Color, Screen};
 use trouble::{EXIT_CODES, Exit, Trouble};
 
-/// What one thread allocates another one often frees: a transition is decided here, written there, answered elsewhere.
+/// mimalloc, because memory is often freed by another thread: one thread decides a transition, others write and answer
+/// it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -47,7 +48,7 @@ struct Eddy {
     command: Command,
     #[command(flatten)]
     at: Where,
-    /// Answer as JSON: one document, or one a line for what follows as it happens
+    /// Print JSON: one document, or one per line for `tail` and `run watch`
     #[arg(long, global = true)]
     json: bool,
     /// When to use colours
@@ -57,15 +58,15 @@ struct Eddy {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// See an order survive the death of its engine, in a quarter of a minute
+    /// Watch an order survive a SIGKILL of its engine, in 15 seconds
     Demo,
-    /// Make a folder with a flow, a worker, and what to type next
+    /// Create a folder with a flow, a worker and a README
     Init(init::Init),
-    /// Serve, and pick up changes to flows and worker as you write them
+    /// Run a server that registers flows and restarts the worker when their files change
     Dev(dev::Dev),
-    /// Serve
+    /// Run a server
     Serve(Box<eddyline_server::ServeArgs>),
-    /// Definitions: apply, validate, show, graph, diff, list
+    /// Flows: apply, validate, show, graph, diff, list, delete
     #[command(subcommand)]
     Flow(flow::FlowCommand),
     /// Start a run of a flow
@@ -75,16 +76,16 @@ enum Command {
     Run(run::RunCommand),
     /// Show the timeline of a run, record by record
     Tail(tail::Tail),
-    /// Workers: list, drain, or be one
+    /// Workers: list, drain, or run one
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
     /// Queues: list, set bounds, pause, resume
     #[command(subcommand)]
     Queue(queue::QueueCommand),
-    /// Limits: bounds across queues
+    /// Limits across queues: list, set, delete
     #[command(subcommand)]
     Limit(limit::LimitCommand),
-    /// Gates: what runs wait for from outside
+    /// Gates: list, open, cancel
     #[command(subcommand)]
     Gate(event::GateCommand),
     /// Events: publish
@@ -96,9 +97,9 @@ enum Command {
     /// Namespaces: list, create, set
     #[command(subcommand)]
     Namespace(namespace::NamespaceCommand),
-    /// Copy an embedded store
+    /// Back up an embedded store
     Backup(backup::Backup),
-    /// Find out what stands in the way, of a server or of a store's directory
+    /// Check a server, or a store's directory, for problems
     Doctor(doctor::Doctor),
     /// Print a completion script for your shell
     Completions { shell: clap_complete::Shell },
@@ -120,7 +121,7 @@ enum Command {
     Store(NotBuilt),
 }
 
-/// What every command has.
+/// What every command gets.
 #[derive(Debug, Clone)]
 struct Context {
     screen: Screen,
@@ -142,7 +143,7 @@ impl Eddy {
     }
 }
 
-/// Its usage line would list what the environment sets as if it had been typed, or had to be.
+/// Parses again without the environment: clap's usage line lists what the environment sets as if it had been typed.
 fn as_typed(error: clap::Error) -> clap::Error {
     fn without_environment(command: clap::Command) -> clap::Command {
         let command = command.mut_args(|arg| arg.env(clap::builder::Resettable::Reset));
@@ -150,7 +151,7 @@ fn as_typed(error: clap::Error) -> clap::Error {
     }
     match without_environment(usage::colored(Eddy::command())).try_get_matches() {
         Err(typed) if error.use_stderr() && typed.kind() == error.kind() => typed,
-        // It comes of the environment, or is no mistake: a help says what the environment sets.
+        // The environment caused the error, or it is a help text, which shows what the environment sets.
         _ => error,
     }
 }
@@ -158,18 +159,18 @@ fn as_typed(error: clap::Error) -> clap::Error {
 fn main() -> ExitCode {
     let eddy = match Eddy::read() {
         Ok(eddy) => eddy,
-        Err(error) => return usage::tell(&error),
+        Err(error) => return usage::print(&error),
     };
     let ctx = Context { screen: Screen::new(eddy.json, eddy.color), at: eddy.at };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            ctx.screen.aside(format!("error: the system gives no threads: {error}"));
+            ctx.screen.aside(format!("error: cannot start threads: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let ended = runtime.block_on(run(&ctx, eddy.command));
-    // A thread may still wait for standard input, which may never come.
+    // A thread may still be blocked on standard input.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -184,14 +185,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows what goes wrong on the way, or as much as `EDDY_LOG` asks for.
+/// Logs warnings and errors, or what `EDDY_LOG` selects.
 fn warnings_only(screen: &Screen) {
     match std::env::var_os("EDDY_LOG") {
         Some(_) => eddyline_server::logs(false, screen.log_colors),
         None => {
             let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_target(false);
             let logs = logs.with_ansi(screen.log_colors);
-            // It fails where logs were set up before, which is as good.
+            // Fails if logging is already set up, which is fine.
             let _ = logs.with_writer(std::io::stderr).try_init();
         }
     }

@@ -1,4 +1,4 @@
-//! Times as people read them.
+//! Times and durations for people.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ pub fn ms(timestamp: &str) -> Option<i64> {
     timestamp.parse::<jiff::Timestamp>().ok().map(jiff::Timestamp::as_millisecond)
 }
 
-/// `320ms`, `4.2s`, `3m07s`, `2h05m`, `3d04h`: as exact as is of use.
+/// `320ms`, `4.2s`, `3m07s`, `2h05m`, `3d04h`.
 pub fn span(ms: i64) -> String {
     let ms = ms.max(0);
     let s = ms / 1_000;
@@ -42,7 +42,7 @@ pub fn ago(timestamp: &str, now: i64) -> String {
     }
 }
 
-/// The time of the day, UTC: of a record in a list of which all are near each other.
+/// The time of day, UTC.
 pub fn clock(timestamp: &str) -> &str {
     timestamp.get(11..23).unwrap_or(timestamp)
 }

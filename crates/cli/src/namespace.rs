@@ -13,9 +13,9 @@ use super::trouble::Trouble;
 pub enum NamespaceCommand {
     /// List the namespaces
     List,
-    /// Make a namespace
+    /// Create a namespace
     Create { name: String },
-    /// Change the settings of a namespace; what is not given stays as it is
+    /// Change the settings of a namespace; settings that are not given stay unchanged
     Set(Set),
 }
 
@@ -32,10 +32,10 @@ pub struct Set {
     /// How long published events are kept
     #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
     retention_events: Option<Span>,
-    /// Whether requests of the namespace are refused
+    /// Whether all requests of the namespace are refused
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     disabled: Option<bool>,
-    /// Tasks that wait for workers before starts get 429
+    /// How many tasks may wait for workers before starts get 429
     #[arg(long, value_name = "N")]
     backlog: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Processes that a command starts, and ends with everything that they started in turn.
+//! Child processes in process groups, so that their descendants are stopped with them.
 
 use std::process::ExitStatus;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,21 +10,21 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::trouble::Trouble;
 
-/// A killed process is dead at once, unless the system is stuck in a call for it.
+/// How long to wait for a killed process. It dies at once, unless it is stuck in a system call.
 const DEATH: Duration = Duration::from_secs(2);
-/// How long a worker has when it is asked for the second time.
+/// How long a worker has after the second SIGTERM.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How often it is looked whether a group has ended.
+/// How often a group is polled for its end.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The groups that are there.
+/// The leaders of all live groups.
 static ALL: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 fn all() -> MutexGuard<'static, Vec<Pid>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills whatever this process has started and not ended: before it ends without dropping everything.
+/// Kills all live groups, before this process exits without dropping them.
 pub fn kill_all() {
     for leader in std::mem::take(&mut *all()) {
         let _ = kill_process_group(leader, Signal::KILL);
@@ -50,20 +50,20 @@ impl Group {
         self.child.id()
     }
 
-    /// Until the process itself has ended; what it left running is killed.
+    /// Waits for the process, then kills what it left running in its group.
     pub async fn wait(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.child.wait().await;
         self.kill();
         status
     }
 
-    /// Asks the group to end, and kills it after `grace`. A shell ends at once when it is asked to; what it has started may
-    /// still be cleaning up.
+    /// Sends SIGTERM to the group, and SIGKILL after `grace`. Waits for the whole group: a shell exits at once, while
+    /// the processes it started may still be cleaning up.
     pub async fn stop(&mut self, grace: Duration) {
         self.signal(Signal::TERM);
         let ended = async {
             let _ = self.child.wait().await;
-            // Nobody is told when the last of a group ends.
+            // There is no signal for the end of the last process of a group.
             while self.leader.is_some_and(|leader| test_kill_process_group(leader).is_ok()) {
                 tokio::time::sleep(LOOK).await;
             }
@@ -75,8 +75,7 @@ impl Group {
         self.kill();
     }
 
-    /// The same for a worker, which finishes what it has when it is asked once, and ends what it has started when it is asked
-    /// again.
+    /// Stops a worker: the first SIGTERM lets it finish its tasks, the second one makes it end its commands.
     pub async fn stop_worker(&mut self, grace: Duration) {
         self.signal(Signal::TERM);
         if tokio::time::timeout(grace, self.child.wait()).await.is_err() {
@@ -85,7 +84,7 @@ impl Group {
         self.kill();
     }
 
-    /// At once, and without a chance to clean up.
+    /// SIGKILL, without a chance to clean up.
     pub async fn kill_now(&mut self) {
         self.signal(Signal::KILL);
         let _ = self.child.wait().await;
@@ -94,14 +93,14 @@ impl Group {
 
     fn signal(&self, signal: Signal) {
         if let Some(leader) = self.leader {
-            // It fails when nobody is left, which is what was wanted.
+            // Fails if the group has already ended.
             let _ = kill_process_group(leader, signal);
         }
     }
 
     fn kill(&mut self) {
         self.signal(Signal::KILL);
-        // Its number may be given to others from now on.
+        // From now on the system may reuse the process id.
         if let Some(leader) = self.leader.take() {
             all().retain(|other| *other != leader);
         }
@@ -109,7 +108,7 @@ impl Group {
 }
 
 impl Drop for Group {
-    /// What was killed is gone when this returns: files that it had open can be removed.
+    /// Waits for the killed process, so that files it had open can be removed afterwards.
     fn drop(&mut self) {
         self.kill();
         let until = Instant::now() + DEATH;
@@ -119,15 +118,14 @@ impl Drop for Group {
     }
 }
 
-/// Comes when the user, or the system, asks this process to end; the next time, when it is asked again. One may wait for it
-/// at a time.
+/// Waits for SIGINT, SIGTERM or SIGHUP; the next call waits for the next signal. Only one caller may wait at a time.
 pub async fn asked_to_end() -> Result<(), Trouble> {
     let mut signals = SIGNALS.lock().await;
     let [interrupt, terminate, hangup] = match &mut *signals {
         Some(signals) => signals,
         none => {
             let listen =
-                |kind| signal(kind).map_err(|error| Trouble::failed(format!("signals cannot be received: {error}")));
+                |kind| signal(kind).map_err(|error| Trouble::failed(format!("cannot listen for signals: {error}")));
             let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
             let [interrupt, terminate, hangup] = kinds.map(listen);
             none.insert([interrupt?, terminate?, hangup?])
@@ -141,5 +139,5 @@ pub async fn asked_to_end() -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Listened for from the first time on: a second signal may come before it is waited for.
+/// Kept from the first call on, so that a second signal is not missed between two calls.
 static SIGNALS: tokio::sync::Mutex<Option<[tokio::signal::unix::Signal; 3]>> = tokio::sync::Mutex::const_new(None);

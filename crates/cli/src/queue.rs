@@ -1,4 +1,4 @@
-//! `eddy queue`: lines of tasks.
+//! `eddy queue`: task queues.
 
 use std::str::FromStr;
 
@@ -13,18 +13,18 @@ use super::trouble::Trouble;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum QueueCommand {
-    /// List queues, with how many tasks wait and how many are being worked on
+    /// List queues, with the number of waiting and claimed tasks
     List,
-    /// Set the rules of a queue, as a whole: what is left out is without bounds
+    /// Set the rules of a queue; replaces all of them, and what you omit is unbounded
     Set {
         name: String,
-        /// How many tasks are worked on at once
+        /// How many tasks may run at once
         #[arg(long, value_name = "N")]
         concurrency: Option<u32>,
-        /// How many are handed out in a time, such as 10/1s
+        /// How many tasks may be claimed per period, such as 10/1s
         #[arg(long, value_name = "N/SPAN", value_parser = Rate::from_str)]
         rate: Option<Rate>,
-        /// How many of one flow are worked on at once
+        /// How many tasks of one flow may run at once
         #[arg(long, value_name = "N")]
         flow_concurrency: Option<u32>,
     },
@@ -40,23 +40,23 @@ pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
         QueueCommand::Set { name, concurrency, rate, flow_concurrency } => {
             let rules = QueueRules { concurrency, rate, burst: None, flow_concurrency };
             let answer: Value = ctx.remote()?.put(&path(&name), &rules).await?;
-            told(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
+            done(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
         }
         QueueCommand::Pause { name } => {
             warn_of_unknown(ctx, &name).await;
             let answer: Value = ctx.remote()?.post(&format!("{}/pause", path(&name)), &json!({})).await?;
-            told(ctx, &answer, &format!("queue {name} is paused"))
+            done(ctx, &answer, &format!("queue {name} paused"))
         }
         QueueCommand::Resume { name } => {
             let answer: Value = ctx.remote()?.post(&format!("{}/resume", path(&name)), &json!({})).await?;
-            told(ctx, &answer, &format!("queue {name} goes on"))
+            done(ctx, &answer, &format!("queue {name} resumed"))
         }
     }
 }
 
-/// A queue may be paused before its first task comes; but it may as well be a slip.
+/// You may pause a queue before its first task arrives, but an unknown name may also be a typo.
 async fn warn_of_unknown(ctx: &Context, name: &str) {
-    // Whoever may pause it and not look at others goes without the warning.
+    // A key that may pause queues but not list them gets no warning.
     let Ok(remote) = ctx.remote() else { return };
     let (Ok(queues), Ok(workers)) =
         (remote.list_of::<QueueInfo>("/v1/queues", &[]).await, remote.list_of::<WorkerInfo>("/v1/workers", &[]).await)
@@ -65,7 +65,7 @@ async fn warn_of_unknown(ctx: &Context, name: &str) {
     };
     let known = queues.iter().any(|queue| queue.name == name);
     if !known && !workers.iter().any(|worker| worker.queues.iter().any(|queue| queue == name)) {
-        ctx.screen.aside(format!("warning: no queue {name} has had tasks or workers: is that its name?"));
+        ctx.screen.aside(format!("warning: queue {name} has never had tasks or workers: is the name right?"));
     }
 }
 
@@ -73,15 +73,15 @@ fn path(name: &str) -> String {
     format!("/v1/queues/{}", segment(name))
 }
 
-fn told(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
+fn done(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
     if ctx.screen.json { ctx.screen.document(answer) } else { ctx.screen.say(text) }
 }
 
 pub fn rules_text(concurrency: Option<u32>, rate: Option<Rate>, flow_concurrency: Option<u32>) -> String {
     let mut rules = Vec::new();
     rules.extend(concurrency.map(|n| format!("{n} at once")));
-    rules.extend(rate.map(|rate| format!("{} in {}", rate.count, rate.per)));
-    rules.extend(flow_concurrency.map(|n| format!("{n} of a flow")));
+    rules.extend(rate.map(|rate| format!("{} per {}", rate.count, rate.per)));
+    rules.extend(flow_concurrency.map(|n| format!("{n} per flow")));
     if rules.is_empty() { "no bounds".to_owned() } else { rules.join(", ") }
 }
 

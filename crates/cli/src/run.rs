@@ -1,4 +1,4 @@
-//! `eddy run`: runs, looked at and acted upon.
+//! `eddy run`: lists, shows, follows and changes runs.
 
 mod retry;
 #[cfg(test)]
@@ -24,7 +24,7 @@ use watch::Moment;
 
 const LISTED: usize = 20;
 
-const NAMED: &str = "A run is named by its id, by the beginning or the end of it, or as `latest`.";
+const NAMED: &str = "RUN is the id of a run, the beginning or the end of it, or `latest`.";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum RunCommand {
@@ -32,30 +32,30 @@ pub enum RunCommand {
     List {
         #[arg(long)]
         flow: Option<String>,
-        /// pending, running, waiting, paused, completed, failed or cancelled; several are any of them
+        /// pending, running, waiting, paused, completed, failed or cancelled; may be given several times
         #[arg(long, value_delimiter = ',')]
         status: Vec<String>,
         #[arg(long)]
         tag: Option<String>,
         #[arg(long)]
         external_id: Option<String>,
-        /// Only runs from this long ago on, such as 1h, or from a time on
+        /// Only runs created since then: a duration ago, such as 1h, or a time
         #[arg(long, value_name = "SPAN|TIME")]
         since: Option<String>,
-        /// How many
+        /// How many runs to list
         #[arg(long, default_value_t = LISTED)]
         limit: usize,
     },
     /// Show a run, and what it waits for
     #[command(after_help = NAMED)]
     Show { run: String },
-    /// Print a payload that is too large to be shown, by its reference
+    /// Print a large payload, by its reference
     Value {
         /// The `$value` of the reference: RUN/KEY
         #[arg(value_name = "RUN/KEY")]
         reference: String,
     },
-    /// Follow a run, and what continues it, until it ends; exits 1 unless it completes
+    /// Follow a run, and the runs that continue it, until the end; exits 1 unless it completes
     Watch { run: String },
     /// Cancel a run
     Cancel {
@@ -63,17 +63,17 @@ pub enum RunCommand {
         #[arg(long)]
         reason: Option<String>,
     },
-    /// Offer no more tasks of a run
+    /// Pause a run: its tasks are no longer offered
     Pause { run: String },
-    /// Go on with a paused run
+    /// Resume a paused or quarantined run
     Resume { run: String },
-    /// Start a new run from the failed steps of one that has ended, or of every failed run of a flow; or, with --step, try
-    /// one step again now
+    /// Start a new run from the failed steps of an ended run, or of every failed run of a flow; with --step, retry one
+    /// step now
     Retry(retry::Retry),
-    /// Start a new run from any step of one that has ended
+    /// Start a new run from any step of an ended run
     Rerun {
         run: String,
-        /// A top-level step; without it everything runs again
+        /// A top-level step; without it all steps run again
         #[arg(long, value_name = "STEP")]
         from: Option<String>,
         /// Another input: JSON, @FILE, or - for standard input
@@ -103,7 +103,7 @@ pub enum RunCommand {
         #[arg(value_name = "ACTIVATION")]
         step: String,
     },
-    /// Delete a run that has ended
+    /// Delete an ended run
     Delete { run: String },
 }
 
@@ -149,7 +149,7 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
     }
 }
 
-/// What of a deleted run is left elsewhere, a line each.
+/// What remains elsewhere of a deleted run, one line each.
 fn what_stays(stays: &Remains) -> Vec<String> {
     let mut lines = Vec::new();
     match stays.events {
@@ -168,7 +168,7 @@ fn what_stays(stays: &Remains) -> Vec<String> {
     lines
 }
 
-/// The run that is meant: see [`run_id`].
+/// The full id of a run: see [`run_id`].
 async fn resolve(ctx: &Context, run: &str) -> Result<String, Trouble> {
     run_id::resolve(&ctx.remote()?, run).await
 }
@@ -178,7 +178,7 @@ fn since_text(since: &str) -> Result<String, Trouble> {
         return Ok(since.to_owned());
     }
     let span = Span::from_text(since).map_err(|_| {
-        Trouble::usage(format!("--since {since} is neither a length of time, such as 1h, nor a time in RFC 3339"))
+        Trouble::usage(format!("--since {since} is neither a duration, such as 1h, nor a time in RFC 3339"))
     })?;
     let from = moment::now_ms().saturating_sub(i64::try_from(span.ms).unwrap_or(i64::MAX));
     jiff::Timestamp::from_millisecond(from)
@@ -187,11 +187,11 @@ fn since_text(since: &str) -> Result<String, Trouble> {
 }
 
 async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(), Trouble> {
-    // One more than is shown, to know whether there are more.
+    // Read one more than is shown, to know whether there are more.
     let mut runs = ctx.remote()?.list("/v1/runs", query, Some(limit.saturating_add(1))).await?;
     if runs.len() > limit {
         runs.truncate(limit);
-        ctx.screen.aside(format!("there are more than these {limit}: see --limit"));
+        ctx.screen.aside(format!("more than {limit} runs match: raise --limit to see more"));
     }
     if ctx.screen.json {
         return ctx.screen.document(&runs);
@@ -219,7 +219,7 @@ async fn list(ctx: &Context, query: &[(&str, String)], limit: usize) -> Result<(
     ctx.screen.rows(table(&["RUN", "FLOW", "STATUS", "STEPS", "TOOK", "CREATED", "ERROR"], &rows))
 }
 
-/// What waits is told in so many sentences.
+/// How many explanations of waiting steps are printed.
 const SENTENCES: usize = 12;
 
 async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
@@ -232,13 +232,13 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
     let mut facts = vec![("input", header.input.to_string()), ("version", header.version.clone())];
     facts.extend(header.external_id.clone().map(|id| ("external id", id)));
     facts.extend((!header.tags.is_empty()).then(|| ("tags", header.tags.join(", "))));
-    facts.extend(header.retry_of.clone().map(|run| ("again from", run)));
+    facts.extend(header.retry_of.clone().map(|run| ("retry of", run)));
     facts.extend(
         header.parent.as_ref().map(|parent| ("started by", format!("{} of {}", parent.activation, parent.run_id))),
     );
     facts.extend((!header.emitted_events.is_empty()).then(|| ("emitted", header.emitted_events.join(", "))));
     facts.extend(moment.reason.clone().map(|reason| ("reason", reason)));
-    facts.extend(header.trimmed.then(|| ("kept", "its header alone; timeline and payloads are gone".to_owned())));
+    facts.extend(header.trimmed.then(|| ("kept", "header only; timeline and payloads were deleted".to_owned())));
     ctx.screen.say("")?;
     for (name, value) in facts {
         let line = Line::default().with(Ink::Faint, format!("{name:<12}")).with(Ink::Plain, value);
@@ -249,26 +249,24 @@ async fn show(ctx: &Context, run: &str) -> Result<(), Trouble> {
         ctx.screen.say("")?;
         sentences.iter().take(SENTENCES).try_for_each(|sentence| ctx.screen.line(&Line::plain(sentence)))?;
         if sentences.len() > SENTENCES {
-            let more = format!("… and {} more: `eddy run show --json` has them all", sentences.len() - SENTENCES);
+            let more = format!("… and {} more: `eddy run show --json` shows all", sentences.len() - SENTENCES);
             ctx.screen.line(&Line::default().with(Ink::Faint, more))?;
         }
     }
     Ok(())
 }
 
-/// JSON is what it is, for people and programs alike.
+/// Prints JSON with and without `--json`.
 async fn value(ctx: &Context, reference: &str) -> Result<(), Trouble> {
     let Some((run, key)) = reference.split_once('/') else {
-        return Err(Trouble::usage(format!(
-            "\"{reference}\" is not a reference: expected RUN/KEY, as `$value` has it"
-        )));
+        return Err(Trouble::usage(format!("\"{reference}\" is not a reference: expected RUN/KEY, as in `$value`")));
     };
     let run = resolve(ctx, run).await?;
     let value: Value = ctx.remote()?.get(&format!("/v1/runs/{}/values/{}", segment(&run), segment(key)), &[]).await?;
     ctx.screen.document(&value)
 }
 
-/// Follows a run to its end, which is this command's as well.
+/// Follows a run to its end; fails unless it completes.
 pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
     let moment = watch::watch(ctx, &ctx.remote()?, run).await?;
     match moment.run.status.as_str() {
@@ -280,7 +278,7 @@ pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
 async fn act(ctx: &Context, run: &str, what: &str, body: &(impl serde::Serialize + Sync)) -> Result<(), Trouble> {
     let run = resolve(ctx, run).await?;
     let answer: Value = ctx.remote()?.post(&format!("/v1/runs/{}/{what}", segment(&run)), body).await?;
-    told(ctx, answer)
+    print_acted(ctx, answer)
 }
 
 async fn act_on(
@@ -293,10 +291,10 @@ async fn act_on(
     let run = resolve(ctx, run).await?;
     let path = format!("/v1/runs/{}/steps/{}/{what}", segment(&run), segment(step));
     let answer: Value = ctx.remote()?.post(&path, body).await?;
-    told(ctx, answer)
+    print_acted(ctx, answer)
 }
 
-fn told(ctx: &Context, answer: Value) -> Result<(), Trouble> {
+fn print_acted(ctx: &Context, answer: Value) -> Result<(), Trouble> {
     if ctx.screen.json {
         return ctx.screen.document(&answer);
     }

@@ -1,4 +1,4 @@
-//! Runs as people name them: by their id, by either end of it, or `latest`.
+//! Resolves a run as users name it: its id, the beginning or the end of it, or `latest`.
 
 use eddyline_protocol::RunSummary;
 
@@ -7,14 +7,14 @@ use super::trouble::Trouble;
 
 /// The newest run.
 const LATEST: &str = "latest";
-/// Runs among which a short id is looked for, newest first.
-const LOOKED_AT: usize = 10_000;
-/// A shorter one would be found by accident.
+/// How many runs, newest first, are searched for a short id.
+const SEARCHED: usize = 10_000;
+/// A shorter id would match by accident.
 const SHORTEST: usize = 4;
 /// How many matching runs the error for an ambiguous short id lists.
-const TOLD: usize = 5;
+const LISTED: usize = 5;
 
-/// The id of the run that is meant. What is no part of an id is left to the server to refuse.
+/// The full id of a run. Text that cannot be part of an id is left for the server to reject.
 pub async fn resolve(remote: &Remote, written: &str) -> Result<String, Trouble> {
     if written == LATEST {
         let newest = remote.list("/v1/runs", &[], Some(1)).await?.pop();
@@ -27,11 +27,11 @@ pub async fn resolve(remote: &Remote, written: &str) -> Result<String, Trouble> 
     }
     if part.len() < SHORTEST {
         return Err(Trouble::usage(format!(
-            "\"{written}\" is too short for a run: give at least {SHORTEST} characters"
+            "\"{written}\" is too short for a run id: use at least {SHORTEST} characters"
         )));
     }
     let mut found = Vec::new();
-    for run in remote.list("/v1/runs", &[], Some(LOOKED_AT)).await? {
+    for run in remote.list("/v1/runs", &[], Some(SEARCHED)).await? {
         let run: RunSummary = understood(run)?;
         if run.run_id.ends_with(&part) || run.run_id.starts_with(&part) {
             found.push(run);
@@ -39,15 +39,15 @@ pub async fn resolve(remote: &Remote, written: &str) -> Result<String, Trouble> 
     }
     match found.as_slice() {
         [one] => Ok(one.run_id.clone()),
-        [] => Err(Trouble::not_found(format!("no run of the latest {LOOKED_AT} begins or ends with {written}"))),
+        [] => Err(Trouble::not_found(format!("none of the latest {SEARCHED} runs begins or ends with {written}"))),
         many => {
-            let told = many.iter().take(TOLD).map(|run| format!("{} ({}, {})", run.run_id, run.flow, run.status));
-            let told = told.collect::<Vec<_>>().join("; ");
+            let listed = many.iter().take(LISTED).map(|run| format!("{} ({}, {})", run.run_id, run.flow, run.status));
+            let listed = listed.collect::<Vec<_>>().join("; ");
             let message = format!("{} runs begin or end with {written}", many.len());
-            Err(Trouble::usage(message).help(format!("give more of one of them, its end best: {told}")))
+            Err(Trouble::usage(message).help(format!("use more characters, best of the end: {listed}")))
         }
     }
 }
 
-/// Characters of a whole id.
+/// Characters of a full id.
 const FULL: usize = 36;

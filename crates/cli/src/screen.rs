@@ -1,4 +1,4 @@
-//! Where a command writes: colours where a person sees them, JSON where a program reads.
+//! Output of commands: text with colours for people, JSON for programs.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::trouble::Trouble;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Where there is no terminal to ask.
+/// The size that is assumed without a terminal.
 const WIDTH: usize = 100;
 const HEIGHT: usize = 40;
 const NARROWEST: usize = 40;
@@ -21,7 +21,7 @@ pub enum Color {
     Never,
 }
 
-/// What a text is, from which its colour follows.
+/// The meaning of a text, which determines its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ink {
     Plain,
@@ -46,7 +46,7 @@ impl Ink {
         }
     }
 
-    /// Of the status of a run or of a step.
+    /// The ink for the status of a run, step or worker.
     pub fn of_status(status: &str) -> Ink {
         match status {
             "completed" | "online" => Ink::Good,
@@ -68,7 +68,7 @@ impl Line {
         Line::default().with(Ink::Plain, text)
     }
 
-    /// What others wrote (names, messages) may hold control characters and such as turn a text around, which must not
+    /// Replaces control and bidirectional override characters, which names and messages may contain and which must not
     /// reach a terminal.
     pub fn with(mut self, ink: Ink, text: impl Into<String>) -> Line {
         let text: String = text.into();
@@ -92,7 +92,7 @@ impl Line {
         self
     }
 
-    /// No longer than `width`, with a mark where something is missing.
+    /// Truncates to `width` columns, with `…` at the end if something was cut.
     pub fn cut(self, width: usize) -> Line {
         if self.width() <= width {
             return self;
@@ -104,7 +104,7 @@ impl Line {
             for letter in text.chars() {
                 match left.checked_sub(letter.width().unwrap_or(0)) {
                     Some(rest) => left = rest,
-                    // Nothing of what follows either, however narrow.
+                    // Drop everything after it too, even narrower letters.
                     None => {
                         left = 0;
                         break;
@@ -136,7 +136,7 @@ pub struct Screen {
     pub color: bool,
     /// Whether logs, which go to standard error, are coloured.
     pub log_colors: bool,
-    /// Standard output is a terminal on which lines can be drawn again.
+    /// Standard output is a terminal on which lines can be redrawn.
     pub live: bool,
 }
 
@@ -172,7 +172,7 @@ impl Screen {
         self.size().0
     }
 
-    /// Where a line of text is cut: at the edge of a terminal, or not at all, since what is piped may be searched.
+    /// Where lines are cut: at the edge of a terminal, or not at all, since piped output may be searched.
     pub fn edge(&self) -> usize {
         if self.live { self.width() } else { usize::MAX }
     }
@@ -191,28 +191,28 @@ impl Screen {
         lines.iter().try_for_each(|line| self.line(line))
     }
 
-    /// Lines of which each is to be a row on the screen: what goes beyond its edge is cut.
+    /// Prints each line as one row of the screen, cut at its edge.
     pub fn rows(&self, lines: Vec<Line>) -> Result<(), Trouble> {
         lines.into_iter().try_for_each(|line| self.line(&line.cut(self.edge())))
     }
 
-    /// One document, readable by people as well.
+    /// One JSON document, indented.
     pub fn document(&self, value: &impl Serialize) -> Result<(), Trouble> {
         self.say(serde_json::to_string_pretty(value).map_err(io::Error::from)?)
     }
 
-    /// One document of several that follow each other.
+    /// One JSON document per line.
     pub fn ndjson(&self, value: &impl Serialize) -> Result<(), Trouble> {
         self.say(serde_json::to_string(value).map_err(io::Error::from)?)
     }
 
-    /// What a program that reads standard output must not see.
+    /// Prints to standard error, for text that is not part of the output.
     pub fn aside(&self, text: impl Display) {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 }
 
-/// Columns as wide as what is in them; the last one is not padded.
+/// Pads each column to its widest cell, except the last one.
 pub fn table(heads: &[&str], rows: &[Vec<Line>]) -> Vec<Line> {
     let mut widths: Vec<usize> = heads.iter().map(|head| head.width()).collect();
     for row in rows {

@@ -1,7 +1,7 @@
-//! `eddy start`: a run of a flow.
+//! `eddy start`: starts a run of a flow.
 
-use eddyline_protocol::{Deadline, RunStarted, Span, StartRun};
-use serde_json::Value;
+use eddyline_protocol::{Deadline, OnConflict, RunStarted, Span, StartRun, Unique};
+use serde_json::{Map, Value};
 
 use super::connect::segment;
 use super::run::watch::watch;
@@ -15,28 +15,40 @@ pub struct Start {
     /// The run's input: JSON, @FILE, or - for standard input
     #[arg(long, short, value_name = "JSON")]
     input: Option<String>,
-    /// The same key gives the same run back
+    /// Idempotency key: starting again with the same key returns the same run
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
     /// A label; may be given several times
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// An id of your own to find it by
+    /// Your own id for the run, to find it by
     #[arg(long, value_name = "ID")]
     external_id: Option<String>,
     /// Begin after this long, such as 10m
     #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
     delay: Option<Span>,
-    /// Fail unless it has ended after this long, or by a time
+    /// Fail the run unless it ends within this duration, or by this time
     #[arg(long, value_name = "SPAN|TIME")]
     deadline: Option<Deadline>,
-    /// Tasks of a higher priority go first
+    /// Tasks with a higher priority are claimed first
     #[arg(long, allow_negative_numbers = true)]
     priority: Option<i32>,
+    /// The queue of steps that name none
+    #[arg(long)]
+    queue: Option<String>,
+    /// A small object that is kept with the run and given back: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "JSON")]
+    metadata: Option<String>,
+    /// Run at most one run of the flow with this key at a time
+    #[arg(long, value_name = "KEY")]
+    unique: Option<String>,
+    /// With --unique, what to do while another run has the key: return it, reject the start, replace it or queue behind it
+    #[arg(long, value_name = "WHAT", requires = "unique", value_parser = on_conflict)]
+    on_conflict: Option<OnConflict>,
     /// A version other than the current one
     #[arg(long)]
     version: Option<String>,
-    /// Follow it to its end; exits 1 unless it completes
+    /// Follow the run to its end; exits 1 unless it completes
     #[arg(long, short)]
     wait: bool,
 }
@@ -51,6 +63,9 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
         delay: start.delay,
         deadline: start.deadline,
         priority: start.priority,
+        queue: start.queue,
+        metadata: start.metadata.as_deref().map(object).transpose()?,
+        unique: start.unique.map(|key| Unique { key, on_conflict: start.on_conflict.unwrap_or_default() }),
         ..StartRun::default()
     };
     let remote = ctx.remote()?;
@@ -70,25 +85,42 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
     }
     if ctx.screen.json {
         let quiet = Context { screen: super::screen::Screen { live: false, ..ctx.screen.clone() }, at: ctx.at.clone() };
-        return result(&quiet, &started.run_id).await.map_err(|trouble| goes_on(trouble, &started.run_id));
+        return result(&quiet, &started.run_id).await.map_err(|trouble| still_running(trouble, &started.run_id));
     }
     let watched = watch(ctx, &remote, &started.run_id).await;
-    let moment = watched.map_err(|trouble| goes_on(trouble, &started.run_id))?;
+    let moment = watched.map_err(|trouble| still_running(trouble, &started.run_id))?;
     match moment.run.status.as_str() {
         "completed" => Ok(()),
         status => Err(Trouble::failed(format!("the run ended {status}"))),
     }
 }
 
-/// That it cannot be waited for does not stop it.
-fn goes_on(trouble: Trouble, run: &str) -> Trouble {
-    match trouble.exit() {
-        Exit::Failed => trouble,
-        _ => trouble.help(format!("run {run} was started, and goes on")),
+fn object(text: &str) -> Result<Map<String, Value>, Trouble> {
+    match input::read(text)? {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(Trouble::usage("--metadata: expected a JSON object")),
     }
 }
 
-/// For programs: one document, once the run has ended.
+fn on_conflict(text: &str) -> Result<OnConflict, String> {
+    match text {
+        "return" => Ok(OnConflict::Return),
+        "reject" => Ok(OnConflict::Reject),
+        "replace" => Ok(OnConflict::Replace),
+        "queue" => Ok(OnConflict::Queue),
+        _ => Err("expected return, reject, replace or queue".to_owned()),
+    }
+}
+
+/// The run continues even if this command can no longer wait for it.
+fn still_running(trouble: Trouble, run: &str) -> Trouble {
+    match trouble.exit() {
+        Exit::Failed => trouble,
+        _ => trouble.help(format!("run {run} was started and continues")),
+    }
+}
+
+/// Waits for the end of the run and prints its result as JSON.
 async fn result(ctx: &Context, run: &str) -> Result<(), Trouble> {
     let remote = ctx.remote()?;
     loop {

@@ -1,4 +1,4 @@
-//! `eddy tail`: a run's timeline, record by record.
+//! `eddy tail`: prints the timeline of a run.
 
 use eddyline_protocol::RunInfo;
 
@@ -10,12 +10,12 @@ use super::trouble::Trouble;
 
 #[derive(Debug, clap::Args)]
 pub struct Tail {
-    /// Its id, either end of it, or `latest`
+    /// The id of the run, the beginning or the end of it, or `latest`
     run: String,
-    /// Go on until the run has ended
+    /// Continue until the run has ended
     #[arg(long, short)]
     follow: bool,
-    /// Begin behind this record
+    /// Begin after this record
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     after: u64,
 }
@@ -24,9 +24,9 @@ pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
     let remote = ctx.remote()?;
     let run = run_id::resolve(&remote, &tail.run).await?;
     let mut timeline = Timeline::new(remote, &run, tail.after);
-    // There is nothing to wait for.
+    // Without `--follow` there is nothing to wait for.
     let mut over = !tail.follow;
-    // Only a server that was there is waited for.
+    // Not `rest`: wait only for a server that has answered before.
     let mut records = timeline.read().await?;
     loop {
         for record in &records {
@@ -38,8 +38,8 @@ pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
         if timeline.ended || (records.is_empty() && over) {
             return Ok(());
         }
-        // Begun behind the last record of a run that has ended, there is none to come. But if it has ended since records
-        // were asked for, there are some.
+        // No record follows the last one of an ended run. But if the run ended after the previous read, there are more:
+        // read once again.
         over = over || (records.is_empty() && has_ended(ctx, &run).await?);
         records = if over { timeline.rest().await? } else { timeline.next().await? };
     }
@@ -47,7 +47,7 @@ pub async fn run(ctx: &Context, tail: Tail) -> Result<(), Trouble> {
 
 async fn has_ended(ctx: &Context, run: &str) -> Result<bool, Trouble> {
     let (remote, path) = (ctx.remote()?, format!("/v1/runs/{}", segment(run)));
-    // A server that stops lets go of those who wait for records: it is likely to be away now.
+    // A stopping server ends long polls without records, so it may be unavailable now.
     let run: RunInfo = patiently(|| remote.get(&path, &[])).await?;
     Ok(run.completed_at.is_some())
 }

@@ -1,4 +1,4 @@
-//! What went wrong, as an exit code and as words that say what to do.
+//! The error of a command: an exit code, a message, and advice.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -7,10 +7,10 @@ use eddyline_protocol::ApiError;
 use eddyline_server::StartError;
 use serde_json::{Value, json};
 
-/// How a command ends. The numbers are part of the contract: scripts switch on them.
+/// Exit codes. They are part of the contract: scripts depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// What was asked about came to a bad end: the run that was waited for failed.
+    /// The run that the command waited for failed, or a check did.
     Failed = 1,
     Usage = 2,
     Unreachable = 3,
@@ -19,19 +19,19 @@ pub enum Exit {
     Denied = 6,
     Unavailable = 7,
     Interrupted = 130,
-    /// Nobody reads any further, which is no failure: `eddy run list | head`.
+    /// The reader closed the pipe, which is no failure: `eddy run list | head`.
     Unread = 0,
 }
 
 pub const EXIT_CODES: &str = "Exit codes:
   0    done
-  1    it failed: a run that was waited for ended failed or cancelled, a check found something
+  1    failed: the run you waited for failed or was cancelled, or a check failed
   2    wrong usage, or a file that cannot be read
   3    the server cannot be reached
-  4    there is no such thing
-  5    refused: a conflict, or something invalid
-  6    not allowed: no key, one that is not valid, or one of another namespace or without the scope
-  7    the server cannot do it at the moment; try again
+  4    not found
+  5    refused: a conflict, or invalid input
+  6    not allowed: no key, an invalid key, another namespace, or a missing scope
+  7    the server is temporarily unavailable; try again
   130  interrupted";
 
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Trouble {
         &self.message
     }
 
-    /// For people: what is wrong, each detail on a line, what to do.
+    /// As text: the message, each detail on a line, the advice.
     pub fn text(&self) -> String {
         let mut text = format!("error: {}\n", self.message);
         for detail in &self.details {
@@ -148,11 +148,11 @@ impl From<StartError> for Trouble {
 }
 
 impl From<std::io::Error> for Trouble {
-    /// Of standard output; files are read with their name in the message.
+    /// Errors of standard output. Errors of files are created where the name of the file is known.
     fn from(error: std::io::Error) -> Trouble {
         match error.kind() {
             std::io::ErrorKind::BrokenPipe => Trouble::new(Exit::Unread, ""),
-            _ => Trouble::failed(format!("standard output cannot be written: {error}")),
+            _ => Trouble::failed(format!("cannot write to standard output: {error}")),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Wrong usage, told as the flags ask for: in colours or without, as text or as JSON. They may be the very part of the line
-//! that cannot be read, so they are looked for in it as it was typed.
+//! Prints usage errors as `--color` and `--json` demand. The arguments may not parse, so these flags are searched for
+//! in the raw arguments.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::trouble::Trouble;
 
-/// The command with the colours that are asked for.
+/// The command with the colours that `--color` selects.
 pub fn colored(command: clap::Command) -> clap::Command {
     let typed = typed();
     let after = |flag: &str| typed.iter().skip_while(|arg| *arg != flag).nth(1).cloned();
@@ -20,10 +20,10 @@ pub fn colored(command: clap::Command) -> clap::Command {
     }
 }
 
-/// Tells what is wrong with the line, or shows the help that was asked for.
-pub fn tell(error: &clap::Error) -> ExitCode {
+/// Prints a usage error, or the requested help.
+pub fn print(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || !typed().iter().any(|arg| arg == "--json") {
-        // Writing fails if standard error is closed: there is nobody to tell.
+        // Fails if the stream is closed: then nobody reads it.
         let _ = error.print();
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     }
@@ -34,12 +34,12 @@ pub fn tell(error: &clap::Error) -> ExitCode {
 
 fn trouble(error: &clap::Error) -> Trouble {
     if matches!(error.kind(), ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) {
-        return Trouble::usage("a command is missing").help("`eddy --help` lists what there is");
+        return Trouble::usage("a command is missing").help("`eddy --help` lists the commands");
     }
     let text = error.render().to_string();
-    let (said, rest) = text.split_once("\n\n").unwrap_or((text.as_str(), ""));
-    let said: Vec<&str> = said.trim_start_matches("error: ").lines().map(str::trim).collect();
-    let trouble = Trouble::usage(said.join(" "));
+    let (message, rest) = text.split_once("\n\n").unwrap_or((text.as_str(), ""));
+    let message: Vec<&str> = message.trim_start_matches("error: ").lines().map(str::trim).collect();
+    let trouble = Trouble::usage(message.join(" "));
     match (tip(error), rest.lines().find(|line| line.starts_with("Usage: "))) {
         (Some(tip), _) => trouble.help(tip),
         (None, Some(usage)) => trouble.help(usage.to_owned()),
@@ -59,7 +59,7 @@ fn tip(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// The line as it was typed, up to what is passed on to another command.
+/// The raw arguments, up to `--`: what follows belongs to another command.
 fn typed() -> Vec<String> {
     let arguments = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     arguments.take_while(|arg| arg != "--").collect()

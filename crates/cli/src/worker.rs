@@ -1,4 +1,4 @@
-//! `eddy worker`: who works.
+//! `eddy worker`: lists and drains workers, or runs one.
 
 mod command;
 mod exec;
@@ -16,16 +16,16 @@ use super::trouble::Trouble;
 pub enum WorkerCommand {
     /// List workers
     List {
-        /// Those that are offline as well
+        /// Include offline workers
         #[arg(long, short)]
         all: bool,
     },
-    /// Have a worker finish what it has and leave
+    /// Ask a worker to finish its tasks and leave
     Drain {
         #[arg(value_name = "WORKER")]
         id: String,
     },
-    /// Be a worker that runs a command for each task
+    /// Run a worker that executes a command for each task
     #[command(after_long_help = exec::CONTRACT)]
     Exec(exec::Exec),
 }
@@ -35,7 +35,7 @@ pub async fn run(ctx: &Context, command: WorkerCommand) -> Result<(), Trouble> {
         WorkerCommand::List { all } => list(ctx, all).await,
         WorkerCommand::Drain { id } => {
             let answer: Value = ctx.remote()?.post(&format!("/v1/workers/{}/drain", segment(&id)), &json!({})).await?;
-            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{id} drains")) }
+            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{id} is draining")) }
         }
         WorkerCommand::Exec(exec) => exec::run(ctx, exec).await,
     }
@@ -78,7 +78,7 @@ async fn list(ctx: &Context, all: bool) -> Result<(), Trouble> {
     ctx.screen.lines(&table(&heads, &rows))
 }
 
-/// What a worker takes: handlers and code flows, or everything.
+/// The handlers and code flows of a worker; one without any takes everything.
 fn takes(worker: &WorkerInfo) -> String {
     const SHOWN: usize = 5;
     let flows: Vec<&String> = match &worker.flows {

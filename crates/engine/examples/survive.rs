@@ -1,5 +1,5 @@
-//! A run that outlives its process. A child process works on an order and is killed half way; this one opens the same
-//! directory and the run goes on where it was: `cargo run --example survive`.
+//! A run that outlives its process. A child process works on an order and is killed halfway; this process opens the
+//! same directory, and the run continues where it was: `cargo run --example survive`.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader};
@@ -25,9 +25,9 @@ steps:
 output: {total: "${steps.sum.output}", label: "${steps.ship.output}"}
 "#;
 
-/// Names the directory to the process that is going to be killed.
+/// The environment variable that passes the directory to the process that will be killed.
 const CHILD: &str = "SURVIVE_DIR";
-/// A worker that is silent for this long has lost its task.
+/// A worker that is silent for this long loses its task.
 const LEASE_MS: i64 = 500;
 
 #[tokio::main]
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     let mut child = Command::new(std::env::current_exe()?).env(CHILD, dir.path()).stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
-    let run: RunId = serde_json::from_value(json!(lines.next().ok_or("the child said nothing")??))?;
+    let run: RunId = serde_json::from_value(json!(lines.next().ok_or("the child printed no run id")??))?;
     for line in lines {
         let line = line?;
         println!("{line}");
@@ -65,7 +65,7 @@ async fn begin(dir: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Opens the directory and sees the run through.
+/// Opens the directory and finishes the run.
 async fn go_on(dir: &Path, run: RunId) -> Result<(), Box<dyn Error>> {
     let ns = Namespace::default();
     let engine = engine(dir)?;
@@ -99,7 +99,7 @@ fn engine(dir: &Path) -> Result<Engine, Box<dyn Error>> {
     Ok(Engine::start(store, Config { lease_ms: LEASE_MS, ..Config::default() }))
 }
 
-/// One task after the other: claim it, do it, say what came of it.
+/// Claims, executes and reports one task after the other.
 async fn work(engine: Engine) {
     let ns = Namespace::default();
     loop {

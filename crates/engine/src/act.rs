@@ -1,4 +1,4 @@
-//! What people do to a run.
+//! Acts of operators on runs: cancel, pause, resume, retry, rerun, delete, and acts on single steps and gates.
 
 use std::collections::BTreeSet;
 
@@ -10,31 +10,31 @@ use eddyline_machine::{
 use eddyline_store::{GateFilter, GateRow, Namespace, Page, RunFilter, Store, Trim};
 use serde_json::Value;
 
-use crate::committer::{NewRun, Outcome};
+use crate::committer::{InputOutcome, NewRun};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::schema::Allowance;
-use crate::start::{Came, order_new, payload, weighed};
+use crate::start::{StartOutcome, order_new, payload, weighed};
 use crate::unique::taken;
 
-/// Values that a retry or a rerun takes over with one commit: about so many bytes and at most so many values.
+/// How many bytes (approximately) and how many values a retry or rerun copies with one commit.
 const PIECE_BYTES: u64 = 2 << 20;
 const PIECE_VALUES: usize = 500;
-/// Runs that refer to a deleted one and are named, at most, besides its parent.
+/// The most retries and reruns that are listed when a run is deleted.
 const NAMED_RUNS: usize = 100;
 
-/// What stays of a run that was deleted.
+/// What remains after a run was deleted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Remains {
-    /// Events that it published stay until they are old enough.
+    /// Events that it published; they are kept until their retention ends.
     pub events: u32,
     /// Runs below it in its tree.
     pub children: u64,
-    /// Runs that name it: the one that waited for it, its retries and reruns.
+    /// Runs that refer to it: its parent, its retries and reruns.
     pub referring: Vec<RunId>,
 }
 
-/// Something done to one activation by hand.
+/// A manual act on one activation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StepActRequest {
     Complete {
@@ -44,14 +44,14 @@ pub enum StepActRequest {
         error: Failure,
     },
     Skip,
-    /// Its next attempt now, instead of at the end of its back-off.
+    /// Starts the next attempt now instead of at the end of the back-off.
     Retry,
 }
 
 impl Engine {
-    /// Cancels a run; of one that was continued, the last of those that it was continued as.
+    /// Cancels a run; for a continued run, the last run of its chain.
     pub async fn cancel(&self, ns: &Namespace, run: RunId, by: &str, reason: Option<String>) -> Result<()> {
-        // One that is continued at this moment passes it on by itself.
+        // A run that is being continued right now passes the cancel on itself.
         let last = self.last_of_chain(ns, run).await?;
         let cancel = Input::Cancel { by: by.to_owned(), reason };
         match self.act(ns, last, cancel.clone()).await {
@@ -66,9 +66,9 @@ impl Engine {
         self.act(ns, run, Input::Pause { by: by.to_owned() }).await
     }
 
-    /// A run that is paused goes on. So does one that is quarantined, paused or not.
+    /// Resumes a paused run, or releases a quarantined one; a run that is both stays paused.
     pub async fn resume(&self, ns: &Namespace, run: RunId, by: &str) -> Result<()> {
-        // The store is asked, since the committer may not know yet what another process has found.
+        // Reads the store, since the committer may not know yet what another process has quarantined.
         if self.release_from_quarantine(ns, run).await? {
             tracing::info!(%run, by, "released from quarantine");
             return Ok(());
@@ -76,7 +76,7 @@ impl Engine {
         self.act(ns, run, Input::Resume { by: by.to_owned() }).await
     }
 
-    /// An act on one activation, by its public name.
+    /// Acts on one activation, given its public name.
     pub async fn act_on_step(
         &self,
         ns: &Namespace,
@@ -95,26 +95,26 @@ impl Engine {
         };
         let input = Input::Act { activation: activation.to_owned(), by: by.to_owned(), act };
         self.act(ns, run, input).await.map_err(|error| match error {
-            // The one thing that can be wrong with it by now.
+            // At this point, an unknown name is the only thing that can be invalid.
             EngineError::Invalid { .. } => EngineError::NotFound { what: "activation", id: activation.to_owned() },
             other => other,
         })
     }
 
-    /// A new run that takes over what completed and runs the rest again. There must be a rest: a run that completed without
-    /// a failed step is not retried.
+    /// Starts a new run that takes over completed steps and runs the rest again. A run that completed without a failed
+    /// step is not retried.
     pub async fn retry(&self, ns: &Namespace, run: RunId, by: &str) -> Result<RunId> {
         let (flow, old) = self.ended(ns, run).await?;
         let failed = |activation: &Activation| matches!(activation.end(), Some(End::Failed(_) | End::Cancelled));
         if old.header.status() == Status::Completed && !old.activations.iter().any(failed) {
-            let message = format!("run {run} has completed, and nothing in it failed: rerun it to run it again");
+            let message = format!("run {run} completed and none of its steps failed; use rerun to run it again");
             return Err(EngineError::Conflict(message));
         }
         let reuse = decide::retry(&flow.flow, &old);
         self.again(ns, &old, flow, Again::Retry { by: by.to_owned() }, reuse, None).await
     }
 
-    /// A new run that runs again from a top-level step on, with another input where one is given.
+    /// Starts a new run that repeats the flow from a top-level step on, optionally with another input.
     pub async fn rerun(
         &self,
         ns: &Namespace,
@@ -129,7 +129,7 @@ impl Engine {
             None => Vec::new(),
         };
         if input.is_some() {
-            // Items of an unfinished spread are known by their index alone, and the list may be another one now.
+            // Items of an unfinished spread are identified by index alone, and the list may differ with the new input.
             reuse.retain(|reused| !reused.activation.contains('['));
         }
         let again = Again::Rerun { by: by.to_owned(), from: from.map(str::to_owned) };
@@ -159,7 +159,7 @@ impl Engine {
         Ok(Remains { events: header.next_publish, children: self.count_children(ns, header).await?, referring })
     }
 
-    /// Runs below one in its tree: of one at the top all, of another those that wait for each other.
+    /// How many runs are below this one in its tree: for the root all, for others those linked by `parent`.
     async fn count_children(&self, ns: &Namespace, header: &Header) -> Result<u64> {
         let store = &self.instance.store;
         let Some(top) = header.root else {
@@ -174,7 +174,7 @@ impl Engine {
             page.after = Some(last.position);
             runs.extend(found.iter().filter_map(|run| Some((run.run, run.header.parent.as_ref()?.run))));
         }
-        // Newest first, so from the end on every parent comes before its children.
+        // The list is newest first, so in reverse every parent comes before its children.
         let mut below = BTreeSet::from([header.run]);
         for (run, parent) in runs.into_iter().rev() {
             if below.contains(&parent) {
@@ -184,7 +184,7 @@ impl Engine {
         Ok(below.len() as u64 - 1)
     }
 
-    /// Opens the gate of that token.
+    /// Opens the gate with this token.
     pub async fn open_gate(&self, ns: &Namespace, token: &str, by: OpenedBy, body: Value) -> Result<()> {
         let gate = self.gate_of(ns, token).await?;
         let payload = payload(self.config(), "the payload", body)?;
@@ -205,8 +205,8 @@ impl Engine {
 
     async fn act(&self, ns: &Namespace, run: RunId, input: Input) -> Result<()> {
         let outcome = self.committing().submit_in(ns, run, vec![input]).await?.pop();
-        let Some(Outcome::Answered { answer, .. }) = outcome else {
-            return Err(EngineError::Bug(format!("an act on run {run} came to {outcome:?}")));
+        let Some(InputOutcome::Answered { answer, .. }) = outcome else {
+            return Err(EngineError::Bug(format!("unexpected outcome of an act on run {run}: {outcome:?}")));
         };
         match answer {
             Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing => Ok(()),
@@ -250,14 +250,14 @@ impl Engine {
             external_id: header.external_id.clone(),
             metadata: header.metadata.clone(),
             queue: header.queue.clone(),
-            // Refused while another run has the key, whatever the first start said.
+            // Refused while another run holds the key, whatever `on_conflict` of the first start was.
             unique: header.unique.clone(),
             tags: header.tags.clone(),
             priority: header.priority,
             retry: header.code.as_ref().and_then(|code| code.retry.clone()),
             traceparent: header.traceparent.clone(),
             retry_of: Some(header.run),
-            // A retry is the same intent, a rerun a new one.
+            // A retry keeps the idempotency keys of its steps; a rerun gets new ones.
             key_run: matches!(again, Again::Retry { .. }).then(|| header.key_run()),
             again: Some(again),
             reuse,
@@ -271,14 +271,15 @@ impl Engine {
         let (order, starting) = order_new(new, start, new_run);
         self.committing().ask(order).await?;
         let new = match starting.started().await? {
-            Came::Started(started) => started.run,
-            Came::UniqueTaken(by) => {
+            StartOutcome::Started(started) => started.run,
+            StartOutcome::UniqueTaken(by) => {
                 let key = header.unique.as_ref().map_or("", |unique| &unique.key);
                 return Err(taken(key, by));
             }
         };
         if let Err(error) = self.take_over_rest(ns, new, taken_over).await {
-            // Nothing more will come: the run need not wait for it.
+            // The rest of the values will not arrive: expire the timer that fails the new run, instead of waiting for
+            // it.
             let timer = TimerKey { activation: ActId(0), kind: TimerKind::Delay };
             let _ = self.act(ns, new, Input::Due(timer)).await;
             return Err(error);
@@ -295,7 +296,7 @@ impl Engine {
     }
 }
 
-/// The values that a retry or a rerun takes over, a piece at a time: all of them can be more than fits into memory.
+/// The values that a retry or rerun copies, a piece at a time: all of them may not fit into memory.
 struct TakenOver {
     from: RunId,
     left: Vec<ValueRef>,

@@ -1,4 +1,4 @@
-//! A claimed task as a worker gets it.
+//! Assembles a claimed task for its worker: payloads, run input, memo.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use serde_json::{Map, Value, json};
 use crate::config::{MAX_INPUT_BYTES, MAX_MEMO_BYTES};
 use crate::error::{EngineError, Result};
 use crate::flows::Flows;
-use crate::hot::Hot;
+use crate::run_cache::CachedRun;
 use crate::token::TaskToken;
 
 /// Loaded payloads, by key.
 pub(crate) type Values = BTreeMap<ValueId, Data>;
 
-/// A task on its way from the committer to a worker, with what was at hand there.
+/// A claimed task on its way from the committer to a worker, with what the committer had cached of its run.
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub claimed: Claimed,
@@ -27,7 +27,7 @@ pub(crate) struct Handed {
     values: Values,
 }
 
-/// What its run says of every task.
+/// The facts from the run's header that every task of it carries.
 #[derive(Debug)]
 struct About {
     input: Data,
@@ -62,35 +62,35 @@ pub struct Assignment {
     pub input: Arc<Value>,
     pub run_input: Arc<Value>,
     pub gate: Option<Arc<Value>>,
-    /// The same for every attempt: what a handler makes its effects idempotent by.
+    /// The same for every attempt: the idempotency key for the handler's effects.
     pub key: String,
     pub lease_ms: Millis,
     pub deadline: Option<Millis>,
-    /// Of a code run: what it remembers, by name, the oldest first up to [`MAX_MEMO_BYTES`]. The rest is fetched.
+    /// Of a code run: its memo entries by name, the oldest up to [`MAX_MEMO_BYTES`]. The worker fetches the rest.
     pub memo: Option<Map<String, Value>>,
-    /// The trace that its run is part of, as W3C writes it.
+    /// The W3C `traceparent` of its run.
     pub traceparent: Option<String>,
-    /// Its flow has steps with `undo`: if it is called off, its last report is still wanted.
+    /// Its flow has steps with `undo`: its final report is accepted even after a cancel.
     pub undo: bool,
     /// About how many bytes its inputs have.
     pub bytes: usize,
 }
 
 impl Handed {
-    pub fn new(hot: Option<&Hot>, claimed: Claimed) -> Handed {
-        let Some(hot) = hot else { return Handed { claimed, about: None, values: Values::new() } };
-        let about = About::of(&hot.run.header);
+    pub fn new(cached: Option<&CachedRun>, claimed: Claimed) -> Handed {
+        let Some(cached) = cached else { return Handed { claimed, about: None, values: Values::new() } };
+        let about = About::of(&cached.run.header);
         let mut values = Values::new();
         for data in [Some(&claimed.task.input), claimed.task.gate.as_ref(), Some(&about.input)].into_iter().flatten() {
-            // What is too large is not put together anyway.
+            // Payloads that are too large are not assembled anyway.
             if data.bytes(MAX_INPUT_BYTES) <= MAX_INPUT_BYTES {
-                gather(data, &hot.run, &mut values);
+                gather(data, &cached.run, &mut values);
             }
         }
         Handed { claimed, about: Some(about), values }
     }
 
-    /// The same, to be assembled, with the claim left here.
+    /// Moves the payloads out for assembling; the claim stays here too, so that it can be released.
     pub fn take_up(&mut self) -> Handed {
         Handed { claimed: self.claimed.clone(), about: self.about.take(), values: std::mem::take(&mut self.values) }
     }
@@ -106,16 +106,16 @@ impl Handed {
             .sum()
     }
 
-    /// Keeps no payloads in memory: they are read when it is assembled.
+    /// Drops its payloads; [`Handed::assemble`] reads them again.
     pub fn forget_values(&mut self) {
         self.values = Values::new();
     }
 
-    /// Puts everything together, reading what is not at hand.
+    /// Assembles the task, reading the payloads that are missing.
     ///
-    /// This is not marked as an attempt ([`crate::handled`]), and needs no mark: no expression is evaluated, and what is
-    /// read and copied is bounded whatever the run contains. Each payload has at most [`MAX_INPUT_BYTES`], the memo of a
-    /// code run [`MAX_MEMO_BYTES`] and one entry more, and how deep a payload nests is checked before it is built.
+    /// This is not noted as handling the run ([`crate::handled`]): it evaluates no expression, and what it reads and
+    /// copies is bounded whatever the run contains. Each payload has at most [`MAX_INPUT_BYTES`], the memo of a code
+    /// run [`MAX_MEMO_BYTES`] plus one entry, and the depth of a payload is checked before it is built.
     pub async fn assemble(mut self, store: &dyn Store, flows: &Flows, token: TaskToken) -> Result<Assignment> {
         let run = self.claimed.run;
         let About { input: run_input, version, key_run, traceparent } = match self.about.take() {
@@ -161,7 +161,7 @@ impl Handed {
         })
     }
 
-    /// A payload without a copy, where it is stored in one piece: the input of a run goes with each of its tasks.
+    /// A payload as JSON, shared instead of copied if it is stored in one piece: the run's input goes with each task.
     async fn json(&mut self, store: &dyn Store, data: &Data) -> Result<Arc<Value>> {
         if let Data::Ref(value) = data
             && value.bytes as usize <= MAX_INPUT_BYTES
@@ -180,9 +180,9 @@ impl Handed {
     }
 }
 
-/// What a code run remembers, by name, as far as it is wanted: no payload is read that is not. The entries are taken in
-/// the order of their changes until they have more than [`MAX_MEMO_BYTES`]; whoever wants the rest asks for what comes
-/// after the last of them. Their sizes are known before they are read.
+/// The wanted memo entries of a code run, by name; only their payloads are read. Entries are added in the order of
+/// their changes until they exceed [`MAX_MEMO_BYTES`]; for the rest, the caller asks for entries after the last one
+/// returned. Sizes are known before payloads are read.
 pub(crate) async fn memo(
     store: &dyn Store,
     flows: &Flows,
@@ -238,7 +238,7 @@ fn kind_name(kind: MemoKind) -> Value {
     json!(kind)
 }
 
-/// A payload of a run as JSON. What is read on the way is kept in `values`. Its size is known before anything is read.
+/// A payload of a run as JSON. Adds the values that it reads to `values`. Its size is checked before anything is read.
 pub(crate) async fn materialise(store: &dyn Store, run: RunId, data: &Data, values: &mut Values) -> Result<Value> {
     let too_large = |bytes| EngineError::TooLarge { what: "the payload", bytes, limit: MAX_INPUT_BYTES };
     let bytes = data.bytes(MAX_INPUT_BYTES + 1);
@@ -259,7 +259,7 @@ pub(crate) async fn materialise(store: &dyn Store, run: RunId, data: &Data, valu
     }
 }
 
-/// Each value once, however often it is referred to.
+/// Copies the cached values that `data` refers to, each once.
 fn gather(data: &Data, run: &Run, values: &mut Values) {
     match data {
         Data::Json(_) => {}
@@ -276,7 +276,7 @@ fn gather(data: &Data, run: &Run, values: &mut Values) {
 }
 
 impl Assignment {
-    /// Its id: new with each attempt.
+    /// The id of the task, which is new for each attempt.
     pub fn task_id(&self) -> String {
         self.token.task_id()
     }

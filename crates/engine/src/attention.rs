@@ -1,4 +1,4 @@
-//! Keeping an eye on some runs: for whoever has tasks of theirs and must learn when they change.
+//! Watches a set of runs for changes, for a session that holds tasks of these runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use eddyline_store::Map;
 use crate::bus::Bus;
 use crate::engine::Engine;
 
-/// Is told of changes of the runs it was given, and of no others.
+/// Receives the changes of the runs that were added to it.
 #[derive(Debug)]
 pub struct Attention {
     bus: Arc<Bus>,
@@ -19,12 +19,12 @@ pub struct Attention {
     noted: Arc<Mutex<Noted>>,
 }
 
-/// What became of the runs.
+/// Changes of watched runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
-    /// These have changed; true of those that have ended.
+pub enum RunChanges {
+    /// The runs that have changed; true for those that have ended.
     Changed(BTreeMap<RunId, bool>),
-    /// Some hints did not come: any of them may have changed.
+    /// Some hints were lost: any of the runs may have changed.
     Missed,
 }
 
@@ -35,12 +35,12 @@ struct Noted {
     waiting: Option<Waker>,
 }
 
-/// Who keeps an eye on which run.
+/// The watchers of each run.
 #[derive(Debug, Default)]
 pub(crate) struct Attentive(Mutex<Map<RunId, Vec<Arc<Mutex<Noted>>>>>);
 
 impl Engine {
-    /// Keeps an eye on runs, as soon as there are some.
+    /// Creates a watcher without runs.
     pub fn attention(&self) -> Attention {
         Attention { bus: self.bus.clone(), runs: BTreeSet::new(), noted: Arc::default() }
     }
@@ -60,26 +60,26 @@ impl Attention {
         }
     }
 
-    /// What has changed since it was asked last, as soon as something has.
-    pub async fn changed(&mut self) -> Seen {
+    /// Waits for changes since the last call.
+    pub async fn changed(&mut self) -> RunChanges {
         let _listening = Listening(&self.noted);
         poll_fn(|cx| {
             let mut noted = lock(&self.noted);
             if std::mem::take(&mut noted.missed) {
                 noted.changed.clear();
-                return Poll::Ready(Seen::Missed);
+                return Poll::Ready(RunChanges::Missed);
             }
             if noted.changed.is_empty() {
                 noted.waiting = Some(cx.waker().clone());
                 return Poll::Pending;
             }
-            Poll::Ready(Seen::Changed(std::mem::take(&mut noted.changed)))
+            Poll::Ready(RunChanges::Changed(std::mem::take(&mut noted.changed)))
         })
         .await
     }
 }
 
-/// Whoever has turned to something else is not woken: least of all by what it does itself.
+/// Removes the waker when the caller stops waiting, so that its own commits do not wake it.
 struct Listening<'a>(&'a Mutex<Noted>);
 
 impl Drop for Listening<'_> {

@@ -1,4 +1,4 @@
-//! Starts are refused while more tasks wait than workers will get through any time soon.
+//! Refuses starts while the backlog of claimable tasks in a namespace exceeds its limit.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,9 +13,9 @@ use crate::error::{EngineError, Result};
 use crate::labels::namespace_label;
 use crate::namespaces::backlog_limit;
 
-/// What waits is counted this often; in between starts are added to it as if each brought one task.
+/// How often waiting tasks are counted; in between, each start counts as one more.
 const LOOK: Duration = Duration::from_secs(1);
-/// When to come back.
+/// When a refused caller may retry.
 const RETRY_AFTER_MS: Millis = 1_000;
 
 #[derive(Debug, Default)]
@@ -25,12 +25,12 @@ pub(crate) struct Backlogs(Mutex<HashMap<Namespace, Counted>>);
 struct Counted {
     at: Instant,
     waiting: usize,
-    /// So many may wait.
+    /// The limit.
     most: usize,
 }
 
 impl Backlogs {
-    /// Room for one more start, or the refusal.
+    /// Admits one more start, or refuses it.
     pub async fn admit(&self, store: &dyn Store, config: &Config, ns: &Namespace) -> Result<()> {
         let Counted { waiting, most, .. } = match self.known(ns) {
             Some(counted) => counted,
@@ -43,16 +43,16 @@ impl Backlogs {
             return Ok(());
         }
         metrics::counter!("eddyline_starts_refused_total", "namespace" => namespace_label(ns)).increment(1);
-        let message = format!("{most} tasks or more wait for workers in {ns}; no runs are started until some are done");
+        let message = format!("the backlog of {ns} is full: {most} or more tasks wait for workers; try again later");
         Err(EngineError::TooMany { message, retry_after_ms: RETRY_AFTER_MS })
     }
 
-    /// The settings of the namespace have changed: they are read with the next start.
+    /// The settings of the namespace have changed: the next start reads them again.
     pub fn forget(&self, ns: &Namespace) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(ns);
     }
 
-    /// How many there are with this one, if that was counted a short while ago.
+    /// Adds one start to the last count, if that is recent.
     fn known(&self, ns: &Namespace) -> Option<Counted> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = all.get_mut(ns).filter(|counted| counted.at.elapsed() < LOOK)?;

@@ -1,6 +1,6 @@
-//! Wake-ups. Hints of the store go to those who wait for a run, and to the loops that have work; what is true is always
-//! read from the store. The committer alone listens to the store and passes hints on: most of them follow from its own
-//! commits, and a task more to wake with each of those would cost more than the rest of a step.
+//! Wake-ups. The bus passes hints of the store on to callers that wait for a run and to loops that may have work; they
+//! then read the store. Only the committer listens to the store: most hints follow from its own commits, and waking
+//! another task for each of them would cost more than the rest of a step.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -15,68 +15,68 @@ use tokio::sync::futures::Notified;
 use crate::attention::Attentive;
 use crate::events::Published;
 
-/// So many runs are known to be going on.
-const MOST_GOING: usize = 10_000;
+/// The most entries of `Bus::running`.
+const MAX_RUNNING: usize = 10_000;
 
-/// Who waits for which run.
+/// The waiters of each run, and the loops.
 #[derive(Debug, Default)]
 pub(crate) struct Bus {
-    /// For anything that it records.
+    /// Waiters for any new record.
     records: Listeners<Notify>,
-    /// For its end alone: a run of many steps wakes whoever waits for its result once.
+    /// Waiters for the end alone: a run of many steps wakes them once.
     ends: Listeners<Ending>,
-    /// Those who have an eye on many.
+    /// Watchers of many runs.
     pub attentive: Attentive,
-    /// Runs that were started here and have not ended, as far as is known. Not all of them: there is an end to it.
-    going: Mutex<Map<RunId, Namespace>>,
-    /// Since when the store owes an answer to a commit.
-    owed: Mutex<Option<Instant>>,
+    /// Runs that this process started and that have not ended as far as it knows; up to [`MAX_RUNNING`].
+    running: Mutex<Map<RunId, Namespace>>,
+    /// Since when a commit waits for the store, without any other commit finishing.
+    waiting_since: Mutex<Option<Instant>>,
     chores: Vec<Interest>,
     published: Arc<Published>,
 }
 
 impl Bus {
-    /// A commit is on its way to the store.
-    pub fn sent(&self) {
-        self.owed().get_or_insert_with(Instant::now);
+    /// A commit was sent to the store.
+    pub fn commit_sent(&self) {
+        self.waiting_since().get_or_insert_with(Instant::now);
     }
 
-    /// One has come back; whether others are on their way.
-    pub fn came_back(&self, others: bool) {
-        *self.owed() = others.then(Instant::now);
+    /// A commit has returned; `others` says whether more are in flight.
+    pub fn commit_returned(&self, others: bool) {
+        *self.waiting_since() = others.then(Instant::now);
     }
 
-    /// How long the store has been silent, though something is on its way to it.
+    /// How long the store has finished no commit although one is in flight.
     pub fn silence(&self) -> Duration {
-        self.owed().map_or(Duration::ZERO, |since| since.elapsed())
+        self.waiting_since().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    fn owed(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.waiting_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The end of a run, to those who wait for it.
+/// Notifies those who wait for the end of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
     notify: Notify,
-    /// Whose it is, and its header as it was committed, if that was done here.
+    /// The run's namespace and final header, if this process committed it.
     header: OnceLock<Box<(Namespace, Header)>>,
 }
 
 impl Ending {
-    /// Done when the run may have ended.
+    /// Completes when the run may have ended.
     pub fn notified(&self) -> Notified<'_> {
         self.notify.notified()
     }
 
-    /// To others than those of its namespace there is none.
+    /// The final header, if it is known and the run is in `ns`.
     pub fn header(&self, ns: &Namespace) -> Option<&Header> {
         self.header.get().filter(|ended| ended.0 == *ns).map(|ended| &ended.1)
     }
 }
 
-/// What wakes a loop: a commit does not wake loops it has no work for.
+/// Which changes wake a loop.
 pub(crate) struct Interest {
     pub wakes: Box<dyn Fn(&Change) -> bool + Send + Sync>,
     pub wake: Arc<Notify>,
@@ -138,41 +138,41 @@ impl Bus {
         self.ends.listen(run)
     }
 
-    /// A run has begun, and that is durable.
-    pub fn begun(&self, ns: &Namespace, run: RunId) {
-        let mut going = self.going();
-        if going.len() >= MOST_GOING {
-            // Those that are not known to be going on are looked after in the store.
-            going.clear();
+    /// A run has started, and the commit is durable.
+    pub fn started(&self, ns: &Namespace, run: RunId) {
+        let mut running = self.running();
+        if running.len() >= MAX_RUNNING {
+            // Waiters for the end of a run that is not listed read the store first.
+            running.clear();
         }
-        going.insert(run, ns.clone());
+        running.insert(run, ns.clone());
     }
 
-    /// Whether a run was going on when it was last heard of. That is a reason to wait for its end without looking first,
-    /// but no answer to give to anybody: another instance may have ended it.
-    pub fn goes_on(&self, ns: &Namespace, run: RunId) -> bool {
-        self.going().get(&run) == Some(ns)
+    /// Whether a run was running as far as this process knows. If so, a caller may wait for its end without reading the
+    /// store first. Never report it to a client: another instance may have ended the run.
+    pub fn may_be_running(&self, ns: &Namespace, run: RunId) -> bool {
+        self.running().get(&run) == Some(ns)
     }
 
-    /// A look showed that a run does not go on: the hint that it ended came too early, or not at all.
-    pub fn does_not_go_on(&self, run: RunId) {
-        self.going().remove(&run);
+    /// The store says that a run has ended: the hint of its end came too early or was lost.
+    pub fn forget_running(&self, run: RunId) {
+        self.running().remove(&run);
     }
 
-    fn going(&self) -> MutexGuard<'_, Map<RunId, Namespace>> {
-        self.going.lock().unwrap_or_else(PoisonError::into_inner)
+    fn running(&self) -> MutexGuard<'_, Map<RunId, Namespace>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run has ended by a commit that is durable: those who wait for that need not read it.
+    /// A run has ended in a durable commit. Waiters get the header from here and need not read the store.
     pub fn ended(&self, ns: &Namespace, header: &Header) {
         if let Some(ending) = self.ends.find(header.run) {
             let _ = ending.header.set(Box::new((ns.clone(), header.clone())));
         }
     }
 
-    /// Hints were missed: anything may have changed.
+    /// Hints were lost: anything may have changed.
     pub fn wake_all(&self) {
-        self.going().clear();
+        self.running().clear();
         self.published.missed();
         self.attentive.missed();
         self.records.all().iter().for_each(|listener| listener.notify_waiters());
@@ -196,7 +196,7 @@ impl Bus {
                 self.records.find(*run).into_iter().for_each(|listener| listener.notify_waiters());
                 self.attentive.changed(*run, *ended);
                 if *ended {
-                    self.going().remove(run);
+                    self.running().remove(run);
                     self.ends.find(*run).into_iter().for_each(|ending| ending.notify.notify_waiters());
                 }
             }

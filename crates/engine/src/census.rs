@@ -1,4 +1,4 @@
-//! How much there is of everything that goes on, for metrics: counted at most once in some seconds, however often it is asked for.
+//! Counts of queues, workers and unfinished runs for metrics, refreshed every few seconds at most.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::error::Result;
 use crate::events::kept_events;
 use crate::workers::WorkerStatus;
 
-/// What was counted is good for this long.
+/// How long a census is valid.
 const FRESH: Duration = Duration::from_secs(5);
-/// Counting takes at most one part in so many of the time.
+/// Counting takes at most 1/20 of the time.
 const SHARE: u32 = 20;
 
-/// What goes on, at one moment.
+/// Counts at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Census {
     /// By the store's clock.
@@ -30,12 +30,12 @@ pub struct Census {
     pub runs: Vec<GoingRuns>,
 }
 
-/// The last census, and until when it is good.
+/// The last census, and until when it is valid.
 #[derive(Debug, Default)]
 pub(crate) struct LastCensus(Mutex<Option<(Instant, Arc<Census>)>>);
 
 impl Engine {
-    /// What goes on in all namespaces, as it was a few seconds ago at most; longer ago where counting takes long.
+    /// Counts over all namespaces, at most 5 seconds old, or older if counting takes long.
     pub async fn census(&self) -> Result<Arc<Census>> {
         let mut last = self.measures().census.0.lock().await;
         if let Some((until, census)) = &*last

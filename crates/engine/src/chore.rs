@@ -1,7 +1,7 @@
-//! The shape of every loop: it works off what there is, then sleeps until there may be more, a hint comes or it is time
-//! to stop. Tests wait for its rounds instead of sleeping.
+//! The shape of every loop: it processes what is due, then sleeps until more may be due, a hint arrives or the engine
+//! stops. Tests wait for its rounds instead of sleeping.
 //!
-//! A loop that panics is made anew, a bounded number of times; then the engine has failed.
+//! A loop that panics is recreated; after a bounded number of panics in a row the engine fails.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -13,32 +13,31 @@ use eddyline_store::Change;
 use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
-use crate::committer::said;
+use crate::committer::panic_message;
 use crate::error::Result;
 use crate::health::Reports;
 use crate::shutdown::Shutdown;
 
-/// After an error a loop waits this long.
+/// How long a loop waits after an error.
 const AFTER_ERROR_MS: Millis = 500;
-/// So many rounds in a row may panic before the engine gives up. What is due stays due, so a loop that panics on one item
-/// still gets to the others as long as some rounds end well.
+/// After this many panics in a row the engine fails. Due items stay due, so a loop that panics on one item still gets
+/// to the others as long as some rounds succeed.
 const MAX_PANICS: u32 = 5;
 
 /// One loop of the engine.
 pub(crate) trait Chore: Send {
     const NAME: &'static str;
 
-    /// Works off some of what there is; how long until there is more, as far as it is known. Zero: there is more.
+    /// Processes some of what is due. Returns the time until more is due, if known; zero if more is due now.
     fn round(&mut self) -> impl Future<Output = Result<Option<Millis>>> + Send;
 
-    /// Whether a change may have made work for it.
+    /// Whether a change may create work for this loop.
     fn wakes(change: &Change) -> bool;
 
-    /// It looks again after this long at the latest.
+    /// The longest time between two rounds.
     fn at_latest_ms(&self) -> Millis;
 
-    /// What goes on while it waits for its next round; when it is done, there is a round. It may be dropped and called
-    /// again at any time.
+    /// Runs between rounds; when it completes, the next round begins. May be dropped and called again at any time.
     fn work_between_rounds(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
@@ -56,7 +55,7 @@ pub(crate) async fn drive<C: Chore>(
 ) {
     let (mut chore, mut panics) = (make(), 0);
     while !shutdown.is_now() {
-        // A chore whose round panicked is thrown away, so nothing that was left half done is used again.
+        // Unwind safe: a chore whose round panicked is dropped and recreated.
         let next = match AssertUnwindSafe(chore.round()).catch_unwind().await {
             Ok(Ok(next)) => {
                 panics = 0;
@@ -64,16 +63,16 @@ pub(crate) async fn drive<C: Chore>(
             }
             Ok(Err(error)) => {
                 metrics::counter!("eddyline_loop_errors_total", "loop" => C::NAME).increment(1);
-                tracing::warn!(loop_ = C::NAME, "will try again: {error}");
+                tracing::warn!(loop_ = C::NAME, "the round failed and will be retried: {error}");
                 AFTER_ERROR_MS
             }
             Err(panic) => {
                 panics += 1;
                 metrics::counter!("eddyline_loop_panics_total", "loop" => C::NAME).increment(1);
-                let said = said(&*panic);
-                tracing::error!(loop_ = C::NAME, panics, "the loop panicked and is started again: {said}");
+                let message = panic_message(&*panic);
+                tracing::error!(loop_ = C::NAME, panics, "the loop panicked and will be restarted: {message}");
                 if panics >= MAX_PANICS {
-                    return health.failed(&format!("the loop {} panicked {panics} times in a row: {said}", C::NAME));
+                    return health.failed(&format!("the loop {} panicked {panics} times in a row: {message}", C::NAME));
                 }
                 chore = make();
                 AFTER_ERROR_MS

@@ -1,13 +1,13 @@
-//! The one place where runs are decided on and committed.
+//! The one place where inputs of runs are decided and committed.
 //!
-//! While a batch is being written the next gathers: one transition a run, all waiting inputs of a run decided together.
-//! Inputs are never dropped: a conflict loads the run and decides again, and what the store would not take is answered
-//! with its error. Claims of workers go with the batches, see [`crate::dispatcher`].
+//! While one batch is being written, the next one fills up: one transition per run, with all waiting inputs of the run
+//! decided together. Inputs are never dropped: after a conflict the run is loaded and decided again, and a commit that
+//! the store rejects is answered with the error. Claims are part of the batches, see [`crate::dispatcher`].
 //!
-//! It is a state, and whoever holds it works: its loop ([`desk`]), or a caller who finds it with nothing to do.
+//! The committer is a struct behind a lock. Its loop ([`handle`]) drives it, and so does a caller who finds it idle.
 
 mod batch;
-mod desk;
+mod handle;
 mod heavy;
 mod load;
 mod prepare;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use eddyline_machine::{Answer, Input, Millis, RunId};
-use eddyline_store::{Change, Claimed, Heard, Hints, Map, Namespace, RequestId, StartKey, Store, Taken};
+use eddyline_store::{Change, Claimed, Consumed, Heard, Hints, Map, Namespace, RequestId, StartKey, Store};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 use futures_util::stream::StreamExt;
@@ -34,18 +34,18 @@ use crate::error::{EngineError, Result};
 use crate::flows::{Flows, Registered};
 use crate::handled::Handled;
 use crate::health::Reports;
-use crate::hot::HotRuns;
 use crate::quarantine::Suspicion;
+use crate::run_cache::RunCache;
 use batch::Sent;
-pub(crate) use desk::{Committing, Driver, open};
-use heavy::Thought;
+pub(crate) use handle::{CommitterHandle, Driver, open};
+use heavy::HeavyDecision;
 use load::Loaded;
-pub(crate) use question::said;
+pub(crate) use question::panic_message;
 use turns::Turns;
 
-/// Messages taken from callers in one go.
+/// The most orders that are taken from the channel at once.
 const GATHER: usize = 1_024;
-/// Inputs of one run that are decided together at most.
+/// The most inputs of one run that are decided together.
 const INPUTS_A_TRANSITION: usize = 512;
 
 /// What callers send to the committer.
@@ -54,47 +54,47 @@ pub(crate) enum Order {
     Submit(Submission),
     Park(Parked),
     Unpark(RequestId),
-    /// The worker gets nothing more: its claims wait no longer.
+    /// The worker gets no more tasks: answer its parked claims.
     Dismiss(Namespace, String),
     /// Claimed, but never delivered.
     Release(Vec<Claimed>),
-    /// What is known of a run has changed.
+    /// The suspicion of a run has changed.
     Suspect(RunId, Suspicion),
-    /// What the store knows of all runs, read when the number of changes made here was `as_of`.
+    /// All suspicions in the store, read when this process had made `as_of` changes to them.
     Suspects {
         known: Map<RunId, Suspicion>,
         as_of: u64,
     },
-    /// All of these before anything is sent: what a worker reports, and its claim of what comes of it.
+    /// Takes all of these before the next batch, so that a worker's claim can get the tasks that its reports create.
     All(Vec<Order>),
 }
 
 impl Order {
-    /// Inputs of a run, and where the answer comes.
-    pub fn submit(run: RunId, inputs: Vec<Input>, taken: Option<Taken>, start: Option<NewRun>) -> (Order, Answered) {
+    /// Inputs of a run, and the receiver of the answer.
+    pub fn submit(run: RunId, inputs: Vec<Input>, taken: Option<Consumed>, start: Option<NewRun>) -> (Order, Answered) {
         let (reply, answer) = oneshot::channel();
         (Order::Submit(Submission { run, ns: None, inputs, taken, start, reply }), answer)
     }
 
-    /// The same from somebody of a namespace.
+    /// The same for a caller who may only see runs of `ns`.
     pub fn submit_in(ns: &Namespace, run: RunId, inputs: Vec<Input>) -> (Order, Answered) {
         let (reply, answer) = oneshot::channel();
         (Order::Submit(Submission { run, ns: Some(ns.clone()), inputs, taken: None, start: None, reply }), answer)
     }
 }
 
-/// Inputs of one run that belong together: they are decided in order, and none after one that was not applied.
+/// Inputs of one run that belong together: they are decided in order, up to the first that is not applied.
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub run: RunId,
-    /// Whoever asks must be of the run's namespace; to all others it is not there.
+    /// The namespace of the caller. A run of another namespace is reported as not found.
     pub ns: Option<Namespace>,
     pub inputs: Vec<Input>,
-    /// Used up by the commit in which the (only) input is decided.
-    pub taken: Option<Taken>,
-    /// Makes the run, if it is not there.
+    /// Consumed by the commit in which the (only) input is decided.
+    pub taken: Option<Consumed>,
+    /// Creates the run if it does not exist.
     pub start: Option<NewRun>,
-    pub reply: oneshot::Sender<Result<Vec<Outcome>>>,
+    pub reply: oneshot::Sender<Result<Vec<InputOutcome>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -106,23 +106,23 @@ pub(crate) struct NewRun {
     pub tells_line: Option<Box<Input>>,
 }
 
-/// What became of an input.
+/// The result of one input.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum InputOutcome {
     Answered {
         answer: Answer,
         at: Millis,
     },
-    /// An input before it was not applied.
+    /// An earlier input of the submission was not applied.
     NotTried,
-    /// The due item it came from was used up by somebody else.
+    /// The due item that it came from was already consumed.
     Gone,
     /// The idempotency key belongs to another run.
     KeyTaken {
         run: RunId,
         fingerprint: [u8; 32],
     },
-    /// Another run has the unique key.
+    /// Another run holds the unique key.
     UniqueTaken {
         run: RunId,
     },
@@ -130,8 +130,8 @@ pub enum Outcome {
     LineFull,
 }
 
-/// What became of inputs, when that is durable.
-pub(crate) type Answered = oneshot::Receiver<Result<Vec<Outcome>>>;
+/// Receives the results of a submission once they are durable.
+pub(crate) type Answered = oneshot::Receiver<Result<Vec<InputOutcome>>>;
 
 pub(crate) struct Committer {
     store: Arc<dyn Store>,
@@ -141,79 +141,80 @@ pub(crate) struct Committer {
     hints: Hints,
     bus: Arc<Bus>,
     health: Reports,
-    hot: HotRuns,
+    cache: RunCache,
     lanes: Map<RunId, Lane>,
     ready: Turns,
-    /// Runs that were being handled when a process died. Each is handled alone, or not at all.
+    /// Runs that were being decided when a process died. Each is decided alone, or not at all if quarantined.
     suspects: Map<RunId, Suspicion>,
-    /// How often this process has changed them.
+    /// How often this process has changed the suspicions.
     suspicions_changed: Arc<AtomicU64>,
     ready_suspects: VecDeque<RunId>,
     handled: Arc<Handled>,
-    /// Runs whose decisions are too much work for this thread, and those that are being decided elsewhere.
+    /// Runs that wait to be decided on another thread, because their decisions take too long for this one.
     heavy: Turns,
     heavy_suspects: VecDeque<RunId>,
-    /// Those whose turn had come, and that had to be read first.
+    /// Heavy runs that had their turn but had to be loaded first; they go before `heavy`.
     heavy_next: VecDeque<RunId>,
-    /// Those among them and those that are still being read.
+    /// Heavy runs that keep their turn while they are loaded, including those in `heavy_next`.
     heavy_reading: BTreeSet<RunId>,
-    /// The run whose decision has read much, and those that wait for it to be made because theirs would too.
-    reads_much: Option<RunId>,
-    much_to_read: Turns,
-    thinking: FuturesUnordered<BoxFuture<'static, Thought>>,
-    /// A suspect is being decided on elsewhere, and nothing else beside it.
-    thinking_of_suspect: bool,
+    /// The run whose decision holds a large read in memory, and the runs that wait for it to finish.
+    large_read: Option<RunId>,
+    large_read_waiting: Turns,
+    heavy_deciding: FuturesUnordered<BoxFuture<'static, HeavyDecision>>,
+    /// The only heavy decision in progress is about a suspect.
+    deciding_suspect: bool,
     heavy_threads: usize,
     dispatcher: Dispatcher,
-    /// Claims that are being tried.
+    /// Claims in the batches that are being written.
     trying: Map<RequestId, Trying>,
     loads: FuturesUnordered<BoxFuture<'static, Loaded>>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The ticket of the next submission.
     tickets: Ticket,
-    /// The store's time as of the last look.
+    /// The store's time when it was last read.
     now: Millis,
     asking_time: Option<BoxFuture<'static, eddyline_store::Result<Millis>>>,
-    /// What was accepted is still committed, and nothing more is claimed.
+    /// Accepted inputs are still committed, but nothing more is claimed.
     stopping: bool,
-    /// The loop, and when it looks after what a rate holds back.
+    /// Wakes the loop.
     driver: Waker,
+    /// When the loop next retries queues that are blocked by a rate limit.
     next_try: Option<Millis>,
 }
 
-/// A claim that is being tried.
+/// A claim in a batch that is being written.
 #[derive(Debug)]
 struct Trying {
     ns: Namespace,
     worker: String,
-    /// It waits no longer, whatever comes of it.
+    /// Answer it after this try, even without tasks.
     called_off: bool,
 }
 
-/// Numbers submissions in the order in which they came, so that it is known which of them waited when a load began.
+/// Numbers submissions in order of arrival, which tells which of them arrived before a load began.
 type Ticket = u64;
 
-/// A run with inputs that wait.
+/// The waiting inputs of a run.
 #[derive(Debug)]
 struct Lane {
     waiting: VecDeque<Pending>,
-    /// A load or a commit of it is on its way.
+    /// The run is being loaded, committed or decided on another thread.
     busy: bool,
-    /// The run in memory was compared with the store when the submissions with tickets below this one waited already.
-    /// Those, and no others, may be answered from memory.
+    /// The cached run was compared with the store after the submissions with lower tickets had arrived. Only those may
+    /// be answered from the cache.
     fresh: Ticket,
-    /// How often in a row it was refused.
+    /// How many commits of the run were refused in a row.
     conflicts: u32,
-    /// How many inputs are decided together. Fewer than usual while one is searched for that cannot be decided on.
+    /// How many inputs are decided together. Lowered while searching for an input whose decision fails.
     at_most: usize,
-    /// How many inputs the last decision was about.
+    /// How many inputs the last decision took.
     asked: usize,
-    /// The inputs are too much work for the committer's thread.
+    /// The decision takes too long for the committer's thread.
     heavy: bool,
-    /// Its turn for a thread had come when it was found that it has to be read first.
+    /// It had its turn for a thread but has to be loaded first.
     has_turn: bool,
-    /// What was decided elsewhere on the inputs.
-    thought: Option<Thought>,
+    /// The decision that another thread made on the inputs.
+    heavy_decision: Option<HeavyDecision>,
 }
 
 impl Default for Lane {
@@ -227,26 +228,26 @@ impl Default for Lane {
             asked: 0,
             heavy: false,
             has_turn: false,
-            thought: None,
+            heavy_decision: None,
         }
     }
 }
 
-/// A submission as far as it got.
+/// A submission and the results that it has so far.
 #[derive(Debug)]
 struct Pending {
     ticket: Ticket,
     ns: Option<Namespace>,
     inputs: VecDeque<Input>,
-    outcomes: Vec<Outcome>,
-    taken: Option<Taken>,
+    outcomes: Vec<InputOutcome>,
+    taken: Option<Consumed>,
     start: Option<NewRun>,
-    reply: oneshot::Sender<Result<Vec<Outcome>>>,
+    reply: oneshot::Sender<Result<Vec<InputOutcome>>>,
 }
 
 impl Pending {
     fn is_message(&self) -> bool {
-        matches!(self.taken, Some(Taken::Message(_)))
+        matches!(self.taken, Some(Consumed::Message(_)))
     }
 
     fn answer(self) {
@@ -275,7 +276,7 @@ impl Committer {
             store,
             flows,
             orders,
-            hot: HotRuns::new(config.cache_bytes),
+            cache: RunCache::new(config.cache_bytes),
             config,
             lanes: Map::default(),
             ready: Turns::default(),
@@ -287,10 +288,10 @@ impl Committer {
             heavy_suspects: VecDeque::new(),
             heavy_next: VecDeque::new(),
             heavy_reading: BTreeSet::new(),
-            reads_much: None,
-            much_to_read: Turns::default(),
-            thinking: FuturesUnordered::new(),
-            thinking_of_suspect: false,
+            large_read: None,
+            large_read_waiting: Turns::default(),
+            heavy_deciding: FuturesUnordered::new(),
+            deciding_suspect: false,
             heavy_threads: heavy::threads(),
             dispatcher: Dispatcher::default(),
             trying: Map::default(),
@@ -305,7 +306,7 @@ impl Committer {
         }
     }
 
-    /// Nothing is on its way, and nobody waits for anything but hints and time.
+    /// No commit, load or decision is pending, and no order waits.
     fn is_idle(&self) -> bool {
         self.sent.is_empty()
             && self.loads.is_empty()
@@ -313,16 +314,16 @@ impl Committer {
             && self.heavy.is_empty()
             && self.heavy_suspects.is_empty()
             && self.heavy_next.is_empty()
-            && self.much_to_read.is_empty()
-            && self.thinking.is_empty()
+            && self.large_read_waiting.is_empty()
+            && self.heavy_deciding.is_empty()
             && self.asking_time.is_none()
             && self.orders.is_empty()
             && !self.stopping
     }
 
-    /// Does everything that can be done without waiting, but takes no orders.
+    /// Makes all progress that is possible without waiting, but takes no orders.
     fn work(&mut self, cx: &mut Context<'_>) {
-        // Most of what there is to hear follows from what is done here.
+        // Most hints follow from the commits made here, and this loop polls for them anyway.
         self.hints.hush();
         loop {
             self.send_batches(cx);
@@ -331,24 +332,24 @@ impl Committer {
                 self.finished(sent);
             } else if let Poll::Ready(Some(loaded)) = self.loads.poll_next_unpin(cx) {
                 self.loaded(loaded);
-            } else if let Poll::Ready(Some(thought)) = self.thinking.poll_next_unpin(cx) {
-                self.thought(thought);
+            } else if let Poll::Ready(Some(decision)) = self.heavy_deciding.poll_next_unpin(cx) {
+                self.heavy_decided(decision);
             } else if let Poll::Ready(Some(heard)) = self.hints.poll_next(cx) {
                 self.hinted(heard);
-            } else if !self.next_to_read_much() {
+            } else if !self.start_next_large_read() {
                 return;
             }
         }
     }
 
-    /// Takes orders as well. True when everything that was accepted before it was told to stop is answered.
+    /// Takes orders as well. True when it is stopping and everything that was accepted is answered.
     fn work_on_orders(&mut self, cx: &mut Context<'_>, taken: &mut Vec<Order>) -> bool {
         loop {
             self.work(cx);
             if self.stopping {
                 let heavy = !self.heavy.is_empty() || !self.heavy_suspects.is_empty() || !self.heavy_next.is_empty();
-                let heavy = heavy || !self.much_to_read.is_empty();
-                let deciding = self.is_ready() || heavy || !self.thinking.is_empty();
+                let heavy = heavy || !self.large_read_waiting.is_empty();
+                let deciding = self.is_ready() || heavy || !self.heavy_deciding.is_empty();
                 return self.sent.is_empty() && self.loads.is_empty() && !deciding;
             }
             match self.orders.poll_recv_many(cx, taken, GATHER) {
@@ -359,7 +360,7 @@ impl Committer {
         }
     }
 
-    /// Asks the store for the time; false if the answer is not there yet.
+    /// Reads the store's time; false while the store has not answered.
     fn look_at_time(&mut self, cx: &mut Context<'_>) -> bool {
         let store = &self.store;
         let asking = self.asking_time.get_or_insert_with(|| {
@@ -374,7 +375,7 @@ impl Committer {
 
     fn stop(&mut self) {
         self.stopping = true;
-        // What is in the channel was accepted: it is still answered.
+        // Orders in the channel were accepted, so they are still answered.
         self.orders.close();
         while let Ok(order) = self.orders.try_recv() {
             self.take(order);
@@ -411,7 +412,7 @@ impl Committer {
                     let _ = parked.reply.send(Ok(Vec::new()));
                 }
                 None => {
-                    // Neither parked nor being tried: it has its answer.
+                    // A claim that is neither parked nor being tried is already answered.
                     if let Some(trying) = self.trying.get_mut(&request) {
                         trying.called_off = true;
                     }
@@ -421,7 +422,7 @@ impl Committer {
                 for parked in self.dispatcher.dismiss(&ns, &worker) {
                     let _ = parked.reply.send(Ok(Vec::new()));
                 }
-                // What they get all the same is theirs, and they are told of it.
+                // Claims in a batch may still get tasks; those are delivered.
                 let its = self.trying.values_mut().filter(|trying| trying.ns == ns && trying.worker == worker);
                 its.for_each(|trying| trying.called_off = true);
             }
@@ -452,33 +453,33 @@ impl Committer {
         });
         self.tickets += 1;
         if !lane.busy && lane.waiting.len() == 1 {
-            self.get_in_line(submission.run);
+            self.make_ready(submission.run);
         }
     }
 
-    /// Takes up a run again that was busy, or forgets that it had anything to do.
+    /// A run is no longer busy: makes it ready, or removes its lane if no inputs wait.
     fn release(&mut self, run: RunId) {
         let Some(lane) = self.lanes.get_mut(&run) else { return };
         lane.busy = false;
         if lane.waiting.is_empty() {
             self.lanes.remove(&run);
         } else {
-            self.get_in_line(run);
+            self.make_ready(run);
         }
     }
 
-    /// Puts a run among those whose inputs can be decided on.
-    fn get_in_line(&mut self, run: RunId) {
+    /// Queues a run whose inputs can be decided.
+    fn make_ready(&mut self, run: RunId) {
         let front = self.lanes.get(&run).and_then(|lane| lane.waiting.front());
         let ns = front.and_then(|front| front.start.as_ref().map(|start| &start.ns).or(front.ns.as_ref()));
-        let ns = ns.or_else(|| self.hot.get(run).map(|hot| &hot.ns)).cloned();
+        let ns = ns.or_else(|| self.cache.get(run).map(|cached| &cached.ns)).cloned();
         match self.suspects.contains_key(&run) {
             true => self.ready_suspects.push_back(run),
             false => self.ready.push(ns, run),
         }
     }
 
-    /// Whether there are runs whose inputs can be decided on.
+    /// Whether there are runs whose inputs can be decided.
     fn is_ready(&self) -> bool {
         !self.ready.is_empty() || !self.ready_suspects.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What can be set, with the values that suit most. Everything has a named limit.
+//! Settings with their defaults, and the named limits.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -6,34 +6,35 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::{Millis, RunId};
 
-/// A payload takes at most this many bytes as JSON, unless [`Config::max_payload_bytes`] says otherwise.
+/// The default limit of a payload, in bytes of JSON; see [`Config::max_payload_bytes`].
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
-/// What [`Config::max_payload_bytes`] may be: an input is put together from several payloads, and a body has one at least.
+/// The valid values of [`Config::max_payload_bytes`]: an assembled input contains several payloads, and a request body
+/// at least one.
 pub const PAYLOAD_BYTES_RANGE: RangeInclusive<usize> = 1 << 10..=8 << 20;
-/// What is put together from many payloads, such as the input of a step after a spread, takes at most this many.
+/// The limit, in bytes, of an input assembled from many payloads, such as that of a step after a spread.
 pub const MAX_INPUT_BYTES: usize = 12 << 20;
-/// What a code run remembers is read in parts: one that has more than this many bytes is closed.
+/// The memo of a code run is read in parts; a part ends when it exceeds this many bytes.
 pub const MAX_MEMO_BYTES: usize = 4 << 20;
-/// A payload nests at most this deep, so that aggregates of payloads stay readable.
+/// How deep a payload may nest, so that aggregates of payloads can still be parsed.
 pub const MAX_PAYLOAD_DEPTH: u16 = 64;
-/// Nothing waits longer than ten years: more is a mistake, and sums of a few of them are far from overflowing.
+/// The longest wait, ten years: a longer one is a mistake, and sums of a few such waits do not overflow.
 pub const MAX_WAIT_MS: Millis = 3_650 * DAY_MS;
-/// Parsed definitions are cached up to this many bytes; those that were not used for the longest time are evicted.
+/// The size of the cache of parsed definitions; the least recently used are evicted.
 pub const FLOW_CACHE_BYTES: usize = 64 << 20;
-/// What the JSON Schemas of all events of one report may cost together, in steps: about a second.
+/// The budget, in steps, for the schema checks of all events of one report together: about a second.
 pub const MAX_REPORT_CHECK_STEPS: u64 = 40_000_000;
-/// The same of the inputs of all runs that one call starts: about ten seconds. Others get their turn in between.
+/// The same for the inputs of all runs that one call starts: about ten seconds. Others get their turn in between.
 pub const MAX_START_CHECK_STEPS: u64 = 400_000_000;
-/// How many runs one call starts.
+/// The most runs that one call starts.
 pub const MAX_STARTS: usize = 10_000;
-/// How large the metadata of a run may be: it is part of the header, which every commit writes.
+/// The limit of a run's metadata, which is part of the header that every commit writes.
 pub const MAX_METADATA_BYTES: usize = 16 << 10;
-/// How many tasks one claim gets.
+/// The most tasks that one claim gets.
 pub const MAX_CLAIM: usize = 1_000;
-/// When they have this many bytes of inputs, the rest of them goes into another answer.
+/// When the inputs of claimed tasks have this many bytes, the remaining tasks go into another response.
 pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
-/// Calls that one portion of the system's randomness is enough for.
+/// How many calls of [`Config::chance`] one read of the system's randomness serves.
 const CHANCES: usize = 128;
 const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 
@@ -41,46 +42,47 @@ const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 pub struct Config {
     /// The name of this instance, in logs and metrics.
     pub instance: String,
-    /// Where webhooks come in.
+    /// The base URL of webhooks.
     pub hooks: String,
-    /// How long a worker has a task without a sign of life.
+    /// How long a worker holds a task without a heartbeat.
     pub lease_ms: Millis,
-    /// Transitions in one commit.
+    /// The most transitions in one commit.
     pub batch: usize,
-    /// Commits on their way to the store: one is being written while the next gathers.
+    /// How many commits are sent to the store at a time: one is being written while the next one waits.
     pub in_flight: usize,
-    /// Inputs that wait for the committer before callers have to.
+    /// The capacity of the committer's channel; when it is full, callers wait.
     pub queue: usize,
-    /// What cached runs may take, in bytes. One run that is larger is cached all the same while it is in use.
+    /// The size of the cache of runs, in bytes. A single larger run is still cached while it is in use.
     pub cache_bytes: usize,
-    /// Due items taken at a time.
+    /// How many due items a loop takes at a time.
     pub due_batch: usize,
-    /// A loop looks again after this long, even without a hint.
+    /// How often loops poll the store, even without a hint.
     pub poll_ms: Millis,
     pub reconcile_ms: Millis,
-    /// Runs that the reconciler looks at in one go.
+    /// How many runs the reconciler checks per round.
     pub reconcile_batch: usize,
-    /// How long things are kept, unless a namespace has a setting of its own.
+    /// The default retention; a namespace may override it.
     pub retention: Retention,
-    /// How long a silent worker counts as online; three leases where it is not set.
+    /// How long a silent worker counts as online; one lease if not set.
     pub offline_after_ms: Option<Millis>,
-    /// A payload takes at most this many bytes as JSON.
+    /// The limit of a payload, in bytes of JSON.
     pub max_payload_bytes: usize,
-    /// Payloads of at least this many bytes get a warning. Defaults to half of the payload limit.
+    /// Payloads of at least this many bytes cause a warning. Defaults to half of the payload limit.
     pub large_payload_bytes: Option<usize>,
-    /// So many tasks of a namespace wait to be claimed before starts are refused. Children and retries are not.
+    /// Starts are refused while this many tasks of the namespace wait to be claimed. Children and retries are not
+    /// refused.
     pub backlog: usize,
-    /// So many runs may descend from one: its children, their children and so on, ended or not, as long as they are kept.
-    /// Beyond that a step that starts a child fails.
+    /// The most descendants of one run: its children, their children and so on, ended or not, while they are kept.
+    /// Beyond that, steps that start a child fail.
     pub max_descendants: u64,
-    /// Where randomness comes from: 32 fresh bytes a call.
+    /// The source of randomness: 32 fresh bytes per call.
     pub chance: Chance,
-    /// A decision that takes longer than so many seconds hangs.
+    /// A decision that takes longer than this many seconds counts as hanging.
     pub hang_s: u32,
-    /// What happens then; without anything the engine fails. It is called on a thread of its own, since all others may
-    /// hang as well.
+    /// Called when a decision hangs; if not set, the engine fails. It is called on its own thread, since all others may
+    /// hang too.
     pub on_hang: Option<OnHang>,
-    /// Called before each decision, on the thread that makes it. For tests that let something happen there.
+    /// Called before each decision, on the thread that makes it. For tests.
     pub on_decision: Option<OnDecision>,
 }
 
@@ -88,7 +90,7 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
     pub run: RunId,
-    /// On a thread of its own, apart from the committer's.
+    /// It is made on another thread than the committer's.
     pub apart: bool,
 }
 
@@ -96,16 +98,16 @@ pub type OnHang = Arc<dyn Fn(&str) + Send + Sync>;
 pub type OnDecision = Arc<dyn Fn(Decision) + Send + Sync>;
 pub type Chance = Arc<dyn Fn() -> [u8; 32] + Send + Sync>;
 
-/// How long things are kept.
+/// How long data is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// What is due is deleted within this time.
+    /// How often data is checked for deletion.
     pub every_ms: Millis,
-    /// Timelines, steps and values, from the end of their run on. Not longer than `runs_ms`.
+    /// Timelines, steps and values, counted from the end of the run. At most `runs_ms`.
     pub timelines_ms: Millis,
-    /// Headers and the run index, from the end of the run on.
+    /// Headers and the run index, counted from the end of the run.
     pub runs_ms: Millis,
-    /// Events, from when they were published; longer where a flow looks back further.
+    /// Events, counted from their publication; longer if a flow looks back further.
     pub events_ms: Millis,
 }
 
@@ -120,8 +122,7 @@ impl Config {
         self.offline_after_ms.unwrap_or(self.lease_ms)
     }
 
-    /// How often a worker is to show that it is alive: two heartbeats may be lost before its lease is, or before it counts
-    /// as offline.
+    /// How often a worker sends a heartbeat: two may be lost before its lease expires or it counts as offline.
     pub fn heartbeat_ms(&self) -> Millis {
         (self.lease_ms.min(self.offline_after_ms()) / 3).max(1)
     }
@@ -130,8 +131,8 @@ impl Config {
         self.large_payload_bytes.unwrap_or(self.max_payload_bytes / 2)
     }
 
-    /// A payload of more bytes is shown by reference, wherever payloads are shown: one of that size can be stored in one
-    /// piece, a larger one is an aggregate of several. An expression may write [`MAX_PAYLOAD_BYTES`] whatever is set.
+    /// Larger payloads are shown as references everywhere. A payload of up to this size may be stored in one piece; a
+    /// larger one is an aggregate. An expression may write [`MAX_PAYLOAD_BYTES`] whatever is configured.
     pub fn max_shown_bytes(&self) -> usize {
         self.max_payload_bytes.max(MAX_PAYLOAD_BYTES)
     }
@@ -174,8 +175,8 @@ impl fmt::Debug for Config {
     }
 }
 
-/// The operating system's randomness, fetched for many calls at once: a step takes three. Without it no secret could be
-/// made, so there is no going on.
+/// The operating system's randomness, read for many calls at once: a step takes three. If it fails, the process aborts:
+/// secrets could not be generated.
 fn system_chance() -> Chance {
     let pool = Mutex::new((Box::new([[0; 32]; CHANCES]), 0));
     Arc::new(move || {
@@ -183,13 +184,13 @@ fn system_chance() -> Chance {
         let (bytes, left) = &mut *pool;
         if *left == 0 {
             if let Err(error) = getrandom::fill(bytes.as_flattened_mut()) {
-                tracing::error!("the system has no randomness: {error}");
+                tracing::error!("could not read the system's randomness: {error}");
                 std::process::abort();
             }
             *left = CHANCES;
         }
         *left -= 1;
-        // Nothing that was given out stays here.
+        // Clears the bytes that are given out.
         std::mem::take(&mut bytes[*left])
     })
 }

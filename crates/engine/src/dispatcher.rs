@@ -1,5 +1,5 @@
-//! Workers that wait for tasks. A claim goes with the next commit; if there is nothing for it, it is parked, and goes
-//! again with the commit that adds a task it suits: the task is handed over by the very commit that made it.
+//! Claims that wait for tasks. A claim is tried with the next commit. If it gets nothing it is parked, and tried again
+//! with a commit that adds a matching task, so that the commit that creates the task also claims it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -14,10 +14,11 @@ use crate::error::Result;
 
 pub(crate) type ParkId = u64;
 
-/// Above so many queues, hints that no claim can have missed are looked for and forgotten while claims are being tried.
+/// The size of [`Dispatcher::newest`] from which on hints that every claim has seen are pruned while claims are being
+/// tried.
 const MAX_NEWEST: usize = 1_024;
-/// Parked claims that are looked at for the tasks of one commit and cannot take them. Beyond it the tasks' queues are hinted
-/// instead, and the claims are tried with the next commit.
+/// How many parked claims that do not match are examined for the tasks of one commit. Beyond that, the queues of the
+/// remaining tasks are hinted, and claims are tried with the next commit.
 const MAX_MISSES: usize = 20_000;
 
 /// A claim that waits for its answer.
@@ -25,16 +26,16 @@ const MAX_MISSES: usize = 20_000;
 pub(crate) struct Parked {
     pub request: ClaimRequest,
     pub reply: oneshot::Sender<Result<Vec<Handed>>>,
-    /// It is answered at the first try, whatever comes of it.
+    /// Answered after the first try, even without tasks.
     pub once: bool,
-    /// A keyed hash of its offer: claims with the same one get the same tasks. Computed by the caller, since offers may be
-    /// large and the committer compares many of them.
+    /// A keyed hash of its offer: claims with equal offers match the same tasks. Computed by the caller, since offers
+    /// may be large and the committer compares many of them.
     offer_hash: u64,
-    /// How many hints there were when it was last picked.
+    /// The number of hints when it was last picked.
     seen: u64,
 }
 
-/// With random keys, so that nobody can make two offers that have the same hash.
+/// Uses random keys, so that nobody can construct two offers with the same hash.
 fn hash_of(Offer { handlers, flows, labels, build }: &Offer) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEYS.hash_one((handlers, flows, labels, build))
@@ -54,20 +55,20 @@ pub(crate) struct Dispatcher {
     by_request: Map<RequestId, ParkId>,
     /// To be tried with the next commit.
     fresh: BTreeSet<ParkId>,
-    /// Queues that may have something: one of those parked there is tried.
+    /// Queues that may have tasks: one parked claim of each offer is tried.
     hinted: BTreeSet<(Namespace, String)>,
-    /// How many hints there were.
+    /// The number of hints so far.
     hints: u64,
-    /// The number of the newest hint for each queue, for as long as a claim is being tried that may have come before it.
+    /// The number of the newest hint for each queue, kept while a claim is being tried that may not have seen it.
     newest: Map<(Namespace, String), u64>,
-    /// How many claims are being tried, by the number of hints there were when they were picked.
+    /// How many claims are being tried, by the number of hints when they were picked.
     trying: BTreeMap<u64, usize>,
-    /// Queues that a rate holds back, by when to try again.
+    /// Rate-limited queues, by when to try again.
     later: BTreeMap<Millis, BTreeSet<(Namespace, String)>>,
     next: ParkId,
 }
 
-/// A task that was added, as far as it matters here.
+/// A task that a commit adds.
 #[derive(Debug)]
 pub(crate) struct Added<'a> {
     pub ns: &'a Namespace,
@@ -75,8 +76,8 @@ pub(crate) struct Added<'a> {
 }
 
 impl Dispatcher {
-    /// Lets a claim wait. One that waits under the same request is given back: whoever repeats a claim has given up the
-    /// first, and the two could not be told apart when one is called off.
+    /// Parks a claim. Returns a parked claim with the same request id, if any: its caller has given it up by repeating
+    /// it, and [`Dispatcher::unpark`] could not distinguish the two.
     pub fn park(&mut self, parked: Parked) -> Option<Parked> {
         let repeated = self.by_request.get(&parked.request.request).copied().and_then(|id| self.take(id));
         self.next += 1;
@@ -86,8 +87,9 @@ impl Dispatcher {
         repeated
     }
 
-    /// The claim does not wait any longer; it is given back unless it is being tried right now. One that was not tried at
-    /// all is tried first, if somebody still listens: it may repeat one that got tasks, and "nothing" would be a lie.
+    /// Stops a claim from waiting and returns it, unless it is being tried right now. A claim that was never tried is
+    /// tried once first, if its caller still listens: it may repeat a claim that got tasks, and an empty answer would
+    /// be wrong.
     pub fn unpark(&mut self, request: RequestId) -> Option<Parked> {
         let id = *self.by_request.get(&request)?;
         if self.fresh.contains(&id)
@@ -100,8 +102,8 @@ impl Dispatcher {
         self.take(id)
     }
 
-    /// The claims of a worker that gets nothing more are given back. Those that were not tried at all are tried first, for
-    /// what they may have got before and repeat alone.
+    /// Returns the parked claims of a worker that gets no more tasks. Claims that were never tried are tried once
+    /// without queues: they get only tasks that an earlier claim with the same request id got.
     pub fn dismiss(&mut self, ns: &Namespace, worker: &str) -> Vec<Parked> {
         let its =
             self.parked.iter().filter(|(_, Parked { request, .. })| request.ns == *ns && request.worker == worker);
@@ -121,8 +123,8 @@ impl Dispatcher {
         dismissed
     }
 
-    /// The queue may have something: for those parked there, and for those that are being tried right now, whose try may
-    /// have come too early to see it.
+    /// The queue may have tasks. The hint is for claims that are parked there, and for those that are being tried right
+    /// now, whose try may have been too early.
     pub fn hint(&mut self, ns: Namespace, queue: String) {
         let queue = (ns, queue);
         self.hints += 1;
@@ -134,7 +136,7 @@ impl Dispatcher {
         }
     }
 
-    /// Every queue may have something. Claims whose callers went away without a word are let go of.
+    /// Every queue may have tasks. Also drops claims whose callers went away.
     pub fn hint_all(&mut self) {
         let gone = self.parked.iter().filter(|(_, parked)| parked.reply.is_closed()).map(|(id, _)| *id);
         for id in gone.collect::<Vec<_>>() {
@@ -143,12 +145,12 @@ impl Dispatcher {
         self.hinted.extend(self.by_queue.keys().cloned());
     }
 
-    /// There is something to try.
+    /// Whether there are claims to try.
     pub fn wants(&self) -> bool {
         !self.fresh.is_empty() || !self.hinted.is_empty()
     }
 
-    /// When a queue that a rate holds back is to be tried.
+    /// When the next rate-limited queue is to be tried.
     pub fn next_try(&self) -> Option<Millis> {
         self.later.first_key_value().map(|(at, _)| *at)
     }
@@ -163,7 +165,7 @@ impl Dispatcher {
         }
     }
 
-    /// The claims that go with a commit that adds these tasks.
+    /// Takes the claims to try with a commit that adds these tasks.
     pub fn pick(&mut self, added: &[Added<'_>]) -> Vec<(ParkId, Parked)> {
         self.forget_seen();
         let mut room: BTreeMap<ParkId, usize> = BTreeMap::new();
@@ -177,7 +179,7 @@ impl Dispatcher {
                 room.entry(id).or_insert(max);
             }
         }
-        // Where to begin among those of a queue: everybody before has all the tasks it asked for.
+        // For each queue, the first parked claim that may still have room.
         let mut begin: Map<(Namespace, String), ParkId> = Map::default();
         let (mut misses, mut skipped) = (0, BTreeSet::new());
         for Added { ns, task } in added {
@@ -229,7 +231,7 @@ impl Dispatcher {
         picked
     }
 
-    /// A claim that was picked has been tried, whatever came of it. Called once for each, before it is put back.
+    /// A picked claim has been tried. Called once for each, before it is put back.
     pub fn tried(&mut self, parked: &Parked) {
         if let Some(count) = self.trying.get_mut(&parked.seen) {
             *count -= 1;
@@ -239,7 +241,7 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets hints that every claim has seen by now.
+    /// Drops hints that every claim has seen.
     fn forget_seen(&mut self) {
         match self.trying.first_key_value() {
             None => self.newest.clear(),
@@ -248,8 +250,8 @@ impl Dispatcher {
         }
     }
 
-    /// Who is tried when a queue may have something. What is there may suit the last in line alone, so one of each kind
-    /// of worker is tried: all of a kind would get the same.
+    /// The claims to try when a queue may have tasks: the first of each offer, since a task may match only the last
+    /// claim in line, and claims with equal offers match the same tasks.
     fn first_of_each_offer(&self, queue: &(Namespace, String)) -> Vec<(ParkId, usize)> {
         let (mut offers, mut found): (HashSet<u64>, _) = (HashSet::new(), Vec::new());
         let waiting = self.by_queue.get(queue).into_iter().flatten();
@@ -261,7 +263,7 @@ impl Dispatcher {
         found
     }
 
-    /// A claim was tried and got nothing: it waits on, in its old place. It is given back if it was repeated meanwhile.
+    /// Parks a claim again that was tried and got nothing, in its old place. Returns it if it was repeated meanwhile.
     pub fn put_back(&mut self, id: ParkId, parked: Parked, claims: &Claims) -> Option<Parked> {
         if self.by_request.contains_key(&parked.request.request) {
             return Some(parked);
@@ -335,7 +337,7 @@ mod tests {
         (Parked::new(request, reply, false), answer)
     }
 
-    /// Claims that have been tried and wait, each with an offer of its own: many handlers, of which the last differs.
+    /// Claims that were tried and are parked, each with its own offer: many handlers, of which the last differs.
     fn waiting_with_own_offers(
         count: usize,
         handlers: usize,
@@ -350,7 +352,7 @@ mod tests {
             answers.push(answer);
         }
         for (id, parked) in dispatcher.pick(&[]) {
-            come_back(&mut dispatcher, id, parked);
+            return_empty(&mut dispatcher, id, parked);
         }
         (dispatcher, answers)
     }
@@ -390,7 +392,7 @@ mod tests {
             tries.min().expect("three tries")
         };
         let (few, many) = (time(200), time(200 * 16));
-        // In proportion it is 16 times as long; with each compared to each, 256 times.
+        // Linear cost takes 16 times as long; quadratic cost 256 times.
         assert!(many < few * 64 + Duration::from_millis(1), "{few:?} for 200 claims, {many:?} for 16 times as many");
     }
 
@@ -402,7 +404,7 @@ mod tests {
         dispatcher.park(first);
         dispatcher.park(second);
         for (id, parked) in dispatcher.pick(&[]) {
-            come_back(&mut dispatcher, id, parked);
+            return_empty(&mut dispatcher, id, parked);
         }
         dispatcher.hint_all();
         assert_eq!(dispatcher.pick(&[]).len(), 1);
@@ -414,20 +416,20 @@ mod tests {
         let (mut dispatcher, _answers) = waiting_with_own_offers(claims, 1);
         let ns = Namespace::default();
         let (nobodys, last) = (task("nobody"), task(&format!("own-{}", claims - 1)));
-        // These are looked for in vain, as often as the commit may.
+        // No claim matches these; they use up the misses of the commit.
         let mut added: Vec<Added<'_>> = (0..MAX_MISSES / claims).map(|_| Added { ns: &ns, task: &nobodys }).collect();
         added.push(Added { ns: &ns, task: &last });
         assert_eq!(dispatcher.pick(&added).len(), 0);
         assert!(dispatcher.wants(), "the task would wait for the poll");
         assert_eq!(dispatcher.pick(&[]).len(), claims, "one of each offer is tried");
-        // Fewer are handed over with the commit that adds them.
+        // With one fewer, the last task is claimed by the commit that adds it.
         let (mut dispatcher, _answers) = waiting_with_own_offers(claims, 1);
         assert_eq!(dispatcher.pick(&added[1..]).len(), 1);
         assert!(!dispatcher.wants());
     }
 
-    /// A claim comes back from its try with nothing.
-    fn come_back(dispatcher: &mut Dispatcher, id: ParkId, parked: Parked) {
+    /// A claim was tried and got nothing.
+    fn return_empty(dispatcher: &mut Dispatcher, id: ParkId, parked: Parked) {
         dispatcher.tried(&parked);
         assert!(dispatcher.put_back(id, parked, &Claims::default()).is_none());
     }
@@ -444,8 +446,8 @@ mod tests {
         assert!(dispatcher.unpark(RequestId(Uuid::from_u128(2))).is_some());
         let (id, parked) = dispatcher.pick(&[]).pop().expect("it goes with the next commit");
         assert!(parked.once, "and is answered by it");
-        // One that was tried, and waits again, is given back.
-        come_back(&mut dispatcher, id, parked);
+        // A claim that was tried and is parked again is returned.
+        return_empty(&mut dispatcher, id, parked);
         assert!(dispatcher.unpark(RequestId(Uuid::from_u128(1))).is_some());
     }
 
@@ -456,7 +458,7 @@ mod tests {
         others.request.worker = "v".to_owned();
         dispatcher.park(waits);
         let (id, waits) = dispatcher.pick(&[]).pop().expect("it goes with the next commit");
-        come_back(&mut dispatcher, id, waits);
+        return_empty(&mut dispatcher, id, waits);
         dispatcher.park(fresh);
         dispatcher.park(others);
         assert!(dispatcher.dismiss(&Namespace::new("another"), "w").is_empty());
@@ -475,9 +477,9 @@ mod tests {
         dispatcher.park(parked);
         let (id, parked) = dispatcher.pick(&[]).pop().expect("the claim goes with the next commit");
         assert!(!dispatcher.wants());
-        // Between the moment at which it was tried and the moment at which that is known.
+        // The hint arrives after the store tried the claim and before the dispatcher learns the result.
         dispatcher.hint(Namespace::default(), "q".to_owned());
-        come_back(&mut dispatcher, id, parked);
+        return_empty(&mut dispatcher, id, parked);
         assert!(dispatcher.wants(), "the task would never be claimed");
         assert_eq!(dispatcher.pick(&[]).len(), 1);
     }
@@ -495,14 +497,14 @@ mod tests {
         dispatcher.park(w);
         let mut picked = dispatcher.pick(&[]);
         let ((w_id, w), (v_id, v)) = (picked.pop().expect("w"), picked.pop().expect("v"));
-        come_back(&mut dispatcher, v_id, v);
-        // A task for handler b, added after w was tried: v is there to be tried, and it does not suit v.
+        return_empty(&mut dispatcher, v_id, v);
+        // A task for handler b is added after w was tried. Only v is parked, and the task does not match v.
         dispatcher.hint(Namespace::default(), "q".to_owned());
         let (v_id, v) = dispatcher.pick(&[]).pop().expect("v is tried for the hint");
-        come_back(&mut dispatcher, w_id, w);
+        return_empty(&mut dispatcher, w_id, w);
         assert!(dispatcher.wants(), "w would wait for the poll");
         assert_eq!(dispatcher.pick(&[]).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [w_id]);
-        come_back(&mut dispatcher, v_id, v);
+        return_empty(&mut dispatcher, v_id, v);
         assert!(!dispatcher.wants(), "v was picked after the hint");
     }
 

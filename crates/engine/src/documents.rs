@@ -1,4 +1,4 @@
-//! Documents are read and written: what everything that is neither a run nor an event is kept as.
+//! Reads and writes documents, which hold everything that is neither a run nor an event.
 
 use eddyline_store::{
     Command, Document, DocumentChange, DocumentCommit, DocumentFilter, DocumentKey, Expect, MAX_PAGE, Namespace,
@@ -15,7 +15,7 @@ impl Instance {
         Ok(self.store.documents(ns, &filter, 1).await?.pop())
     }
 
-    /// Documents of a kind in the order of their ids, after one, at most `limit`.
+    /// Documents of a kind, ordered by id, after the given one, at most `limit`.
     pub(crate) async fn documents(
         &self,
         ns: &Namespace,
@@ -53,7 +53,7 @@ impl Instance {
         }
     }
 
-    /// Whether it was written; not, if it is not as expected.
+    /// Writes or deletes a document. False if it does not match `expect`.
     pub(crate) async fn put(
         &self,
         ns: &Namespace,

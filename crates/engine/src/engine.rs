@@ -1,4 +1,17 @@
-//! An engine in a process: its loops, and everything that can be asked of it.
+//! The engine: its loops, and the handle that callers use. The methods of [`Engine`] are spread over files by topic:
+//!
+//! | file | methods |
+//! |---|---|
+//! | `engine.rs` | start and shut down the engine, register and find flows |
+//! | `start.rs`, `unique.rs` | start runs; unique keys |
+//! | `act.rs` | cancel, pause, resume, retry, rerun, delete |
+//! | `gates.rs`, `events.rs` | open gates; publish, read and delete events |
+//! | `claim.rs`, `report.rs`, `beat.rs` | claims, reports and heartbeats of workers |
+//! | `task_status.rs`, `memo_news.rs` | whether a worker still holds a task; new memo entries of a code run |
+//! | `workers.rs`, `missing_worker.rs` | workers; tasks that no worker can take |
+//! | `read.rs`, `timeline.rs`, `attention.rs` | read runs, steps and timelines; wait for changes |
+//! | `flow_list.rs`, `queues.rs`, `namespaces.rs`, `keys.rs` | lists and settings |
+//! | `quarantine.rs`, `health.rs`, `census.rs` | quarantined items; health; counts for metrics |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +28,8 @@ use crate::backlog::Backlogs;
 use crate::bus::{Bus, Interest};
 use crate::census::LastCensus;
 use crate::chore::{Chore, drive};
-use crate::committer::{self, Committing, Driver, said};
+use crate::claim::{ClaimFacts, ClaimTimes};
+use crate::committer::{self, CommitterHandle, Driver, panic_message};
 use crate::config::Config;
 use crate::error::{EngineError, Result};
 use crate::events::{Events, Published, ensure_cursor, keep_events};
@@ -27,20 +41,19 @@ use crate::instance::Instance;
 use crate::lease_reaper::LeaseReaper;
 use crate::quarantine::{self, Suspects};
 use crate::reconciler::Reconciler;
-use crate::report::{ClaimFacts, ClaimTimes};
-use crate::retention::Retention;
+use crate::retention::RetentionLoop;
 use crate::shutdown::{self, Shutdown, Stop};
 use crate::timers::Timers;
 use crate::token::Tokens;
 use crate::view_cache::ViewCache;
 use crate::workers::Workers;
 
-/// How long a shutdown waits for what is on its way before it lets go.
+/// How long a shutdown waits for the loops before it abandons them.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// The loops of an engine, by name: what errors and panics of them are counted under.
+/// The names of the engine's loops: the label `loop` of the metrics that count their errors and panics.
 pub const LOOPS: [&str; 7] =
-    [Inbox::NAME, Events::NAME, Timers::NAME, LeaseReaper::NAME, Reconciler::NAME, Retention::NAME, Suspects::NAME];
+    [Inbox::NAME, Events::NAME, Timers::NAME, LeaseReaper::NAME, Reconciler::NAME, RetentionLoop::NAME, Suspects::NAME];
 
 /// Drives flows on a store, in this process. Cheap to clone; the loops run until [`Engine::shutdown`].
 #[derive(Clone)]
@@ -54,7 +67,7 @@ pub struct Engine {
     pub(crate) stopping: Shutdown,
     pub(crate) workers: Arc<Workers>,
     pub(crate) health: Reports,
-    /// Sent to whenever a worker is told to drain.
+    /// Notified whenever a worker must drain.
     pub(crate) drained: watch::Sender<()>,
     running: Arc<Running>,
 }
@@ -66,7 +79,7 @@ struct Running {
     measures: Measures,
 }
 
-/// What is kept for metrics alone.
+/// State that only metrics need.
 #[derive(Debug, Default)]
 pub(crate) struct Measures {
     pub census: LastCensus,
@@ -85,7 +98,7 @@ impl Engine {
         let config = Arc::new(config);
         let flows = Arc::new(Flows::default());
         let (stop, stopping) = shutdown::channel();
-        let (committing, desk) = committer::open(&config);
+        let (committing, slot) = committer::open(&config);
         let published = Arc::<Published>::default();
         let instance = Instance { store, flows, committing, config, published: published.clone() };
         let health = Reports::default();
@@ -102,13 +115,13 @@ impl Engine {
         loops.spawn(Timers::new);
         loops.spawn(LeaseReaper::new);
         loops.spawn(|instance| Reconciler { instance, at: None });
-        loops.spawn(Retention);
+        loops.spawn(RetentionLoop);
         loops.spawn(Suspects::new);
         let bus = Arc::new(Bus::new(std::mem::take(&mut loops.interests), published));
         let Instance { store, flows, config, .. } = instance.clone();
         let handled = Arc::new(Handled::new(store.clone()));
         watch_for_hangs(&handled, &config, health.clone());
-        let committer = Driver::new(store, flows, config, bus.clone(), health.clone(), handled, desk);
+        let committer = Driver::new(store, flows, config, bus.clone(), health.clone(), handled, slot);
         let (suspecting, asked) = (instance.clone(), stopping.clone());
         let committing = async move {
             let suspects = quarantine::suspects_in_time(suspecting, asked.clone()).await;
@@ -124,13 +137,14 @@ impl Engine {
         Engine { instance, bus, facts, views, tokens, backlogs, stopping, workers, health, drained, running }
     }
 
-    /// No new claims or inputs; what was accepted is committed and answered. Returns when everything has stopped.
+    /// Stops accepting claims and inputs, commits and answers what was accepted, and returns when all loops have
+    /// stopped.
     pub async fn shutdown(&self) {
         self.running.stop.now();
         let mut loops = std::mem::take(&mut *self.running.loops.lock().unwrap_or_else(PoisonError::into_inner));
         let all = async { while loops.join_next().await.is_some() {} };
         if tokio::time::timeout(SHUTDOWN, all).await.is_err() {
-            tracing::error!("some loops did not stop within {SHUTDOWN:?} and were left");
+            tracing::error!("some loops did not stop within {SHUTDOWN:?}; abandoning them");
         }
     }
 
@@ -142,12 +156,12 @@ impl Engine {
         &self.instance.config
     }
 
-    /// The rounds that a loop has made, by its name: what a test waits for instead of sleeping.
+    /// Counts the rounds of the named loop, so that tests can wait for a round instead of sleeping.
     pub fn rounds(&self, of: &str) -> Option<watch::Receiver<u64>> {
         self.running.rounds.get(of).cloned()
     }
 
-    /// Registers a definition in YAML or JSON. Nothing is stored unless it has no problems.
+    /// Registers a definition in YAML or JSON. A definition with problems is not stored.
     pub async fn register(&self, ns: &Namespace, name: Option<&str>, text: &str) -> Result<Registration> {
         let instance = &self.instance;
         ensure_cursor(instance, ns).await?;
@@ -157,7 +171,7 @@ impl Engine {
         Ok(registered)
     }
 
-    /// A flow at a version, or at its current one.
+    /// A flow at the given version, or at its current one.
     pub async fn flow(&self, ns: &Namespace, name: &str, version: Option<&str>) -> Result<Arc<Registered>> {
         let found = self.instance.flows.find(&*self.instance.store, ns, name, version).await?;
         match (found, version) {
@@ -173,12 +187,12 @@ impl Engine {
         &self.running.measures
     }
 
-    pub(crate) fn committing(&self) -> &Committing {
+    pub(crate) fn committing(&self) -> &CommitterHandle {
         &self.instance.committing
     }
 }
 
-/// A decision that hangs is the end of the engine: it can't be interrupted.
+/// A hanging decision cannot be interrupted, so it fails the engine.
 fn watch_for_hangs(handled: &Arc<Handled>, config: &Config, health: Reports) {
     let on_hang = config.on_hang.clone();
     handled::watch(handled, config.hang_s, move |hang| match on_hang {
@@ -197,7 +211,7 @@ struct Loops {
 }
 
 impl Loops {
-    /// Spawns a loop; `make` makes it anew, should it panic.
+    /// Spawns a loop; `make` recreates it after a panic.
     fn spawn<C: Chore + 'static>(&mut self, make: impl Fn(Instance) -> C + Send + 'static) {
         let (rounds, seen) = watch::channel(0);
         self.rounds.insert(C::NAME, seen);
@@ -210,12 +224,12 @@ impl Loops {
     }
 }
 
-/// Runs a loop. If it panics, or ends while the engine is not stopping, the engine has failed.
+/// Runs a loop. If it panics, or ends while the engine is not stopping, the engine fails.
 async fn watched(name: &'static str, driven: impl Future<Output = ()>, stopping: Shutdown, health: Reports) {
     match AssertUnwindSafe(driven).catch_unwind().await {
         Ok(()) if stopping.is_now() => {}
-        Ok(()) => health.failed(&format!("the loop {name} has ended")),
-        Err(panic) => health.failed(&format!("the loop {name} panicked: {}", said(&*panic))),
+        Ok(()) => health.failed(&format!("the loop {name} ended unexpectedly")),
+        Err(panic) => health.failed(&format!("the loop {name} panicked: {}", panic_message(&*panic))),
     }
 }
 

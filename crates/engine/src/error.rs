@@ -1,4 +1,4 @@
-//! What a caller is told when something cannot be done.
+//! The errors of the engine.
 
 use eddyline_language::definition::Problems;
 use eddyline_machine::{Millis, RunId};
@@ -10,31 +10,31 @@ pub type Result<T> = std::result::Result<T, EngineError>;
 pub enum EngineError {
     #[error("there is no {what} {id}")]
     NotFound { what: &'static str, id: String },
-    /// It was there; its timeline is no longer kept.
+    /// The run's timeline was deleted by retention.
     #[error("the timeline of run {0} is no longer kept")]
     Trimmed(RunId),
-    /// The definition has problems, all of them listed.
+    /// The definition has problems; all of them are listed.
     #[error("the definition has {} problem(s)", .0.0.len())]
     Definition(Problems),
-    /// What was asked for is wrong in itself.
+    /// The request is invalid whatever the state.
     #[error("{message}")]
     Invalid { message: String, details: Vec<String> },
-    /// It cannot be done in the state that things are in.
+    /// The request is not possible in the current state.
     #[error("{0}")]
     Conflict(String),
-    #[error("{what} is {bytes} bytes, and the limit is {limit}")]
+    #[error("{what} is {bytes} bytes; the limit is {limit}")]
     TooLarge { what: &'static str, bytes: usize, limit: usize },
-    /// There is enough to do already; later there may be room.
+    /// The server is at a limit; the request may succeed later.
     #[error("{message}")]
     TooMany { message: String, retry_after_ms: Millis },
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Processes ended while they handled this run: nothing is decided on it until it is released.
+    /// Processes died while deciding on this run: nothing is decided on it until it is released.
     #[error("{0}")]
     Quarantined(String),
     #[error("the engine is shutting down")]
     Stopped,
-    /// An invariant does not hold. Nothing was changed.
+    /// An invariant is broken. Nothing was changed.
     #[error("{0}")]
     Bug(String),
 }

@@ -1,8 +1,9 @@
-//! Events of a namespace meet the gates that wait for them.
+//! Delivers published events to the gates that wait for them.
 //!
-//! An event is committed first; then gates are found and sent messages, and a cursor moves on in the commit that sends
-//! them. A gate is committed first as well, with a message to its own run that makes it look back over what was published
-//! before. Whichever of the two commits later sees the other, so an event and a gate made at the same moment always meet.
+//! An event is committed first. Then its gates are found and sent messages, in a commit that also advances the cursor
+//! of the namespace. A gate is committed first as well, with a message to its own run that makes it look back at
+//! earlier events. Whichever of the two is committed later sees the other, so an event never misses a gate created
+//! concurrently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,21 +28,21 @@ use crate::error::{EngineError, Result};
 use crate::instance::Instance;
 use crate::start::payload;
 
-/// How far the events of a namespace have been told to gates.
+/// The kind and id of the document that records how far the events of a namespace have been delivered to gates.
 pub(crate) const CURSOR: &str = "cursor";
 pub(crate) const EVENTS: &str = "events";
-/// Events that are told in one commit.
+/// The most events that are delivered in one commit.
 const EVENTS_A_ROUND: usize = 100;
-/// What the messages of one commit weigh at most, and a message with a small payload: one event may open 100,000 gates.
+/// The most bytes of messages in one commit, and what a message counts at least: one event may open 100,000 gates.
 const BYTES_A_COMMIT: usize = 4 << 20;
 const MESSAGE_BYTES: usize = 2 << 10;
-/// How often it is tried to note how long events are kept, while others move the cursor.
+/// How often [`keep_events`] retries while others advance the cursor.
 const KEEP_TRIES: usize = 100;
-/// Namespaces that hints are kept of; beyond that all are looked at.
+/// The most namespaces with a pending hint; beyond that all namespaces are checked.
 const HINTED: usize = 10_000;
-/// Events that one call publishes.
+/// The most events that one call publishes.
 pub const MAX_EVENTS: usize = 1_000;
-/// What a message is called that makes a new gate look back.
+/// The prefix of the ids of messages that make a new gate look back.
 const LOOK: &str = "look:";
 
 /// An event to be published.
@@ -50,7 +51,7 @@ pub struct PublishRequest {
     pub name: String,
     pub key: Option<Value>,
     pub payload: Value,
-    /// The same id again changes nothing, for as long as events are kept.
+    /// A repeated id changes nothing while the first event is kept.
     pub id: Option<String>,
 }
 
@@ -64,7 +65,7 @@ impl Engine {
         let mut events = Vec::with_capacity(requests.len());
         for request in requests {
             if let Some(wrong) = wrong_name(&request.name) {
-                return Err(EngineError::invalid(format!("an event cannot have this name: {wrong}")));
+                return Err(EngineError::invalid(format!("invalid event name: {wrong}")));
             }
             events.push(NewEvent {
                 id: request.id.unwrap_or_else(|| self.instance.command().0.to_string()),
@@ -79,16 +80,19 @@ impl Engine {
         Ok(PublishedEvents { ids, existing: committed.map_or(0, |committed| committed.repeats) })
     }
 
-    /// What became of an event that is kept.
+    /// The delivery state of an event that is still kept.
     pub async fn event(&self, ns: &Namespace, id: &str) -> Result<EventOutcome> {
-        // Read before the event: as long as that is kept, the cursor only moves on.
-        let told = cursor(&*self.instance.store, ns).await?.map_or_else(Told::default, |cursor| Told::of(&cursor));
+        // Read before the event: the cursor only advances, so `delivered` may be late but never wrong.
+        let fan_out = cursor(&*self.instance.store, ns)
+            .await?
+            .map_or_else(FanOutCursor::default, |cursor| FanOutCursor::of(&cursor));
         let event = self.instance.store.event(ns, id).await?.ok_or_else(|| unknown(id))?;
         let EventState { position, at, name, key, gates_opened } = event;
-        Ok(EventOutcome { name, key, published_at: at, delivered: told.position >= position, gates_opened })
+        Ok(EventOutcome { name, key, published_at: at, delivered: fan_out.position >= position, gates_opened })
     }
 
-    /// Deletes an event: gates that come later do not find it, and its id can be used again. Gates that got it keep it.
+    /// Deletes an event: later gates do not find it, and its id can be used again. Gates that it opened are not
+    /// affected.
     pub async fn delete_event(&self, ns: &Namespace, id: &str) -> Result<()> {
         self.instance.store.event(ns, id).await?.ok_or_else(|| unknown(id))?;
         while self.instance.store.trim(&Trim::Event { ns: ns.clone(), id: id.to_owned() }).await? {}
@@ -96,25 +100,25 @@ impl Engine {
     }
 }
 
-/// Events that were published.
+/// The result of publishing events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedEvents {
-    /// In the order in which they were given.
+    /// In the order of the request.
     pub ids: Vec<String>,
-    /// How many of them had been published before, under the same id.
+    /// How many of them were published before with the same id.
     pub existing: u32,
 }
 
-/// What became of an event.
+/// The delivery state of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventOutcome {
     pub name: String,
     /// As canonical JSON.
     pub key: Option<String>,
     pub published_at: Millis,
-    /// All gates that waited for it have been sent a message.
+    /// Messages to all gates that waited for it were sent.
     pub delivered: bool,
-    /// Counted when the run of the gate has taken the event.
+    /// Counted when the gate's run has consumed the event.
     pub gates_opened: u64,
 }
 
@@ -122,13 +126,13 @@ fn unknown(id: &str) -> EngineError {
     EngineError::NotFound { what: "event", id: id.chars().take(120).collect() }
 }
 
-/// Tells gates of events: of those namespaces that hints name, and now and then of the others.
+/// The loop that delivers events to gates: in namespaces with hints at once, in all others every `poll_ms`.
 pub(crate) struct Events {
     instance: Instance,
-    /// When others were looked at last, and up to which.
+    /// When the last sweep over all namespaces was made, and the namespace where it continues.
     swept_at: Option<Instant>,
     swept: Option<Namespace>,
-    /// Hints were missed: the others are looked at without a pause.
+    /// Hints were lost: sweep all namespaces without a pause.
     hurry: bool,
 }
 
@@ -138,7 +142,7 @@ impl Chore for Events {
     async fn round(&mut self) -> Result<Option<Millis>> {
         let mut more = false;
         match self.instance.published.take() {
-            Hinted::In(namespaces) => more |= self.tell_hinted(namespaces).await?,
+            Hinted::In(namespaces) => more |= self.deliver_hinted(namespaces).await?,
             Hinted::Anywhere => (self.swept, self.hurry) = (None, true),
         }
         let due = Duration::from_millis(self.instance.config.poll_ms.max(0) as u64);
@@ -163,15 +167,15 @@ impl Events {
         Events { instance, swept_at: None, swept: None, hurry: true }
     }
 
-    async fn tell_hinted(&self, namespaces: BTreeSet<Namespace>) -> Result<bool> {
+    async fn deliver_hinted(&self, namespaces: BTreeSet<Namespace>) -> Result<bool> {
         let mut cursors = Vec::with_capacity(namespaces.len());
         for ns in &namespaces {
             cursors.extend(cursor(&*self.instance.store, ns).await?);
         }
-        self.tell_all(cursors).await
+        self.deliver_all(cursors).await
     }
 
-    /// Looks at some of the namespaces without a hint, and at the next ones in the next round.
+    /// Sweeps one page of namespaces; the next round continues with the next page.
     async fn sweep(&mut self) -> Result<bool> {
         let after = self.swept.take();
         let mut filter = the_cursor();
@@ -180,16 +184,16 @@ impl Events {
         let page = self.instance.store.documents(None, &filter, MAX_PAGE).await?;
         self.swept = page.last().filter(|_| page.len() == MAX_PAGE).map(|last| last.ns.clone());
         self.hurry &= self.swept.is_some();
-        self.tell_all(page).await
+        self.deliver_all(page).await
     }
 
-    /// Tells of some events of each; whether there are more.
-    async fn tell_all(&self, cursors: Vec<Document>) -> Result<bool> {
+    /// Delivers some events of each namespace. True if there are more.
+    async fn deliver_all(&self, cursors: Vec<Document>) -> Result<bool> {
         let (mut more, mut failed) = (false, None);
         for cursor in cursors {
             let ns = cursor.ns.clone();
-            // What is wrong in one namespace keeps no other from its events.
-            match self.tell(cursor).await {
+            // An error in one namespace must not block the others.
+            match self.deliver(cursor).await {
                 Ok(false) => {}
                 Ok(true) => {
                     more = true;
@@ -207,38 +211,38 @@ impl Events {
         }
     }
 
-    /// Tells of the next events of a namespace, as much as goes into one commit; whether there is more.
-    async fn tell(&self, cursor: Document) -> Result<bool> {
-        let mut told = Told::of(&cursor);
+    /// Delivers the next events of a namespace, as many as fit into one commit. True if there may be more.
+    async fn deliver(&self, cursor: Document) -> Result<bool> {
+        let mut fan_out = FanOutCursor::of(&cursor);
         let feed = Feed::Events { name: None, key: None, since: None };
-        let page = Page { after: Some(told.position), limit: EVENTS_A_ROUND };
+        let page = Page { after: Some(fan_out.position), limit: EVENTS_A_ROUND };
         let events = self.instance.store.feed(&cursor.ns, &feed, page).await?;
         if events.is_empty() {
             return Ok(false);
         }
         let (mut messages, mut room) = (Vec::new(), BYTES_A_COMMIT);
         for event in &events {
-            // If the event that was being told of was deleted meanwhile, the next one begins with its first gate.
-            let from = told.gates.filter(|gates| gates.event.is_none_or(|of| of == event.position));
-            told.gates = openings(&*self.instance.store, &cursor.ns, event, from, &mut room, &mut messages).await?;
-            if told.gates.is_some() {
+            // If a partly delivered event was deleted meanwhile, the next one begins with its first gate.
+            let from = fan_out.gates.filter(|gates| gates.event.is_none_or(|of| of == event.position));
+            fan_out.gates = openings(&*self.instance.store, &cursor.ns, event, from, &mut room, &mut messages).await?;
+            if fan_out.gates.is_some() {
                 break;
             }
-            told.position = event.position;
+            fan_out.position = event.position;
         }
         let moved = DocumentChange {
             key: cursor.key,
             expect: Expect::Revision(cursor.revision),
-            body: Some(json!(told)),
+            body: Some(json!(fan_out)),
             due: None,
         };
-        // Refused if another instance has told of them: then it moved the cursor as well.
+        // Refused if another instance has delivered them, since that advanced the cursor.
         commit(&self.instance, &cursor.ns, vec![moved], messages, Vec::new()).await?;
         Ok(true)
     }
 }
 
-/// Namespaces in which events were published, as far as hints say. What is true is read from the store.
+/// Namespaces in which events were published, according to hints.
 #[derive(Debug, Default)]
 pub(crate) struct Published(Mutex<Hinted>);
 
@@ -266,7 +270,7 @@ impl Published {
         }
     }
 
-    /// Hints were missed.
+    /// Hints were lost.
     pub fn missed(&self) {
         *self.hinted() = Hinted::Anywhere;
     }
@@ -280,37 +284,37 @@ impl Published {
     }
 }
 
-/// How far the events of a namespace have been told.
+/// How far the events of a namespace have been delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-struct Told {
-    /// Up to here to all gates.
+struct FanOutCursor {
+    /// Events up to this position are delivered to all gates.
     position: u64,
-    /// Of the next event: up to which gates.
+    /// How far the next event is delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gates: Option<Gates>,
-    /// Events are kept at least as long as some gate may look back.
+    /// Events are kept at least this long: the longest `since` of a flow.
     #[serde(default)]
     keep_ms: Millis,
 }
 
-/// Those with the event's key come first, then those that take any.
+/// Gates with the event's key come first, then those that take any key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Gates {
     any_key: bool,
     after: Option<u64>,
-    /// The position of that event; what older builds wrote does not name it.
+    /// The position of the event; older builds did not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     event: Option<u64>,
 }
 
-impl Told {
-    fn of(cursor: &Document) -> Told {
-        Told::deserialize(&cursor.body).unwrap_or_default()
+impl FanOutCursor {
+    fn of(cursor: &Document) -> FanOutCursor {
+        FanOutCursor::deserialize(&cursor.body).unwrap_or_default()
     }
 }
 
-/// A message for every gate that waits for an event, as far as there is room; where to go on, if there was not enough. A
-/// gate without a key takes any event of its name.
+/// Adds a message for every gate that waits for an event, while there is room. Returns where to continue if there was
+/// not enough. A gate without a key takes any event of its name.
 async fn openings(
     store: &dyn Store,
     ns: &Namespace,
@@ -345,7 +349,7 @@ async fn openings(
     }
 }
 
-/// Whether a gate looks back far enough. It may have come after the event that is only told of now.
+/// Whether a gate looks back far enough. It may have been created after the event.
 fn reaches(gate: &GateRow, event: &FeedItem) -> bool {
     let arrived = gate.arrival.as_ref();
     arrived.and_then(|arrived| Some(since(arrived.at, arrived.gate.event.as_ref()?))).is_some_and(|at| event.at >= at)
@@ -353,9 +357,9 @@ fn reaches(gate: &GateRow, event: &FeedItem) -> bool {
 
 fn since(arrived_at: Millis, wait: &EventWait) -> Millis {
     match wait.since {
-        // A run that was started while the store's clock was ahead, before it was reset, began later than its gate.
+        // A run that started while the store's clock was ahead, before it was reset, seems to begin after its gate.
         Since::At(moment) => moment.min(arrived_at),
-        // Before the commit, so it is less than none.
+        // Relative to the commit and in the past, so `ms` is negative.
         Since::After(ms) => arrived_at + ms,
     }
 }
@@ -364,7 +368,7 @@ fn open(activation: ActId, position: u64, payload: &Data) -> Input {
     Input::OpenGate { activation, by: OpenedBy::Event { position }, payload: payload.clone() }
 }
 
-/// Messages of a run to itself, one for each event gate that it has come to: to look back over what was published before.
+/// Messages of a run to itself, one for each new event gate, which make it look back at earlier events.
 pub(crate) fn look_backs(transition: &Transition) -> impl Iterator<Item = Message> {
     transition.gates.iter().filter_map(|change| match change {
         GateChange::Arrive(gate) if gate.event.is_some() => Some(Message {
@@ -376,20 +380,20 @@ pub(crate) fn look_backs(transition: &Transition) -> impl Iterator<Item = Messag
     })
 }
 
-/// What new gates of a run wait for that look back, by the messages that make them.
+/// Finds earlier events for the new gates of a run, when the messages from [`look_backs`] are delivered.
 pub(crate) struct LookBack<'a> {
     store: &'a dyn Store,
     ns: &'a Namespace,
     waits: BTreeMap<ActId, Wait>,
-    /// What was found last: many gates of a run wait for the same.
+    /// The last result: many gates of a run wait for the same event.
     found: Option<(Wait, Option<(u64, Data)>)>,
 }
 
-/// For which event a gate waits, from which moment on.
+/// The event that a gate waits for, and since when.
 type Wait = (EventWait, Millis);
 
 impl<'a> LookBack<'a> {
-    /// Reads the gates that the messages are for, once for all of them.
+    /// Reads the gates of all messages at once.
     pub async fn of(store: &'a dyn Store, ns: &'a Namespace, run: RunId, messages: &[Message]) -> Result<LookBack<'a>> {
         let look: BTreeSet<ActId> = messages.iter().filter_map(|message| looks(&message.id)).collect();
         let mut all = LookBack { store, ns, waits: BTreeMap::new(), found: None };
@@ -411,7 +415,7 @@ impl<'a> LookBack<'a> {
         }
     }
 
-    /// What a message comes to: the opening of its gate by the oldest event that it waits for, if any.
+    /// The input that opens the message's gate with the oldest matching event, if there is one.
     pub async fn opening(&mut self, message: &str) -> Result<Option<Input>> {
         let Some((activation, wait)) = looks(message).and_then(|id| Some((id, self.waits.remove(&id)?))) else {
             return Ok(None);
@@ -435,47 +439,49 @@ impl<'a> LookBack<'a> {
     }
 }
 
-/// The activation whose gate a message makes look back.
+/// The activation of the gate, if this is a look-back message.
 fn looks(message: &str) -> Option<ActId> {
     message.strip_prefix(LOOK)?.parse().ok().map(ActId)
 }
 
-/// Where the events of a namespace are told from; made before anything can be published there.
+/// Creates the event cursor of a namespace if it has none. Called before anything is published there.
 pub(crate) async fn ensure_cursor(instance: &Instance, ns: &Namespace) -> Result<()> {
     if cursor(&*instance.store, ns).await?.is_none() {
         let key = DocumentKey::new(CURSOR, EVENTS);
-        let made = DocumentChange { key, expect: Expect::Absent, body: Some(json!(Told::default())), due: None };
+        let made =
+            DocumentChange { key, expect: Expect::Absent, body: Some(json!(FanOutCursor::default())), due: None };
         commit(instance, ns, vec![made], Vec::new(), Vec::new()).await?;
     }
     Ok(())
 }
 
-/// Whether a namespace was ever used: something was registered or published there.
+/// Whether a flow was ever registered or an event published in a namespace.
 pub(crate) async fn has_cursor(instance: &Instance, ns: &Namespace) -> Result<bool> {
     Ok(cursor(&*instance.store, ns).await?.is_some())
 }
 
-/// Has events of a namespace kept for at least so long.
+/// Makes retention keep the events of a namespace for at least `keep_ms`.
 pub(crate) async fn keep_events(instance: &Instance, ns: &Namespace, keep_ms: Millis) -> Result<()> {
     for _ in 0..KEEP_TRIES {
         let Some(cursor) = cursor(&*instance.store, ns).await? else { return Ok(()) };
-        let told = Told::of(&cursor);
-        if told.keep_ms >= keep_ms {
+        let fan_out = FanOutCursor::of(&cursor);
+        if fan_out.keep_ms >= keep_ms {
             return Ok(());
         }
-        let (expect, body) = (Expect::Revision(cursor.revision), Some(json!(Told { keep_ms, ..told })));
+        let (expect, body) = (Expect::Revision(cursor.revision), Some(json!(FanOutCursor { keep_ms, ..fan_out })));
         let change = DocumentChange { key: cursor.key, expect, body, due: None };
         if commit(instance, ns, vec![change], Vec::new(), Vec::new()).await?.is_some() {
             return Ok(());
         }
     }
-    Err(EngineError::Conflict("events are published too fast to change how long they are kept; try again".to_owned()))
+    let message = "could not update how long events are kept while events are being delivered; try again";
+    Err(EngineError::Conflict(message.to_owned()))
 }
 
-/// The namespaces that may have events, each with how long its gates need them.
+/// The namespaces that have a cursor, each with how long its gates need events.
 pub(crate) async fn kept_events(store: &dyn Store) -> Result<Vec<(Namespace, Millis)>> {
     let cursors = cursors(store).await?;
-    Ok(cursors.into_iter().map(|cursor| (cursor.ns.clone(), Told::of(&cursor).keep_ms)).collect())
+    Ok(cursors.into_iter().map(|cursor| (cursor.ns.clone(), FanOutCursor::of(&cursor).keep_ms)).collect())
 }
 
 fn the_cursor() -> DocumentFilter {
@@ -486,7 +492,7 @@ async fn cursor(store: &dyn Store, ns: &Namespace) -> Result<Option<Document>> {
     Ok(store.documents(Some(ns), &the_cursor(), 1).await?.pop())
 }
 
-/// Of every namespace.
+/// The cursors of all namespaces.
 async fn cursors(store: &dyn Store) -> Result<Vec<Document>> {
     let (mut filter, mut all) = (the_cursor(), Vec::new());
     loop {
@@ -498,7 +504,7 @@ async fn cursors(store: &dyn Store) -> Result<Vec<Document>> {
     }
 }
 
-/// Whether it was carried out; not, if somebody else was there first.
+/// None if another instance changed one of the documents first.
 async fn commit(
     instance: &Instance,
     ns: &Namespace,

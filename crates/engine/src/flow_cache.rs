@@ -1,4 +1,4 @@
-//! Parsed definitions that were used lately, up to a budget in bytes.
+//! A cache of parsed definitions, bounded in bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::flows::Registered;
 /// A version of a flow in a namespace.
 pub(crate) type FlowKey = (Namespace, String);
 
-/// Evicts what was not used for the longest time.
+/// Evicts the least recently used flow.
 #[derive(Debug)]
 pub(crate) struct FlowCache {
     budget: usize,
     bytes: usize,
     flows: HashMap<FlowKey, Cached>,
-    /// By when they were used last.
+    /// In the order of their last use.
     by_use: BTreeMap<u64, FlowKey>,
     uses: u64,
 }
@@ -50,7 +50,7 @@ impl FlowCache {
         self.bytes += bytes;
         self.by_use.insert(self.uses, key.clone());
         self.flows.insert(key, Cached { flow, bytes, used: self.uses });
-        // The newest stays in any case: somebody is about to use it.
+        // The newest always stays: the caller is about to use it.
         while self.bytes > self.budget
             && self.flows.len() > 1
             && let Some((_, oldest)) = self.by_use.first_key_value()

@@ -1,4 +1,4 @@
-//! Flows are listed, and their runs counted.
+//! Lists and deletes flows, and counts their runs.
 
 use eddyline_machine::{Millis, Status};
 use eddyline_store::{Expect, Namespace, RunFilter};
@@ -11,14 +11,14 @@ use crate::flows::{FLOW, VERSION, versioned};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowName {
     pub name: String,
-    /// The current one.
+    /// The current version.
     pub version: String,
-    /// Since when it is the current one.
+    /// Since when that is the current version.
     pub since: Millis,
 }
 
 impl Engine {
-    /// Flows by name, after one.
+    /// Flows by name, after the given one.
     pub async fn flows(&self, ns: &Namespace, after: Option<String>, limit: usize) -> Result<Vec<FlowName>> {
         let documents = self.instance.documents(ns, FLOW, after, limit).await?;
         let named = documents.into_iter().map(|document| FlowName {
@@ -33,8 +33,8 @@ impl Engine {
         self.instance.count_documents(ns, FLOW).await
     }
 
-    /// Deletes a flow that has no unfinished runs. Its versions stay for the runs that have ended, and nothing can start it by its
-    /// name. A run that is being started at the same moment goes on with the version that it has.
+    /// Deletes a flow that has no unfinished runs, so that it can no longer be started by name. Its versions are kept
+    /// for ended runs. A run that is started concurrently keeps running with its version.
     pub async fn delete_flow(&self, ns: &Namespace, name: &str) -> Result<()> {
         let unknown = || EngineError::NotFound { what: "flow", id: name.chars().take(120).collect() };
         let document = self.instance.document(Some(ns), FLOW, name).await?.ok_or_else(unknown)?;
@@ -43,11 +43,11 @@ impl Engine {
         let open = self.instance.store.count_runs(ns, &filter).await?;
         if open > 0 {
             let runs = if open == 1 { "1 run that has" } else { &format!("{open} runs that have") };
-            let said = format!("the flow {name} has {runs} not ended: cancel them, or wait for their end");
-            return Err(EngineError::Conflict(said));
+            let message = format!("the flow {name} has {runs} not ended; cancel them or wait until they end");
+            return Err(EngineError::Conflict(message));
         }
         if !self.instance.put(ns, FLOW, name, Expect::Revision(document.revision), None).await? {
-            return Err(EngineError::Conflict(format!("the flow {name} was registered just now")));
+            return Err(EngineError::Conflict(format!("the flow {name} was registered again meanwhile; try again")));
         }
         Ok(())
     }

@@ -17,21 +17,21 @@ use crate::flow_cache::FlowCache;
 use crate::offload::{Offload, on_large_stack};
 use crate::schema::{self, Allowance, Mismatch, Schema, TooCostly};
 
-/// The current version of a flow, by name.
+/// The kind of documents that hold the current version of a flow, by name.
 pub const FLOW: &str = "flow";
-/// A definition, by name and version.
+/// The kind of documents that hold a definition, by name and version.
 pub const VERSION: &str = "version";
-/// How many flows are remembered with their current version.
+/// The most flows whose current version is cached.
 const CURRENT_VERSIONS: usize = 10_000;
-/// A definition of more bytes than this is parsed on another thread: that takes longer than a moment.
+/// A larger definition is parsed on another thread, since that takes longer.
 const PARSED_AT_ONCE_BYTES: usize = 4 << 10;
-/// What a parsed definition takes in memory, as a multiple of its text. For definitions of many small steps 2.5 was
-/// measured; templates and schemas take more.
+/// The memory of a parsed definition as a multiple of its text. 2.5 was measured for definitions of many small steps;
+/// templates and schemas take more.
 const BYTES_A_BYTE: usize = 8;
-/// And whatever its text is.
+/// The memory that any parsed definition takes in addition.
 const BYTES_AT_LEAST: usize = 4 << 10;
 
-/// A flow with what is checked at its borders.
+/// A flow with the compiled schemas of its input and events.
 #[derive(Debug)]
 pub struct Registered {
     pub flow: Arc<Flow>,
@@ -41,17 +41,17 @@ pub struct Registered {
     bytes: usize,
 }
 
-/// What came of a registration.
+/// The result of a registration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Registration {
     pub name: String,
     pub version: String,
-    /// It was not the current version before.
+    /// True if another version, or none, was current before.
     pub changed: bool,
     pub warnings: Vec<Problem>,
 }
 
-/// A text in JSON or YAML to a flow, its schemas checked as well: every problem at once, nothing unless there are none.
+/// Parses a definition in JSON or YAML and checks its schemas. Returns all problems at once, or a flow without any.
 pub fn parse_definition(name: Option<&str>, text: &str) -> std::result::Result<Parsed, Problems> {
     definition::parse_checked(name, text, &schema::faults)
 }
@@ -60,7 +60,7 @@ pub fn parse_definition(name: Option<&str>, text: &str) -> std::result::Result<P
 pub(crate) struct Flows {
     parsed: Mutex<FlowCache>,
     offload: Offload,
-    /// Current versions, each with the number of the last change of documents at which it was read.
+    /// Current versions, each with the value of `documents_changed` when it was read.
     current: Mutex<HashMap<(Namespace, String), (u64, String)>>,
 }
 
@@ -114,7 +114,7 @@ impl Flows {
         Ok(Registration { name, version, changed, warnings })
     }
 
-    /// The flow at that version, or at its current one.
+    /// The flow at the given version, or at its current one.
     pub async fn find(
         &self,
         store: &dyn Store,
@@ -149,7 +149,7 @@ impl Flows {
         Ok(Some(registered))
     }
 
-    /// What is wrong with the input of a run. A check that takes longer than a moment is carried out on another thread.
+    /// Checks the input of a run against its schema. A long check runs on another thread.
     pub async fn check_input(
         &self,
         ns: &Namespace,
@@ -159,7 +159,7 @@ impl Flows {
         allowance: &mut Allowance,
     ) -> Result<std::result::Result<(), Mismatch>> {
         let Some(schema) = &flow.input else { return Ok(Ok(())) };
-        // Whoever starts thousands of runs in one call lets others get their turn in between.
+        // A call that starts thousands of runs must yield to other tasks in between.
         tokio::task::coop::consume_budget().await;
         if let Ok(verdict) = schema.check_at_once(input, allowance) {
             return Ok(verdict);
@@ -174,9 +174,9 @@ impl Flows {
         Ok(verdict)
     }
 
-    /// The current version of a flow, read again only if documents have changed since, or may have.
+    /// The current version of a flow, read again only if documents may have changed since.
     async fn current(&self, store: &dyn Store, ns: &Namespace, name: &str) -> Result<Option<String>> {
-        // Taken before the read: what is read may be newer, and is read once more then.
+        // Taken before the read: if the document changes meanwhile, the next call reads it again.
         let Some(changed) = store.documents_changed() else { return current_version(store, ns, name).await };
         let key = (ns.clone(), name.to_owned());
         let known = |versions: &HashMap<_, (u64, String)>| {
@@ -227,12 +227,12 @@ impl Registered {
         Registered { flow: Arc::new(flow), input, emits, bytes }
     }
 
-    /// About how much memory it takes.
+    /// Its estimated memory.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How far back its gates look for events, as far as that is a time and not the life of a run.
+    /// The longest `since` of its event gates that is a duration, not the start of the run.
     pub(crate) fn look_back_ms(&self) -> Millis {
         let gates = self.flow.graph().into_iter().flat_map(|graph| &graph.steps).filter_map(|step| step.gate.as_ref());
         let since = gates.filter_map(|gate| match gate.waits {
@@ -246,8 +246,8 @@ impl Registered {
         !self.emits.is_empty()
     }
 
-    /// What is wrong with an event that an activation emits. The cost is bounded, but not small: not for the committer's
-    /// own thread.
+    /// Checks an event that an activation emits against its schema. The cost is bounded but not small: never call this
+    /// on the committer's thread.
     pub(crate) fn check_emit(
         &self,
         run: &Run,
@@ -261,11 +261,11 @@ impl Registered {
         let verdict = match schema.check_at_once(payload, allowance) {
             Ok(verdict) => verdict,
             Err(TooCostly) => on_large_stack(|| schema.check(payload, json_bytes(payload), allowance))
-                .unwrap_or_else(|| Err(Mismatch::Invalid(vec!["it could not be checked now, try again".to_owned()]))),
+                .unwrap_or_else(|| Err(Mismatch::Invalid(vec!["the server could not check it; try again".to_owned()]))),
         };
         verdict.map_err(|mismatch| match mismatch {
             Mismatch::Invalid(details) => {
-                format!("the payload of {event} is not what its schema asks for: {}", details.join("; "))
+                format!("the payload of {event} does not match its schema: {}", details.join("; "))
             }
             Mismatch::Exhausted(limit) => limit,
         })
@@ -282,7 +282,7 @@ async fn one(store: &dyn Store, ns: &Namespace, kind: &str, id: &str) -> Result<
     Ok(store.documents(Some(ns), &filter, 1).await?.pop().map(|document| document.body))
 }
 
-/// How long a value is as JSON.
+/// The length of a value as JSON.
 fn json_bytes(value: &Value) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
@@ -296,7 +296,7 @@ fn json_bytes(value: &Value) -> usize {
         }
     }
     let mut count = Count(0);
-    // Nothing can fail that only counts.
+    // A writer that only counts cannot fail.
     let _ = serde_json::to_writer(&mut count, value);
     count.0
 }

@@ -1,4 +1,4 @@
-//! Gates are found: by run, by reason, by token, by id.
+//! Lists gates, and opens or cancels them by token or id.
 
 use eddyline_machine::record::GateId;
 use eddyline_machine::{ActId, OpenedBy, RunId};
@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
 impl Engine {
-    /// Open gates, oldest first; the position of the last one is where the next page begins.
+    /// Open gates, oldest first. The next page begins after the position of the last one.
     pub async fn gates(&self, ns: &Namespace, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
         Ok(self.instance.store.gates(Some(ns), filter, page).await?)
     }
@@ -28,21 +28,22 @@ impl Engine {
         }
     }
 
-    /// The gate of a token, whatever its namespace: a webhook has nothing but its token.
+    /// The gate with a token, in any namespace: a webhook has nothing but its token.
     pub async fn gate_anywhere(&self, token: &str) -> Result<Option<GateRow>> {
         let filter = GateFilter { token: Some(token.to_owned()), ..GateFilter::default() };
         Ok(self.instance.store.gates(None, &filter, Page { after: None, limit: 1 }).await?.pop())
     }
 
-    /// Opens the gate of a token, or of an id: whoever may open gates may see the token of one that has been arrived at, and
-    /// an id finds the others as a token does.
+    /// Opens a gate by its token or its id. This gives away nothing: whoever may open gates may also see their tokens.
     pub async fn open_gate_named(&self, ns: &Namespace, named: &str, by: OpenedBy, body: Value) -> Result<()> {
         let Some(id) = parse(named) else { return self.open_gate(ns, named, by, body).await };
-        let gates = self.instance.store.beside(id.run).await?.gates;
+        let gates = self.instance.store.pending(id.run).await?.gates;
         let gate = gates.into_iter().find(|gate| gate.id == id && gate.ns == *ns).ok_or_else(|| unknown(named))?;
         match gate.token {
             Some(token) => self.open_gate(ns, &token, by, body).await,
-            None => Err(EngineError::Conflict(format!("the gate {named} opens by its event or its time, not by hand"))),
+            None => Err(EngineError::Conflict(format!(
+                "the gate {named} opens by an event or at a time; it cannot be opened by hand"
+            ))),
         }
     }
 

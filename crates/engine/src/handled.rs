@@ -1,4 +1,5 @@
-//! What is being decided on right now: noted in the store, should the process die of it, and watched, should it hang.
+//! The runs that are being decided right now: noted in the store in case the process dies, and watched in case a
+//! decision hangs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,21 +8,21 @@ use std::time::Duration;
 use eddyline_machine::RunId;
 use eddyline_store::{Handling, Store};
 
-/// How often it is looked whether a decision hangs.
+/// How often the watchdog checks for hanging decisions.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub(crate) struct Handled {
     store: Arc<dyn Store>,
-    /// Never held while the note is written, which may take long on a bad disk. Only the committer writes it, and there is
-    /// one: so what is newest is written last.
+    /// Never locked while the note is written, which may take long on a bad disk. Only the committer writes notes, so
+    /// the newest one is written last.
     now: Mutex<Now>,
 }
 
 #[derive(Default)]
 struct Now {
     handling: Handling,
-    /// A number for the batch and for each run that is decided apart, so that it is known which of them are still the
-    /// same at the next look.
+    /// A number for the batch and for each run that is decided on another thread, by which the watchdog recognises
+    /// decisions that it saw before.
     batch: u64,
     apart: Vec<u64>,
     last: u64,
@@ -32,7 +33,7 @@ impl Handled {
         Handled { store, now: Mutex::default() }
     }
 
-    /// These runs are decided on from now on, one after the other.
+    /// The committer begins to decide these runs, one after the other.
     pub fn begin(&self, runs: &[RunId]) {
         self.note(|now| {
             now.handling.batch.extend(runs);
@@ -41,12 +42,12 @@ impl Handled {
         });
     }
 
-    /// They are decided on.
+    /// The committer has decided them.
     pub fn end(&self) {
         self.note(|now| now.handling.batch.clear());
     }
 
-    /// A run is decided on from now on, on a thread of its own.
+    /// A run is going to be decided on another thread.
     pub fn begin_apart(&self, run: RunId) {
         self.note(|now| {
             now.last += 1;
@@ -55,8 +56,8 @@ impl Handled {
         });
     }
 
-    /// It is decided on. The thread that did it does not wait for a disk: the note follows when the committer hears of it
-    /// ([`Handled::heard_apart`]). If the process dies before that, the run is handled with care for nothing.
+    /// The other thread has decided the run. That thread must not wait for the disk, so the committer updates the note
+    /// later ([`Handled::refresh_note`]). If the process dies before that, the run is suspected without cause.
     pub fn end_apart(&self, run: RunId) {
         let mut now = self.now();
         if let Some(at) = now.handling.apart.iter().position(|apart| *apart == run) {
@@ -65,7 +66,7 @@ impl Handled {
         }
     }
 
-    pub fn heard_apart(&self) {
+    pub fn refresh_note(&self) {
         self.note(|_| {});
     }
 
@@ -78,7 +79,7 @@ impl Handled {
         self.store.note_handling(&handling);
     }
 
-    /// The decisions under way, each with the runs that it may be about.
+    /// The decisions in progress, each with the runs that it may be about.
     fn under_way(&self) -> Vec<(u64, Vec<RunId>)> {
         let now = self.now();
         let apart = now.apart.iter().zip(&now.handling.apart).map(|(number, run)| (*number, vec![*run]));
@@ -91,8 +92,8 @@ impl Handled {
     }
 }
 
-/// Watches, on a thread of its own, until nothing can be handled any more. Looks are counted rather than time: a process
-/// that was stopped for an hour has hung for one look.
+/// Starts the watchdog thread, which ends when `handled` is dropped. It counts checks rather than time: for a process
+/// that was suspended for an hour, a decision has hung for one check.
 pub(crate) fn watch(handled: &Arc<Handled>, looks: u32, on_hang: impl FnOnce(&str) + Send + 'static) {
     let watched = Arc::downgrade(handled);
     let thread = std::thread::Builder::new().name("eddyline-watchdog".to_owned());
@@ -109,12 +110,12 @@ pub(crate) fn watch(handled: &Arc<Handled>, looks: u32, on_hang: impl FnOnce(&st
                 *count += 1;
                 if *count > looks {
                     let runs: Vec<String> = runs.iter().map(RunId::to_string).collect();
-                    return on_hang(&format!("a decision has hung for {looks} s, on run {}", runs.join(" or ")));
+                    return on_hang(&format!("a decision has hung for {looks} s on run {}", runs.join(" or ")));
                 }
             }
         }
     });
     if let Err(error) = spawned {
-        tracing::error!("nobody watches for decisions that hang: {error}");
+        tracing::error!("could not start the watchdog for hanging decisions: {error}");
     }
 }

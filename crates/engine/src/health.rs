@@ -1,5 +1,5 @@
-//! Whether the engine still works. A part of it that ended against all expectation is not brought back behind the user's
-//! back: the engine says that it has failed, and whoever runs it ends the process.
+//! Whether the engine works. A part that ended unexpectedly is not restarted silently: the engine reports that it has
+//! failed, and its owner ends the process.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use tokio::sync::watch;
 
 use crate::engine::Engine;
 
-/// What [`Engine::health`] says.
+/// The result of [`Engine::health`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
     Working,
-    /// Commits fail for now, for the reason given; the engine goes on trying.
+    /// Commits fail for the given reason; the engine keeps trying.
     NotCommitting(Arc<str>),
     /// A part of the engine has ended. It does not recover: end the process and start it again.
     Failed(Arc<str>),
 }
 
-/// Where the parts of an engine say how they are. Cheap to clone.
+/// Where the parts of an engine report their health. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Reports(watch::Sender<Health>);
 
@@ -28,7 +28,7 @@ impl Default for Reports {
 }
 
 impl Reports {
-    /// A part of the engine has ended. The first failure is kept: the others may follow from it.
+    /// A part of the engine has ended. The first failure is kept: later ones may follow from it.
     pub fn failed(&self, why: &str) {
         tracing::error!("the engine has failed: {why}");
         self.0.send_if_modified(|health| {
@@ -40,7 +40,7 @@ impl Reports {
         });
     }
 
-    /// What became of the last commit.
+    /// Reports whether the last commit succeeded.
     pub fn committed(&self, error: Option<&dyn std::fmt::Display>) {
         let now = error.map_or(Health::Working, |error| Health::NotCommitting(error.to_string().into()));
         if *self.0.borrow() == now {
@@ -58,18 +58,18 @@ impl Reports {
 }
 
 impl Engine {
-    /// How the engine is, as far as it knows without asking the store.
+    /// The health of the engine, without asking the store.
     pub fn health(&self) -> Health {
         self.health.now()
     }
 
-    /// Says that the engine is of no use any more, because something around it has ended: what accepts requests, for one.
+    /// Marks the engine as failed because something around it has ended, such as the listener for requests.
     pub fn report_failure(&self, why: &str) {
         self.health.failed(why);
     }
 
-    /// Returns when the engine has failed, with the reason. The engine never ends the process by itself: whoever runs it
-    /// does so then, with an exit code that says so.
+    /// Returns when the engine has failed, with the reason. The engine never ends the process itself; its owner should
+    /// then do so, with an exit code that says so.
     pub async fn failed(&self) -> Arc<str> {
         let mut health = self.health.0.subscribe();
         loop {

@@ -1,11 +1,11 @@
-//! Due items that were handed to the committer and are not decided yet. A loop hands in and goes on, so no item waits for
-//! the slowest run among those that came with it.
+//! Due items that a loop has submitted to the committer and that are not decided yet. The loop does not wait for them,
+//! so no item waits for the slowest run of its batch.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use eddyline_machine::{Input, RunId};
-use eddyline_store::{Due, DueBatch, Namespace, Taken};
+use eddyline_store::{Consumed, Due, DueBatch, Namespace};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -13,20 +13,20 @@ use crate::error::{EngineError, Result};
 use crate::instance::Instance;
 use crate::shares::Shares;
 
-/// Batches of due items that one loop has under way at most, and that one namespace may have of them: those of others are
-/// handed in beside them.
+/// How many batches of due items one loop has in flight at most, and how many of them one namespace may use up, so that
+/// others still get through.
 const BATCHES: usize = 20;
 const BATCHES_A_NAMESPACE: usize = 5;
 
-/// The items of one loop, each known by its run and `K`.
+/// The items of one loop, each identified by its run and `K`.
 #[derive(Debug)]
 pub(crate) struct InFlight<K> {
     known: BTreeSet<(RunId, K)>,
     shares: Shares,
-    answers: FuturesUnordered<BoxFuture<'static, Answer<K>>>,
+    answers: FuturesUnordered<BoxFuture<'static, Finished<K>>>,
 }
 
-type Answer<K> = (Namespace, (RunId, K), Result<()>);
+type Finished<K> = (Namespace, (RunId, K), Result<()>);
 
 impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
     pub fn new(instance: &Instance) -> InFlight<K> {
@@ -34,8 +34,7 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         InFlight { known: BTreeSet::new(), shares, answers: FuturesUnordered::new() }
     }
 
-    /// What is due, as far as there is room for it: waits until there is room for at least one item, and forgets those
-    /// that are decided.
+    /// Due items, as many as there is room for. Removes decided items, and waits until there is room for at least one.
     pub async fn due(&mut self, instance: &Instance, what: Due) -> Result<DueBatch> {
         let room = self.room(instance).await;
         Ok(instance.store.due(what, self.shares.skip(), room).await?)
@@ -54,7 +53,7 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         instance.config.due_batch.max(1).min(most - self.known.len())
     }
 
-    /// Waits until the store may have more items of a namespace that was skipped.
+    /// Returns when the store may have more items of a skipped namespace.
     pub async fn until_more(&mut self, instance: &Instance) {
         while let Some(answer) = self.answers.next().await {
             if self.decided(answer, instance) {
@@ -64,14 +63,14 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         std::future::pending().await
     }
 
-    /// Hands an item in, unless it is under way already: the store hands out again what took longer than its hold.
+    /// Submits an item unless it is in flight already: the store returns an item again when its hold expires.
     pub async fn hand_in(
         &mut self,
         instance: &Instance,
         ns: Namespace,
         (run, key): (RunId, K),
         input: Input,
-        taken: Taken,
+        taken: Consumed,
     ) -> Result<()> {
         if !self.known.insert((run, key)) {
             return Ok(());
@@ -90,16 +89,19 @@ impl<K: Ord + Copy + Debug + Send + 'static> InFlight<K> {
         }
     }
 
-    /// What failed is due again later. True if the store may have more items of a namespace that was skipped.
-    fn decided(&mut self, (ns, item, decided): Answer<K>, instance: &Instance) -> bool {
+    /// Removes an item; a failed one becomes due again later. True if the store may have more items of a skipped
+    /// namespace.
+    fn decided(&mut self, (ns, item, decided): Finished<K>, instance: &Instance) -> bool {
         self.known.remove(&item);
         let more = self.shares.end(&ns, 1);
         match decided {
             Ok(()) | Err(EngineError::Stopped) => {}
             Err(error @ (EngineError::NotFound { .. } | EngineError::Trimmed(_) | EngineError::Quarantined(_))) => {
-                tracing::debug!("due for a run that is gone or quarantined: {error}");
+                tracing::debug!("skipped a due item of a deleted or quarantined run: {error}");
             }
-            Err(error) => tracing::warn!(instance = instance.config.instance, "due again later: {error}"),
+            Err(error) => {
+                tracing::warn!(instance = instance.config.instance, "a due item failed and will be retried: {error}");
+            }
         }
         more
     }

@@ -1,7 +1,7 @@
-//! What one run says to another, delivered in order, consumed in the commit of the target.
+//! Delivers messages between runs, in order; the commit of the receiving run consumes them.
 //!
-//! The messages of a run are handed in together, so that they are decided together. Runs do not wait for each other: the
-//! deliveries go on between the rounds, and a slow one, or one that fails, is in nobody's way.
+//! The messages to a run are submitted together, so that they are decided together. Deliveries continue between rounds,
+//! so a slow or failing one does not delay other runs.
 
 use std::any::Any;
 use std::collections::{BTreeMap, btree_map};
@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, DocumentChange, DocumentCommit, Due, DueItem, Namespace, Taken};
+use eddyline_store::{Change, Command, Consumed, DocumentChange, DocumentCommit, Due, DueItem, Namespace};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -20,24 +20,24 @@ use crate::error::{EngineError, Result};
 use crate::events::LookBack;
 use crate::flows::Registered;
 use crate::instance::Instance;
-use crate::lineage::{Lineage, Obstacle};
+use crate::lineage::{Lineage, StartRefusal};
 use crate::quarantine;
 use crate::schema::{Allowance, Mismatch};
 use crate::shares::Shares;
 
-/// The kinds of failure that the start of a child can come to.
+/// The kinds of failure of a child that cannot start.
 const NO_FLOW: &str = "FlowNotFound";
 const BAD_INPUT: &str = "InvalidInput";
 const BAD_FLOW: &str = "InvalidFlow";
-/// What messages that are handed in together weigh, at most, unless it is a single one.
+/// The most bytes of messages that are submitted together, unless it is a single one.
 const BYTES_AT_ONCE: usize = 4 << 20;
-/// Deliveries that are under way at most, as a multiple of the messages' batch. Slow ones leave room for others.
+/// The most deliveries in progress, as a multiple of `due_batch`, so that slow ones leave room for others.
 const BATCHES: usize = 8;
-/// Runs to which messages are handed out at a time. A namespace gets no more while it has as many under way, or messages
-/// of as much weight: a delivery holds up to a thousand messages in memory, and what one of them takes there is several
-/// times its text.
+/// The most runs whose messages are taken at a time, and the share of a namespace: it gets no more while it has as many
+/// deliveries in progress, or messages of the same weight. A delivery holds up to 1,000 messages in memory, each
+/// several times as large as its text.
 const RUNS_AT_ONCE: usize = 64;
-/// Messages of this size weigh as much as a delivery.
+/// This many bytes of messages count as one more delivery.
 const BYTES_A_RUN: usize = 16 << 10;
 
 pub(crate) struct Inbox {
@@ -45,26 +45,26 @@ pub(crate) struct Inbox {
     lineage: Arc<Lineage>,
     deliveries: FuturesUnordered<BoxFuture<'static, Delivery>>,
     shares: Shares,
-    /// The runs of these deliveries, each of another one, and what has come for them meanwhile.
-    under_way: BTreeMap<RunId, Option<Letter>>,
-    /// There was no room for more deliveries: when one is done, more messages are taken.
+    /// The runs with a delivery in progress, each with the messages that arrived for it meanwhile.
+    under_way: BTreeMap<RunId, Option<MessageBatch>>,
+    /// There was no room for more deliveries: take more messages when one is done.
     full: bool,
 }
 
-/// The messages that one run gets together.
-struct Letter {
+/// Messages that are delivered to one run together.
+struct MessageBatch {
     ns: Namespace,
     to: RunId,
     messages: Vec<Message>,
     bytes: usize,
 }
 
-/// A delivery that is over: whose it was, and an error of its own, or a panic.
+/// A finished delivery, with its error or panic.
 struct Delivery {
     ns: Namespace,
     to: RunId,
     weight: usize,
-    came_to: std::result::Result<Result<()>, Box<dyn Any + Send>>,
+    result: std::result::Result<Result<()>, Box<dyn Any + Send>>,
 }
 
 impl Chore for Inbox {
@@ -80,10 +80,10 @@ impl Chore for Inbox {
         let due = self.instance.store.due(Due::Messages, self.shares.skip(), room).await?;
         for item in due.items {
             if let DueItem::Messages { ns, to, messages, bytes } = item {
-                self.begin(Letter { ns, to, messages, bytes });
+                self.begin(MessageBatch { ns, to, messages, bytes });
             }
         }
-        // Most deliveries get as far as the committer without waiting for anything.
+        // Most deliveries reach the committer without waiting.
         let mut more = false;
         while let Some(Some(delivered)) = self.deliveries.next().now_or_never() {
             more |= self.end(delivered);
@@ -99,14 +99,14 @@ impl Chore for Inbox {
         self.instance.config.poll_ms
     }
 
-    /// Goes on with the deliveries; done when there is room for more messages.
+    /// Drives the deliveries; completes when there is room for more messages.
     async fn work_between_rounds(&mut self) {
         while let Some(delivered) = self.deliveries.next().await {
             if self.end(delivered) || self.full {
                 return;
             }
         }
-        // Nothing is left to deliver until there is a round.
+        // Nothing is left to deliver until the next round.
         std::future::pending().await
     }
 }
@@ -124,38 +124,38 @@ impl Inbox {
         }
     }
 
-    /// Begins to deliver, after what is on its way to the same run.
-    fn begin(&mut self, letter: Letter) {
-        match self.under_way.entry(letter.to) {
-            btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some(letter),
+    /// Begins a delivery, or queues it after the one in progress to the same run.
+    fn begin(&mut self, batch: MessageBatch) {
+        match self.under_way.entry(batch.to) {
+            btree_map::Entry::Occupied(mut before) => *before.get_mut() = Some(batch),
             btree_map::Entry::Vacant(free) => {
                 free.insert(None);
-                let Letter { ns, to, messages, bytes } = letter;
+                let MessageBatch { ns, to, messages, bytes } = batch;
                 let weight = 1 + bytes / BYTES_A_RUN;
                 self.shares.begin(&ns, weight);
                 let (instance, lineage) = (self.instance.clone(), self.lineage.clone());
                 let target = Target { instance, lineage, ns: ns.clone(), to };
-                // A panic on the way concerns the messages of this run alone.
+                // A panic affects only the messages of this run.
                 let delivered = AssertUnwindSafe(async move { target.deliver(messages).await }).catch_unwind();
-                self.deliveries.push(Box::pin(delivered.map(move |came_to| Delivery { ns, to, weight, came_to })));
+                self.deliveries.push(Box::pin(delivered.map(move |result| Delivery { ns, to, weight, result })));
             }
         }
     }
 
-    /// True if the store may have more messages of a namespace that was skipped.
+    /// Finishes a delivery. True if the store may have more messages of a skipped namespace.
     fn end(&mut self, delivery: Delivery) -> bool {
-        let Delivery { ns, to, weight, came_to } = delivery;
+        let Delivery { ns, to, weight, result } = delivery;
         let more = self.shares.end(&ns, weight);
         if let Some(Some(next)) = self.under_way.remove(&to) {
             self.begin(next);
         }
         let instance = &self.instance.config.instance;
-        match came_to {
+        match result {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(instance, run = %to, "messages are delivered again later: {error}"),
+            Ok(Err(error)) => tracing::warn!(instance, run = %to, "could not deliver messages; will retry: {error}"),
             Err(_) => {
                 metrics::counter!("eddyline_bugs_total").increment(1);
-                tracing::error!(instance, run = %to, "the delivery of messages panicked; they are delivered again later");
+                tracing::error!(instance, run = %to, "delivering messages panicked; will retry");
             }
         }
         more
@@ -171,7 +171,7 @@ struct Target {
 }
 
 impl Target {
-    /// In the order in which they were sent.
+    /// Delivers messages in the order in which they were sent.
     async fn deliver(&self, messages: Vec<Message>) -> Result<()> {
         let mut looking = LookBack::of(&*self.instance.store, &self.ns, self.to, &messages).await?;
         let (mut together, mut bytes) = (Vec::new(), 0);
@@ -195,48 +195,47 @@ impl Target {
         self.hand_in(together).await
     }
 
-    /// Hands messages in, to be decided together as far as that fits into one transition, and waits until all are.
+    /// Submits messages together, so that they share transitions as far as they fit, and waits until all are decided.
     async fn hand_in(&self, messages: Vec<(String, Input)>) -> Result<()> {
         if messages.is_empty() {
             return Ok(());
         }
         let (mut orders, mut answers) = (Vec::new(), Vec::new());
         for (id, input) in messages {
-            let (order, answer) = Order::submit(self.to, vec![input], Some(Taken::Message(id.clone())), None);
+            let (order, answer) = Order::submit(self.to, vec![input], Some(Consumed::Message(id.clone())), None);
             orders.push(order);
             answers.push((id, answer));
         }
         self.instance.committing.send(Order::All(orders)).await?;
-        self.heard(answers).await
+        self.await_answers(answers).await
     }
 
-    /// Those that nobody is there to hear are dropped: the run is deleted, or was never started because its start was
-    /// refused.
-    async fn heard(&self, answers: Vec<(String, Answered)>) -> Result<()> {
-        let (mut unheard, mut failed) = (Vec::new(), None);
+    /// Waits for the answers. Drops messages whose run does not exist: it was deleted, or its start was refused.
+    async fn await_answers(&self, answers: Vec<(String, Answered)>) -> Result<()> {
+        let (mut undeliverable, mut failed) = (Vec::new(), None);
         for (id, answer) in answers {
             match answer.await.map_err(|_| EngineError::Stopped)? {
                 Ok(_) => {}
-                Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => unheard.push(id),
+                Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => undeliverable.push(id),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        if !unheard.is_empty() {
-            self.drop_messages(unheard, Vec::new()).await?;
+        if !undeliverable.is_empty() {
+            self.drop_messages(undeliverable, Vec::new()).await?;
         }
         failed.map_or(Ok(()), Err)
     }
 
-    /// A message to itself with what its sender could not know: which of its closed tasks no worker has, or which event
-    /// a new gate has waited for.
+    /// Completes a message of a run to itself with facts from the store: which of its closed tasks are unclaimed, or
+    /// which earlier event opens a new gate.
     async fn completed(&self, id: &str, input: Input, looking: &mut LookBack<'_>) -> Result<Input> {
         match input {
             Input::Drain { .. } => {}
             Input::Continue => return Ok(looking.opening(id).await?.unwrap_or(input)),
             _ => return Ok(input),
         }
-        let beside = self.instance.store.beside(self.to).await?;
-        let unclaimed = beside.tasks.iter().filter(|row| row.closed && row.held.is_none());
+        let pending = self.instance.store.pending(self.to).await?;
+        let unclaimed = pending.tasks.iter().filter(|row| row.closed && row.held.is_none());
         Ok(Input::Drain { unclaimed: unclaimed.map(|row| row.task.fence).collect() })
     }
 
@@ -244,34 +243,34 @@ impl Target {
         let Instance { store, config, flows, .. } = &self.instance;
         match self.lineage.obstacle(&**store, &self.ns, &start, config.max_descendants).await? {
             None => {}
-            // An attached one would be cancelled as soon as it had started.
-            Some(Obstacle::Orphan) => return self.drop_messages(vec![id.to_owned()], Vec::new()).await,
-            Some(Obstacle::Refused(failure)) => return self.refuse(id, &start, failure).await,
+            // An attached child would be cancelled as soon as it started.
+            Some(StartRefusal::Orphan) => return self.drop_messages(vec![id.to_owned()], Vec::new()).await,
+            Some(StartRefusal::Refused(failure)) => return self.refuse(id, &start, failure).await,
         }
         let flow = match flows.find(&**store, &self.ns, flow, None).await {
             Ok(Some(flow)) => flow,
             Ok(None) => {
                 return self.refuse(id, &start, Failure::new(NO_FLOW, format!("there is no flow {flow}"))).await;
             }
-            // Its definition cannot be read, and will not be next time.
+            // The stored definition is unreadable, and a retry would not help.
             Err(EngineError::Bug(why)) => return self.refuse(id, &start, Failure::new(BAD_FLOW, why)).await,
             Err(error) => return Err(error),
         };
         if let Some(failure) = self.bad_input(&flow, &start).await? {
             return self.refuse(id, &start, failure).await;
         }
-        let taken = Some(Taken::Message(id.to_owned()));
+        let taken = Some(Consumed::Message(id.to_owned()));
         let new = NewRun { ns: self.ns.clone(), flow, key: None, tells_line: None };
         let inputs = vec![Input::Start(start.clone())];
         let answer = self.instance.committing.hand_in(self.to, inputs, taken, Some(new)).await?;
-        match self.heard(vec![(id.to_owned(), answer)]).await {
+        match self.await_answers(vec![(id.to_owned(), answer)]).await {
             // If no step waits for it, the start stays in the store until an operator releases it.
             Err(EngineError::Quarantined(why)) if start.parent.or(start.started_by).is_some() => {
                 let failure = Failure::new(quarantine::NOT_STARTED, why);
-                let told = self.refusal(&start, failure);
-                self.commit(vec![id.to_owned()], told, vec![quarantine::forget(self.to)]).await
+                let refusal = self.refusal(&start, failure);
+                self.commit(vec![id.to_owned()], refusal, vec![quarantine::forget(self.to)]).await
             }
-            heard => heard,
+            other => other,
         }
     }
 
@@ -282,7 +281,7 @@ impl Target {
             None => Arc::default(),
         };
         let bytes = start.input.as_ref().map_or(0, |input| input.bytes(self.instance.config.max_shown_bytes()));
-        // Each child has its own: they are checked one at a time, and namespaces take turns.
+        // Each child has its own allowance: they are checked one at a time, and namespaces take turns.
         let mut allowance = Allowance::of_starts();
         let verdict = self.instance.flows.check_input(&self.ns, flow, &input, bytes, &mut allowance).await?;
         Ok(verdict.err().map(|mismatch| {
@@ -290,12 +289,12 @@ impl Target {
                 Mismatch::Invalid(problems) => problems,
                 Mismatch::Exhausted(limit) => vec![limit],
             };
-            let message = format!("the input is not what {} asks for: {}", flow.flow.name, problems.join("; "));
-            Failure::new(BAD_INPUT, message)
+            let (name, problems) = (&flow.flow.name, problems.join("; "));
+            Failure::new(BAD_INPUT, format!("the input does not match the input_schema of {name}: {problems}"))
         }))
     }
 
-    /// It does not start; whoever waits for it is told in the same commit.
+    /// Refuses the start; the same commit sends the failure to the step that waits for it.
     async fn refuse(&self, id: &str, start: &Start, failure: Failure) -> Result<()> {
         self.drop_messages(vec![id.to_owned()], self.refusal(start, failure)).await
     }
@@ -309,7 +308,7 @@ impl Target {
         self.commit(ids, messages, Vec::new()).await
     }
 
-    /// Drops messages to this run, sends others, and changes documents.
+    /// Drops messages to this run, sends messages and changes documents, in one commit.
     async fn commit(&self, ids: Vec<String>, messages: Vec<Message>, documents: Vec<DocumentChange>) -> Result<()> {
         let commit = DocumentCommit {
             ns: self.ns.clone(),
@@ -324,7 +323,7 @@ impl Target {
     }
 }
 
-/// What an input carries with it, as far as that is counted.
+/// The size of an input's payload.
 fn weight(input: &Input) -> usize {
     let bytes = |data: &Data| data.bytes(BYTES_AT_ONCE);
     match input {

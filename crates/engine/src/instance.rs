@@ -1,4 +1,4 @@
-//! What every loop has at hand.
+//! The handles that every loop shares: store, flows, committer, config.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use eddyline_machine::{Millis, RunId};
 use eddyline_store::{CommandId, Store};
 use uuid::Uuid;
 
-use crate::committer::Committing;
+use crate::committer::CommitterHandle;
 use crate::config::Config;
 use crate::events::Published;
 use crate::flows::Flows;
@@ -15,7 +15,7 @@ use crate::flows::Flows;
 pub(crate) struct Instance {
     pub store: Arc<dyn Store>,
     pub flows: Arc<Flows>,
-    pub committing: Committing,
+    pub committing: CommitterHandle,
     pub config: Arc<Config>,
     pub published: Arc<Published>,
 }
@@ -27,7 +27,7 @@ impl Instance {
         CommandId(Uuid::from_bytes(bytes))
     }
 
-    /// A run id that sorts by the moment it was made.
+    /// A new run id (UUIDv7), which sorts by creation time.
     pub fn new_run(&self, now: Millis) -> RunId {
         let mut random = [0; 10];
         random.copy_from_slice(&(self.config.chance)()[..10]);

@@ -1,4 +1,4 @@
-//! Keys, as they are kept. What a key may be used for is the server's to say.
+//! Storage of API keys. The server decides what a key allows.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::error::{EngineError, Result};
 
 const KEY: &str = "key";
 
-/// A key, without the key.
+/// A stored key. It contains only the hash of the secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRecord {
     pub id: String,
-    /// What it is for.
+    /// A label for people.
     pub name: String,
     pub ns: Namespace,
     pub scopes: Vec<String>,
@@ -32,28 +32,28 @@ impl Engine {
         Ok(self.instance.store.now().await?)
     }
 
-    /// How long the store has not answered, though a commit waits for it.
+    /// How long the store has finished no commit although one is in flight.
     pub fn silence_of_store(&self) -> Duration {
         self.bus.silence()
     }
 
-    /// A number that is another one after each change of a key, where the store knows it: as long as it stays the same, no
-    /// key has to be read again.
+    /// A number that changes with each change of a key, if the store has one. While it stays the same, cached keys are
+    /// current.
     pub fn keys_changed(&self) -> Option<u64> {
         self.instance.store.documents_changed()
     }
 
-    /// Whether the store can make commits.
+    /// Whether the store accepts commits.
     pub async fn store_health(&self) -> Result<()> {
         Ok(self.instance.store.health().await?)
     }
 
-    /// Until when nothing is deleted for its age, because the store's time has jumped.
+    /// Until when retention deletes nothing because the store's clock jumped.
     pub async fn deletion_waits(&self) -> Result<Option<Millis>> {
         Ok(self.instance.store.deletion_waits().await?)
     }
 
-    /// A key by its id, whatever its namespace.
+    /// A key by its id, in any namespace.
     pub async fn key(&self, id: &str) -> Result<Option<KeyRecord>> {
         let document = self.instance.document(None, KEY, id).await?;
         document.map(|document| serde_json::from_value(document.body).map_err(damaged)).transpose()
@@ -64,7 +64,7 @@ impl Engine {
         documents.into_iter().map(|document| serde_json::from_value(document.body).map_err(damaged)).collect()
     }
 
-    /// Keeps a new key; false if there is one of that id.
+    /// Stores a new key; false if its id exists.
     pub async fn add_key(&self, key: &KeyRecord) -> Result<bool> {
         self.instance.put(&key.ns, KEY, &key.id, Expect::Absent, Some(json!(key))).await
     }

@@ -5,10 +5,10 @@ use std::sync::{PoisonError, RwLock};
 
 use eddyline_store::Namespace;
 
-/// Namespaces that are counted each for itself. Every label is a series that is kept in memory as long as the process lives,
-/// and anybody may name a namespace where keys are off.
+/// The most namespaces with their own label. Every label is a time series in memory for the life of the process, and
+/// without keys anybody may invent namespaces.
 const MAX_NAMESPACES: usize = 1_000;
-/// The label of all others together. No namespace can have this name.
+/// The label that all other namespaces share. No namespace can have this name.
 const OTHERS: &str = "*";
 
 static COUNTED: RwLock<BTreeSet<String>> = RwLock::new(BTreeSet::new());
@@ -34,7 +34,7 @@ mod tests {
     fn namespaces_beyond_the_limit_are_counted_together() {
         let label = |n: usize| namespace_label(&Namespace::new(&format!("tenant-{n}")));
         let labels: BTreeSet<String> = (0..2 * MAX_NAMESPACES).map(label).collect();
-        // Other tests of the process may have counted some before.
+        // Other tests in this process may have added namespaces before.
         assert!(labels.len() <= MAX_NAMESPACES + 1 && labels.contains(OTHERS), "{} labels", labels.len());
         assert_eq!((label(0), label(2 * MAX_NAMESPACES)), ("tenant-0".to_owned(), OTHERS.to_owned()));
     }

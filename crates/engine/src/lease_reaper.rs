@@ -1,14 +1,14 @@
-//! Attempts whose worker went silent, whose time is over, or that no worker took in time.
+//! Expires attempts whose worker went silent, that timed out, or that no worker claimed in time.
 
 use eddyline_machine::{Expiry, Fence, Input, Millis};
-use eddyline_store::{Change, Due, DueItem, Taken};
+use eddyline_store::{Change, Consumed, Due, DueItem};
 
 use crate::chore::Chore;
 use crate::error::Result;
 use crate::in_flight::InFlight;
 use crate::instance::Instance;
 
-/// The store counts time only while somebody looks, so this is well below [`eddyline_store::UNWATCHED_MS`].
+/// The store counts lease time only while somebody polls it, so this is well below [`eddyline_store::UNWATCHED_MS`].
 const LOOK_MS: Millis = 1_000;
 
 pub(crate) struct LeaseReaper {
@@ -34,7 +34,7 @@ impl Chore for LeaseReaper {
                 let instance = &self.instance.config.instance;
                 tracing::info!(instance, %run, fence = %task.fence, ?why, "attempt expired");
                 let input = Input::Expired { task, why, claim };
-                let taken = Taken::Expiry(task.fence, why);
+                let taken = Consumed::Expiry(task.fence, why);
                 self.in_flight.hand_in(&self.instance, ns, (run, (task.fence, why)), input, taken).await?;
             }
         }

@@ -1,5 +1,5 @@
-//! The engine of Eddyline: the loops that bring what was decided ([`eddyline_machine`]) and what is kept
-//! ([`eddyline_store`]) together. Usable inside any process: see [`Engine`].
+//! The engine of Eddyline: the loops that connect the run state machine ([`eddyline_machine`]) with a store
+//! ([`eddyline_store`]). Usable inside any process: see [`Engine`].
 
 mod act;
 mod assignment;
@@ -7,9 +7,9 @@ mod attention;
 mod backlog;
 mod beat;
 mod bus;
-mod carry;
 mod census;
 mod chore;
+mod claim;
 mod committer;
 mod config;
 mod dispatcher;
@@ -23,15 +23,16 @@ mod flows;
 mod gates;
 mod handled;
 mod health;
-mod hot;
 mod in_flight;
 mod inbox;
+mod inline_payloads;
 mod instance;
 mod keys;
 mod labels;
-mod lack;
 mod lease_reaper;
 mod lineage;
+mod memo_news;
+mod missing_worker;
 mod namespaces;
 mod offload;
 mod quarantine;
@@ -40,10 +41,12 @@ mod read;
 mod reconciler;
 mod report;
 mod retention;
+mod run_cache;
 mod schema;
 mod shares;
 mod shutdown;
 mod start;
+mod task_status;
 mod timeline;
 mod timers;
 mod token;
@@ -53,9 +56,9 @@ mod workers;
 
 pub use act::*;
 pub use assignment::Assignment;
-pub use attention::{Attention, Seen};
-pub use beat::{Holding, MemoAt, TaskId};
+pub use attention::{Attention, RunChanges};
 pub use census::Census;
+pub use claim::{ClaimTasks, PendingClaim, request_named};
 pub use config::*;
 pub use engine::{Engine, LOOPS};
 pub use error::{EngineError, Result};
@@ -69,8 +72,9 @@ pub use namespaces::{NamespaceChange, NamespaceSettings, NamespaceState, Retenti
 pub use quarantine::{Suspicion, quarantined_in};
 pub use queues::{LimitInfo, QueueInfo};
 pub use read::*;
-pub use report::{ClaimTasks, Reported, TaskReport, Waiting, request_named};
+pub use report::{Reported, TaskReport};
 pub use start::{StartRequest, Started};
+pub use task_status::{Holding, MemoAt, TaskId};
 pub use timeline::{Stored, Timeline};
 pub use token::{NotAToken, TaskToken};
 pub use workers::{BroughtFlow, WorkerCounts, WorkerFilter, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus};

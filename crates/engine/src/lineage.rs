@@ -1,10 +1,10 @@
-//! Whether a child may still start: those above it want it, and its tree is not too large.
+//! Checks whether a child may still start: its ancestors still accept children, and its tree is not too large.
 //!
 //! A flow that starts itself grows without end, and a cancel that only follows the messages from parent to child would
-//! never catch up with it. So every start looks at the runs above it: if one of them has ended or is being cancelled, the
-//! child does not start. And the runs that descend from one root are counted.
+//! never catch up with it. So every start checks its ancestors: if one of them has ended or is being cancelled, the
+//! child does not start. The runs that descend from one root are also counted.
 //!
-//! A detached child is on its own as soon as it has started; until then it is a child like any other.
+//! A detached child is independent once it has started; until then it is a child like any other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,75 +20,75 @@ use crate::error::Result;
 const TOO_MANY: &str = "TooManyDescendants";
 const NOT_WANTED: &str = "ParentCancelled";
 
-/// What is known of a run above is used for so long. A parent is always looked at.
+/// How long a cached ancestor is valid. The parent itself is always read.
 const KNOWN_FOR: Duration = Duration::from_millis(100);
-/// Descendants are counted this often; in between, those that are started here are added.
+/// How often descendants are counted; in between, runs that this process starts are added.
 const COUNTED_EVERY: Duration = Duration::from_secs(1);
-/// The first starts in a tree are not counted in the store: most trees never have more.
+/// The first starts in a tree are only counted in memory: most trees never have more.
 const UNCOUNTED: u64 = 64;
-/// Runs of which something is remembered.
+/// The most cached ancestors, and the most cached trees.
 const REMEMBERED: usize = 10_000;
 
-/// A cache: what is true is in the store.
+/// Caches what the store says about ancestors and trees.
 #[derive(Debug, Default)]
 pub(crate) struct Lineage {
-    runs: Mutex<HashMap<RunId, Seen>>,
+    runs: Mutex<HashMap<RunId, CheckedAncestor>>,
     trees: Mutex<HashMap<RunId, Tree>>,
 }
 
-/// The runs that descend from one.
+/// The descendants of one root.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tree {
     counted: Option<Instant>,
-    /// As many as were counted, and those that were started here since.
+    /// The last count, plus the runs that this process started since.
     runs: u64,
 }
 
-/// A run as it was when it was last looked at.
+/// A run as of its last read.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct CheckedAncestor {
     at: Instant,
     takes_children: bool,
     parent: Option<RunId>,
 }
 
-/// What stands in the way of a start.
+/// Why a child does not start.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Obstacle {
+pub(crate) enum StartRefusal {
     /// Its parent has ended, or its step was cancelled: nobody waits for it.
     Orphan,
     Refused(Failure),
 }
 
 impl Lineage {
-    /// What stands in the way of starting a run in its tree.
+    /// Why a run may not start in its tree, if so.
     pub async fn obstacle(
         &self,
         store: &dyn Store,
         ns: &Namespace,
         start: &Start,
         most: u64,
-    ) -> Result<Option<Obstacle>> {
+    ) -> Result<Option<StartRefusal>> {
         if let Some(parent) = start.asked_by() {
             let (seen, summary) = self.look_at(store, parent.run).await?;
             let Some(Summary { header, .. }) = summary.filter(|summary| summary.header.wants(start)) else {
-                return Ok(Some(Obstacle::Orphan));
+                return Ok(Some(StartRefusal::Orphan));
             };
-            // What becomes of the runs above one that has completed is nothing to its detached children.
+            // The detached children of a completed run do not depend on the runs above it.
             if !header.has_completed() && !self.is_wanted(store, seen.parent, start.depth).await? {
-                let message = "a run above it has ended or is being cancelled";
-                return Ok(Some(Obstacle::Refused(Failure::new(NOT_WANTED, message))));
+                let message = "an ancestor run has ended or is being cancelled";
+                return Ok(Some(StartRefusal::Refused(Failure::new(NOT_WANTED, message))));
             }
         }
         let Some(root) = start.root else { return Ok(None) };
         if self.count(store, ns, root).await? <= most {
             return Ok(None);
         }
-        let message = format!("{most} runs descend from run {root} already, and that is the limit");
-        Ok(Some(Obstacle::Refused(Failure::new(TOO_MANY, message))))
+        let message = format!("run {root} already has {most} descendants, which is the limit");
+        Ok(Some(StartRefusal::Refused(Failure::new(TOO_MANY, message))))
     }
 
-    /// Whether all runs from one upwards take children. There are as many of them as the child is deep.
+    /// Whether a run and all its ancestors, at most `depth` of them, accept children.
     async fn is_wanted(&self, store: &dyn Store, from: Option<RunId>, depth: u32) -> Result<bool> {
         let mut above = from;
         for _ in 0..depth {
@@ -106,10 +106,10 @@ impl Lineage {
         Ok(true)
     }
 
-    async fn look_at(&self, store: &dyn Store, run: RunId) -> Result<(Seen, Option<Summary>)> {
+    async fn look_at(&self, store: &dyn Store, run: RunId) -> Result<(CheckedAncestor, Option<Summary>)> {
         let summary = store.summary(run).await?;
         let header = summary.as_ref().map(|summary| &summary.header);
-        let seen = Seen {
+        let seen = CheckedAncestor {
             at: Instant::now(),
             takes_children: header.is_some_and(|header| header.takes_children()),
             parent: header.and_then(|header| header.parent).map(|parent| parent.run),
@@ -122,7 +122,7 @@ impl Lineage {
         Ok((seen, summary))
     }
 
-    /// How many runs descend from a root, with this one.
+    /// How many runs descend from a root, including the one to be started.
     async fn count(&self, store: &dyn Store, ns: &Namespace, root: RunId) -> Result<u64> {
         if let Some(runs) = self.one_more(root) {
             return Ok(runs);
@@ -133,7 +133,7 @@ impl Lineage {
         Ok(runs)
     }
 
-    /// How many there are with one more, unless they are to be counted.
+    /// Adds one run and returns the number; None if they have to be counted in the store.
     fn one_more(&self, root: RunId) -> Option<u64> {
         let mut trees = self.trees();
         if trees.len() >= REMEMBERED {
@@ -148,12 +148,12 @@ impl Lineage {
         if known {
             return Some(tree.runs);
         }
-        // Others go on with the old number until this count is there: one count at a time is enough.
+        // Other starts use the old number until this count is done: one count at a time is enough.
         tree.counted = Some(Instant::now());
         None
     }
 
-    fn runs(&self) -> MutexGuard<'_, HashMap<RunId, Seen>> {
+    fn runs(&self) -> MutexGuard<'_, HashMap<RunId, CheckedAncestor>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

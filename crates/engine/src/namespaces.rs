@@ -14,24 +14,25 @@ use crate::error::{EngineError, Result};
 use crate::events::kept_events;
 use crate::instance::Instance;
 
-/// The settings of a namespace that was made, or that has settings of its own; its id is the namespace's name.
+/// The kind of documents that hold a namespace's settings, by its name. A created namespace has one even without
+/// settings.
 pub(crate) const NAMESPACE: &str = "namespace";
-/// A document of this kind disables the namespace that it is named after. There are few of them, so whoever lets requests
-/// in reads them all.
+/// The kind of documents that disable the namespace of the same name. There are few, so the server reads all of them to
+/// admit requests.
 const DISABLED: &str = "disabled-namespace";
-/// How often a change is tried while others change the same namespace.
+/// How often a change is retried while others change the same namespace.
 const TRIES: usize = 100;
-/// Nothing is kept for less: what has just ended could not be read by whoever waits for it.
+/// The shortest retention: otherwise a run could be deleted before a caller that waits for it has read its result.
 const SHORTEST_RETENTION_MS: Millis = 1_000;
 
-/// What is set for a namespace. What is not set there is as the server says.
+/// The settings of a namespace. The server's settings apply where it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamespaceSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Millis>,
     pub retention: RetentionSettings,
-    /// So many tasks wait to be claimed before starts are refused.
+    /// Starts are refused while this many tasks wait to be claimed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backlog: Option<usize>,
 }
@@ -51,11 +52,11 @@ pub struct RetentionSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceState {
     pub settings: NamespaceSettings,
-    /// Nobody with a key of it is let in.
+    /// Its keys are rejected.
     pub disabled: bool,
 }
 
-/// What becomes of the settings of a namespace. `None` leaves a setting as it is, `Some(None)` resets it to the server's.
+/// A change of a namespace's settings. `None` leaves a setting as it is, `Some(None)` resets it to the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceChange {
     pub timelines_ms: Option<Option<Millis>>,
@@ -66,7 +67,7 @@ pub struct NamespaceChange {
 }
 
 impl RetentionSettings {
-    /// What applies, with the server's settings where the namespace has none.
+    /// The effective retention: the server's settings where the namespace has none.
     pub fn over(&self, server: Retention) -> Retention {
         Retention {
             every_ms: server.every_ms,
@@ -78,19 +79,22 @@ impl RetentionSettings {
 }
 
 impl Retention {
-    /// Why things cannot be kept for so long.
+    /// Why this retention is invalid, if it is.
     pub fn problem(&self) -> Option<String> {
         let Retention { timelines_ms, runs_ms, events_ms, .. } = *self;
         for (what, ms) in [("timelines", timelines_ms), ("runs", runs_ms), ("events", events_ms)] {
             if !(SHORTEST_RETENTION_MS..=MAX_WAIT_MS).contains(&ms) {
                 let least = span(SHORTEST_RETENTION_MS);
-                return Some(format!("{what} cannot be kept for {}: at least {least}, at most ten years", span(ms)));
+                return Some(format!(
+                    "{what} cannot be kept for {}: use at least {least}, at most ten years",
+                    span(ms)
+                ));
             }
         }
         (timelines_ms > runs_ms).then(|| {
             format!(
-                "timelines would be kept for {} and their runs for {}: a timeline goes with its run at the latest, so \
-                 keep runs for at least as long as timelines",
+                "timelines would be kept for {} and their runs for {}: a timeline is deleted with its run, so keep \
+                 runs at least as long as timelines",
                 span(timelines_ms),
                 span(runs_ms)
             )
@@ -113,7 +117,7 @@ impl NamespaceChange {
 }
 
 impl Engine {
-    /// Namespaces that were made, or in which something is registered, by name.
+    /// Namespaces that were created, or in which something was registered or published, by name.
     pub async fn namespaces(&self) -> Result<BTreeMap<Namespace, NamespaceState>> {
         let mut found = BTreeMap::from([(Namespace::default(), NamespaceState::default())]);
         for (ns, _) in kept_events(&*self.instance.store).await? {
@@ -128,7 +132,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// A namespace, if it was made or something is registered there.
+    /// A namespace, if it was created or something was registered or published there.
     pub async fn namespace(&self, ns: &Namespace) -> Result<Option<NamespaceState>> {
         let document = self.instance.document(Some(&Namespace::default()), NAMESPACE, ns.as_str()).await?;
         let settings = document.map(|document| read(&document.body)).transpose()?;
@@ -141,13 +145,13 @@ impl Engine {
         Ok(Some(NamespaceState { settings: settings.unwrap_or_default(), disabled }))
     }
 
-    /// Makes a namespace; false if it is there.
+    /// Creates a namespace; false if it exists.
     pub async fn add_namespace(&self, ns: &Namespace, at: Millis) -> Result<bool> {
         let body = json!(NamespaceSettings { created_at: Some(at), ..NamespaceSettings::default() });
         self.instance.put(&Namespace::default(), NAMESPACE, ns.as_str(), Expect::Absent, Some(body)).await
     }
 
-    /// Changes the settings of a namespace; how they are then.
+    /// Changes the settings of a namespace, and returns the new ones.
     pub async fn change_namespace(&self, ns: &Namespace, change: NamespaceChange) -> Result<NamespaceState> {
         if *ns == Namespace::default() && change.disabled == Some(true) {
             let message = "the namespace default cannot be disabled: nobody could enable it again";
@@ -200,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// The namespaces whose keys are refused.
+    /// The namespaces whose keys are rejected.
     pub async fn disabled_namespaces(&self) -> Result<BTreeSet<Namespace>> {
         let documents = self.instance.all_documents(&Namespace::default(), DISABLED).await?;
         Ok(documents.into_iter().map(|document| Namespace::new(&document.key.id)).collect())
@@ -242,11 +246,9 @@ mod tests {
         assert_eq!(server.problem(), None);
         let set = |timelines_ms, runs_ms| RetentionSettings { timelines_ms, runs_ms, events_ms: None }.over(server);
         assert_eq!(set(Some(DAY_MS), Some(DAY_MS)).problem(), None);
-        assert!(
-            set(Some(31 * DAY_MS), None).problem().is_some_and(|said| said.contains("kept for 31d and their runs"))
-        );
-        assert!(set(None, Some(DAY_MS)).problem().is_some_and(|said| said.contains("7d")));
-        assert!(set(Some(999), None).problem().is_some_and(|said| said.contains("at least 1s")));
+        assert!(set(Some(31 * DAY_MS), None).problem().is_some_and(|why| why.contains("kept for 31d and their runs")));
+        assert!(set(None, Some(DAY_MS)).problem().is_some_and(|problem| problem.contains("7d")));
+        assert!(set(Some(999), None).problem().is_some_and(|problem| problem.contains("at least 1s")));
     }
 
     #[test]

@@ -1,6 +1,5 @@
-//! Work that takes longer than a moment and belongs to a tenant, such as the check of a large input: each piece runs on a
-//! thread of its own that has the stack for it. Only a few run at a time, and one of each namespace, so nobody waits for
-//! more than one piece of another tenant's work.
+//! Runs long work on behalf of a namespace, such as the check of a large input, each piece on its own thread with a
+//! large stack. Only a few pieces run at a time, and one per namespace, so that tenants do not delay each other much.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,12 +10,12 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::{EngineError, Result};
 
-/// Pieces of work of all namespaces that run at the same time.
+/// How many pieces of work run at the same time, over all namespaces.
 const AT_A_TIME: usize = 4;
-/// Enough for the longest row of subschemas at each level of the deepest payload, with much to spare. Only what is used
-/// of it takes memory.
+/// Far more than the longest chain of subschemas needs at each level of the deepest payload. Only the used part takes
+/// memory.
 const STACK_BYTES: usize = 64 << 20;
-/// When to come back, if there is no thread to be had.
+/// When a caller may retry if no thread can be started.
 const RETRY_AFTER_MS: Millis = 1_000;
 
 #[derive(Debug)]
@@ -32,11 +31,11 @@ impl Default for Offload {
 }
 
 impl Offload {
-    /// Runs the work on another thread and waits for what comes of it.
+    /// Runs the work on another thread and waits for the result.
     pub async fn run<T: Send + 'static>(&self, ns: &Namespace, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let stopped = |_| EngineError::Stopped;
         let turns = self.turns(ns);
-        // They go with the thread, which runs to its end even if nobody waits for it any more.
+        // The permits move into the thread, which runs to its end even if the caller stops waiting.
         let own_turn = turns.acquire_owned().await.map_err(stopped)?;
         let turn = self.all.clone().acquire_owned().await.map_err(stopped)?;
         let (answer, answered) = oneshot::channel();
@@ -50,8 +49,8 @@ impl Offload {
             message: format!("the server could not do this now: {why}"),
             retry_after_ms: RETRY_AFTER_MS,
         };
-        started.map_err(|error| failed(format!("no thread can be started: {error}")))?;
-        answered.await.map_err(|_| failed("the thread that worked on it stopped".to_owned()))
+        started.map_err(|error| failed(format!("could not start a thread: {error}")))?;
+        answered.await.map_err(|_| failed("the thread stopped unexpectedly".to_owned()))
     }
 
     fn turns(&self, ns: &Namespace) -> Arc<Semaphore> {
@@ -66,8 +65,8 @@ impl Offload {
     }
 }
 
-/// Runs the work on a thread with a large stack and waits for it, on a thread that may wait. Nothing, if there is no thread
-/// to be had or it panicked.
+/// Runs the work on a thread with a large stack, blocking the calling thread. None if no thread could be started or it
+/// panicked.
 pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("eddyline-offload".to_owned()).stack_size(STACK_BYTES);

@@ -1,8 +1,8 @@
-//! Runs that ended the process. Before anything is decided, the store notes on which runs ([`Handling`]). A process that
-//! dies leaves the note, and the next one suspects these runs: each is handled alone. One that was being handled alone
-//! when the process died again is quarantined: it is not decided on until an operator releases it. A run that is started by
-//! a message is suspected in the same way before it is stored; if it is quarantined, it does not start, and the step that
-//! waits for it fails.
+//! Quarantine for runs whose decisions kill the process. Before runs are decided, the store notes their ids
+//! ([`Handling`]). A process that dies leaves the note behind, and the next process suspects these runs: each is
+//! decided alone. A suspect that was being decided alone when the process died again is quarantined: nothing is decided
+//! on it until an operator releases it. A run that a message starts is suspected in the same way before it is stored;
+//! if it is quarantined, it does not start, and the step that waits for it fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,41 +22,41 @@ use crate::error::{EngineError, Result};
 use crate::instance::Instance;
 use crate::shutdown::Shutdown;
 
-/// The kind of the documents that keep suspicions, each under its run's id.
+/// The kind of documents that hold suspicions, by run id.
 const SUSPECT: &str = "suspect";
-/// So many deaths, the last of them while the run was handled alone, put it into quarantine.
+/// A run is quarantined after this many deaths, the last of them while it was decided alone.
 const DEATHS: u32 = 2;
 
-/// What is known of a run that was being handled when the process died.
+/// The record of a run that was being decided when a process died.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspicion {
-    /// How many processes died while they handled it.
+    /// How many processes died while deciding on it.
     pub deaths: u32,
-    /// It was handled alone when the last one died, and not for the first time: nothing is decided on it any more.
+    /// The last process died while deciding it alone, and not for the first time: nothing is decided on it any more.
     pub quarantined: bool,
     /// When the last of these deaths was noticed.
     pub at: Millis,
 }
 
-/// What whoever sends something to a run in quarantine is told.
+/// The error for inputs of a quarantined run.
 pub(crate) fn refusal(run: RunId, deaths: u32) -> EngineError {
     EngineError::Quarantined(format!(
-        "run {run} is quarantined: {deaths} processes ended while they handled it. Resume it to try again, or cancel it"
+        "run {run} is quarantined: {deaths} processes died while handling it; resume it to try again, or cancel it"
     ))
 }
 
-/// The same of a run that is not there yet.
+/// The same for a run that is not stored yet.
 pub(crate) fn refusal_to_start(run: RunId, deaths: u32) -> EngineError {
-    EngineError::Quarantined(format!("run {run} is not started: {deaths} processes ended while they started it"))
+    EngineError::Quarantined(format!("run {run} is not started: {deaths} processes died while starting it"))
 }
 
-/// The kind of failure of a child that is not started for that reason.
+/// The kind of failure of a child that is quarantined before it starts.
 pub(crate) const NOT_STARTED: &str = "Quarantined";
 
-/// How long to wait before the store is asked again.
+/// How long to wait before asking the store again.
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
-/// The runs that are suspected, after what the last process noted is added to what was known.
+/// The suspected runs: those in the store, plus those in the note of the last process.
 async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
     let noted = instance.store.handled_before();
     let mut known = Map::default();
@@ -65,14 +65,14 @@ async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
             Some(_) => {
                 known.insert(run, suspicion);
             }
-            // It has ended since: there is nothing to suspect any more.
+            // It has ended since, so the suspicion is deleted.
             None => {
                 instance.put(&ns, SUSPECT, &run.to_string(), Expect::Any, None).await?;
             }
         }
     }
-    // Suspects are decided on one at a time. So if one of them was, it is to blame, and not the others that were decided
-    // on beside it for the first time.
+    // Suspects are decided one at a time. So if the note contains one suspect, it is to blame, and not the runs that
+    // were decided next to it for the first time.
     let mut blamed: Vec<RunId> = noted.runs().collect();
     if blamed.iter().filter(|run| known.contains_key(*run)).count() == 1 {
         blamed.retain(|run| known.contains_key(run));
@@ -85,34 +85,34 @@ async fn suspects(instance: &Instance) -> Result<Map<RunId, Suspicion>> {
         let deaths = known.get(&run).map_or(0, |suspicion| suspicion.deaths) + 1;
         let suspicion = Suspicion { deaths, quarantined: alone && deaths >= DEATHS, at: now };
         match suspicion.quarantined {
-            true => tracing::error!(%run, deaths, "quarantined: the process ended while it handled this run alone"),
-            false => tracing::warn!(%run, deaths, "the last process ended while it handled this run"),
+            true => tracing::error!(%run, deaths, "quarantined: the last process died while handling this run alone"),
+            false => tracing::warn!(%run, deaths, "the last process died while handling this run"),
         }
         instance.put(&ns, SUSPECT, &run.to_string(), Expect::Any, Some(json!(suspicion))).await?;
         known.insert(run, suspicion);
     }
-    // Noted for good: a process that dies before it handles anything adds nothing.
+    // The suspicions are stored, so clear the note: if this process dies before deciding anything, it adds no deaths.
     instance.store.note_handling(&Handling::default());
     Ok(known)
 }
 
-/// The namespace of a run that something can still be decided on: it has not ended, or its start waits to be delivered.
+/// The namespace of a run that can still be decided: it has not ended, or its start message waits to be delivered.
 async fn namespace_of(store: &dyn Store, run: RunId) -> Result<Option<Namespace>> {
     if let Some(summary) = store.summary(run).await? {
         return Ok(summary.ended_at.is_none().then(|| summary.ns.clone()));
     }
-    let beside = store.beside(run).await?;
-    let starts = beside.messages.iter().any(|message| matches!(message.body, MessageBody::Start { .. }));
-    Ok(beside.unstored_in.filter(|_| starts))
+    let pending = store.pending(run).await?;
+    let starts = pending.messages.iter().any(|message| matches!(message.body, MessageBody::Start { .. }));
+    Ok(pending.unstored_in.filter(|_| starts))
 }
 
-/// The same, tried until the store answers. The instance is let go of before anything is decided: who has one can send
-/// orders, and the committer goes on for as long as somebody can.
+/// The same, retried until the store answers. Takes the instance by value, so that it is dropped before the committer
+/// runs: the committer runs as long as somebody holds a sender of orders.
 pub(crate) async fn suspects_in_time(instance: Instance, mut shutdown: Shutdown) -> Map<RunId, Suspicion> {
     loop {
         match suspects(&instance).await {
             Ok(suspects) => return suspects,
-            Err(error) => tracing::warn!("it is not known yet which runs are suspected: {error}"),
+            Err(error) => tracing::warn!("could not read the suspected runs; will retry: {error}"),
         }
         tokio::select! {
             () = tokio::time::sleep(AFTER_ERROR) => {}
@@ -121,7 +121,7 @@ pub(crate) async fn suspects_in_time(instance: Instance, mut shutdown: Shutdown)
     }
 }
 
-/// The runs of a store that are quarantined, of one namespace or of all, by their ids.
+/// The quarantined runs of a store, of one namespace or of all, by id.
 pub async fn quarantined_in(store: &dyn Store, ns: Option<&Namespace>) -> Result<Vec<(Summary, Suspicion)>> {
     let mut found = Vec::new();
     for (_, run, suspicion) in read(store, ns).await? {
@@ -154,8 +154,8 @@ async fn read(store: &dyn Store, ns: Option<&Namespace>) -> Result<Vec<(Namespac
     }
 }
 
-/// Tells the committer which runs other processes suspect or have released: a suspicion is a document of the store, and
-/// the process that wrote it need not be this one. Where no other process can change the store, there is nothing to do.
+/// The loop that tells the committer which runs other processes suspect or have released. It does nothing if no other
+/// process can change the store.
 pub(crate) struct Suspects {
     instance: Instance,
 }
@@ -173,7 +173,7 @@ impl Chore for Suspects {
         if self.instance.store.documents_changed().is_some() {
             return Ok(None);
         }
-        // What this process itself changes while the documents are read is newer than they are.
+        // Changes that this process makes while the documents are read are newer than what is read.
         let as_of = self.instance.committing.suspicions_changed();
         let known =
             read(&*self.instance.store, None).await?.into_iter().map(|(_, run, suspicion)| (run, suspicion)).collect();
@@ -190,13 +190,13 @@ impl Chore for Suspects {
     }
 }
 
-/// There is nothing to suspect any more.
+/// Deletes the suspicion of a run.
 pub(crate) fn forget(run: RunId) -> DocumentChange {
     let key = DocumentKey::new(SUSPECT, run.to_string());
     DocumentChange { key, expect: Expect::Any, body: None, due: None }
 }
 
-/// The run was handled, and the process is still there.
+/// Clears a suspect: the run was decided, and the process survived.
 pub(crate) async fn absolve(store: Arc<dyn Store>, command: CommandId, ns: Namespace, run: RunId) {
     let commit = DocumentCommit {
         ns,
@@ -207,25 +207,25 @@ pub(crate) async fn absolve(store: Arc<dyn Store>, command: CommandId, ns: Names
         drops: Vec::new(),
     };
     if let Err(error) = store.commit(vec![Command::Documents(commit)], Vec::new()).await {
-        tracing::warn!(%run, "the run is still suspected: {error}");
+        tracing::warn!(%run, "could not delete the suspicion of this run: {error}");
     }
 }
 
 impl Engine {
-    /// Why nothing is decided on a run, if it is quarantined.
+    /// The suspicion of a run, if it is quarantined.
     pub async fn quarantine(&self, ns: &Namespace, run: RunId) -> Result<Option<Suspicion>> {
         let document = self.instance.document(Some(ns), SUSPECT, &run.to_string()).await?;
         let suspicion = document.and_then(|document| serde_json::from_value::<Suspicion>(document.body).ok());
         Ok(suspicion.filter(|suspicion| suspicion.quarantined))
     }
 
-    /// The runs of a namespace that are quarantined, by their ids.
+    /// The quarantined runs of a namespace, by id.
     pub async fn quarantined(&self, ns: &Namespace) -> Result<Vec<(Summary, Suspicion)>> {
         quarantined_in(&*self.instance.store, Some(ns)).await
     }
 
-    /// Lets a run out of quarantine, if it is in it. It is still handled alone, and goes back there if another process
-    /// ends because of it.
+    /// Releases a run from quarantine; false if it is not quarantined. It is still decided alone, and quarantined again
+    /// if another process dies while deciding it.
     pub(crate) async fn release_from_quarantine(&self, ns: &Namespace, run: RunId) -> Result<bool> {
         let Some(suspicion) = self.quarantine(ns, run).await? else { return Ok(false) };
         let released = Suspicion { quarantined: false, ..suspicion };

@@ -1,4 +1,4 @@
-//! Queues and limits: their rules, and how they are.
+//! Queues and limits: their rules and their state.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::error::{EngineError, Result};
 pub struct QueueInfo {
     pub state: QueueState,
     pub rules: QueueRules,
-    /// Why its rules can't be read; it is paused then.
+    /// Why its rules can't be read, in which case it is paused.
     pub fault: Option<String>,
 }
 
@@ -24,9 +24,9 @@ pub struct QueueInfo {
 pub struct LimitInfo {
     pub name: String,
     pub rules: LimitRules,
-    /// A worker asked to slow it down: until then nothing passes it, unless its rules are set anew or deleted.
+    /// A worker closed the limit until this time: nothing passes before, unless its rules are set again or deleted.
     pub closed_until: Option<Millis>,
-    /// Why its rules can't be read; nothing passes it then.
+    /// Why its rules can't be read, in which case nothing passes it.
     pub fault: Option<String>,
 }
 
@@ -57,12 +57,12 @@ impl Engine {
         })
     }
 
-    /// Changes the rules of a queue, whatever others change at the same time.
+    /// Changes the rules of a queue, retrying if others change them concurrently.
     pub async fn set_queue(&self, ns: &Namespace, name: &str, change: impl Fn(&mut QueueRules)) -> Result<()> {
         self.set_rules(ns, kind::QUEUE, name, QueueRules::read, change).await
     }
 
-    /// Limits that have rules, or that workers asked to slow down, by name.
+    /// Limits that have rules or that workers closed, by name.
     pub async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitInfo>> {
         let mut limits: BTreeMap<String, LimitInfo> = BTreeMap::new();
         for document in self.instance.all_documents(ns, kind::LIMIT).await? {
@@ -77,12 +77,12 @@ impl Engine {
         Ok(limits.into_values().collect())
     }
 
-    /// Sets the rules of a limit, and lifts what workers asked for.
+    /// Sets the rules of a limit, and reopens it if a worker closed it.
     pub async fn set_limit(&self, ns: &Namespace, name: &str, new: LimitRules) -> Result<()> {
         self.set_rules(ns, kind::LIMIT, name, LimitRules::read, |rules| *rules = new.clone()).await
     }
 
-    /// Takes the rules of a limit away, and what workers asked for: what names it passes.
+    /// Deletes the rules of a limit and reopens it: tasks that name it pass freely.
     pub async fn delete_limit(&self, ns: &Namespace, name: &str) -> Result<()> {
         let ruled = self.instance.document(Some(ns), kind::LIMIT, name).await?.is_some();
         if !ruled && !self.instance.store.limits(ns).await?.iter().any(|limit| limit.name == name) {

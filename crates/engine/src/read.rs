@@ -1,4 +1,4 @@
-//! What can be read of runs. Everything is read from the store.
+//! Reads runs, steps and results from the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use eddyline_language::time::iso;
 use eddyline_machine::explain::{Bound, Explanation, Lack, WaitsFor, explain};
-use eddyline_machine::run::{Activation, End, Header, Outcome, Run};
+use eddyline_machine::run::{Activation, End, Header, Run, RunOutcome};
 use eddyline_machine::view::{AttemptView, RunView, StepView};
 use eddyline_machine::{ActId, Data, Failure, Fence, Millis, Numbered, RunId, Status, TimerKind};
 use eddyline_store::{Found, MAX_PAGE, Namespace, Page, RunFilter, Summary, TaskRow, TimerRow};
@@ -18,14 +18,14 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::flows::Registered;
 
-/// A reader looks again after this long even if no hint came.
+/// How often a waiting reader polls the store, even without a hint.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// How many runs a chain of continued runs is followed along.
+/// The most runs of a chain of continued runs that are followed.
 const MAX_CHAIN: usize = 10_000;
 /// A page of steps ends when its payloads have this many bytes.
 const MAX_PAGE_BYTES: usize = 4 << 20;
 
-/// A run as its header tells it.
+/// A run with its payloads and what it waits for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunInfo {
     pub summary: Summary,
@@ -34,7 +34,7 @@ pub struct RunInfo {
     pub input: Option<Value>,
     pub output: Option<Value>,
     pub error: Option<Failure>,
-    /// Names of the events that it emitted, each once, in the order of their first emits.
+    /// The names of the events that it emitted, in the order of their first emit.
     pub emitted_events: Vec<String>,
     /// The activations that have not ended, with what they wait for.
     pub waiting_for: Vec<(String, WaitsFor)>,
@@ -46,9 +46,9 @@ pub struct RunInfo {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepInfo {
     pub activation: String,
-    /// As the definition names it.
+    /// The step's name in the definition.
     pub step: String,
-    /// As the analysis of its flow, or the memo of a code run, calls it.
+    /// The kind of the step in the flow, or of the memo entry of a code run.
     pub kind: &'static str,
     pub status: &'static str,
     pub attempts: Vec<AttemptView>,
@@ -60,7 +60,7 @@ pub struct StepInfo {
     pub waits_for: Option<WaitsFor>,
     /// The run that it started.
     pub child: Option<RunId>,
-    /// When its next attempt is made.
+    /// When its next attempt begins.
     pub retry_at: Option<String>,
     /// The queue of its tasks.
     pub queue: Option<String>,
@@ -69,24 +69,24 @@ pub struct StepInfo {
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunResult {
-    /// The run that ended, where the one asked for was continued.
+    /// The run that ended: the last of the chain if the run was continued.
     pub run: RunId,
     pub status: Status,
     pub output: Option<Value>,
     pub error: Option<Failure>,
 }
 
-/// How it stands with a run, or with the last of those that it was continued as.
+/// The status of a run, or of the last run of its chain.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
     Ended(RunResult),
     GoesOn { run: RunId, status: Status },
 }
 
-/// A run as it was last seen.
+/// A run as of its last read.
 enum Watched {
     Ended(Box<Header>),
-    GoesOn(Status),
+    Running(Status),
 }
 
 impl Engine {
@@ -112,17 +112,18 @@ impl Engine {
         Ok(RunInfo { status, summary, input, output, error, emitted_events, waiting_for, attempts })
     }
 
-    /// Runs, newest first; `next` of the page is the position of the last one.
+    /// Runs, newest first. The next page begins after the position of the last one.
     pub async fn list(&self, ns: &Namespace, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
         Ok(self.instance.store.runs(Some(ns), filter, page).await?)
     }
 
-    /// Every step that has come into being, in the order in which that happened, with what it waits for.
+    /// All activations in order of creation, with what they wait for.
     pub async fn steps(&self, ns: &Namespace, run: RunId) -> Result<Vec<StepInfo>> {
         Ok(self.steps_within(ns, run, 0, usize::MAX, usize::MAX).await?.0)
     }
 
-    /// Some of them, from a place on: up to `limit`, fewer where their payloads are large. And how many there are in all.
+    /// A page of them beginning at index `from`: up to `limit`, fewer if their payloads are large. Also returns the
+    /// total.
     pub async fn steps_from(
         &self,
         ns: &Namespace,
@@ -181,7 +182,7 @@ impl Engine {
         Ok((steps, total))
     }
 
-    /// What an activation was given, and what it came to; what is too large is shown by reference.
+    /// The input and output of an activation; large payloads are shown as references.
     async fn payloads(
         &self,
         run: RunId,
@@ -206,7 +207,7 @@ impl Engine {
         Ok((input, output))
     }
 
-    /// The end of a run, if it comes within `wait`. A run that was continued is followed to its last part.
+    /// The result of a run, if it ends within `wait`. Follows a continued run to the last run of its chain.
     pub async fn result(&self, ns: &Namespace, run: RunId, wait: Duration) -> Result<Option<RunResult>> {
         Ok(match self.wait_for_end(ns, run, wait).await? {
             Standing::Ended(result) => Some(result),
@@ -214,14 +215,14 @@ impl Engine {
         })
     }
 
-    /// The same, with how it stands where the end does not come.
+    /// The same, with the status of the run if it does not end in time.
     pub async fn wait_for_end(&self, ns: &Namespace, run: RunId, wait: Duration) -> Result<Standing> {
         let until = Instant::now() + wait;
         let mut at = run;
         for _ in 0..MAX_CHAIN {
             let header = match self.watch_for_end(ns, at, at != run, until).await? {
                 Watched::Ended(header) => header,
-                Watched::GoesOn(status) => return Ok(Standing::GoesOn { run: at, status }),
+                Watched::Running(status) => return Ok(Standing::GoesOn { run: at, status }),
             };
             if let Some(next) = header.continued_as {
                 at = next;
@@ -236,14 +237,14 @@ impl Engine {
         Err(continued_too_often(run))
     }
 
-    /// The last of the runs that a run was continued as, as far as they are there.
+    /// The last stored run of the chain that a run was continued as.
     pub(crate) async fn last_of_chain(&self, ns: &Namespace, run: RunId) -> Result<RunId> {
         let (mut last, mut header) = (run, self.summary(ns, run).await?.header);
         for _ in 0..MAX_CHAIN {
             let Some(next) = header.continued_as else { return Ok(last) };
             header = match self.summary(ns, next).await {
                 Ok(summary) => summary.header,
-                // What starts it is on its way.
+                // Its start message is not delivered yet.
                 Err(EngineError::NotFound { .. }) => return Ok(last),
                 Err(error) => return Err(error),
             };
@@ -252,8 +253,8 @@ impl Engine {
         Err(continued_too_often(run))
     }
 
-    /// The header of a run when it has ended, if it does so in time. What continues a run is started by a message, which
-    /// may be on its way: such a run is waited for as well.
+    /// Waits for the end of a run. With `continues`, the run may not be stored yet, because the message that starts it
+    /// is not delivered; that is waited for as well.
     async fn watch_for_end(&self, ns: &Namespace, run: RunId, continues: bool, until: Instant) -> Result<Watched> {
         let ending = self.bus.listen_for_end(run);
         let mut first = true;
@@ -264,13 +265,13 @@ impl Engine {
             if let Some(header) = ending.header(ns) {
                 return Ok(Watched::Ended(Box::new(header.clone())));
             }
-            // Of a run that was seen going on just now its end is waited for without a look. Before it is said that the end
-            // has not come, there is one.
+            // If the run was just seen running, wait for its end without reading the store. Always read the store
+            // before answering that it has not ended.
             let over = Instant::now() >= until || self.stopping.is_now();
-            if over || !first || !self.bus.goes_on(ns, run) {
+            if over || !first || !self.bus.may_be_running(ns, run) {
                 let status = match self.summary(ns, run).await {
                     Ok(summary) if summary.ended_at.is_some() => {
-                        self.bus.does_not_go_on(run);
+                        self.bus.forget_running(run);
                         return Ok(Watched::Ended(Box::new(summary.header)));
                     }
                     Ok(summary) => summary.header.status(),
@@ -278,7 +279,7 @@ impl Engine {
                     Err(error) => return Err(error),
                 };
                 if over || Instant::now() >= until || self.stopping.is_now() {
-                    return Ok(Watched::GoesOn(status));
+                    return Ok(Watched::Running(status));
                 }
             }
             first = false;
@@ -296,7 +297,7 @@ impl Engine {
         Ok(self.instance.store.records(run, after, limit).await?)
     }
 
-    /// Follows a timeline from a position on, to its end.
+    /// Follows a timeline from record number `after` to its end.
     pub async fn follow(&self, ns: &Namespace, run: RunId, after: u64) -> Result<Follower> {
         self.summary(ns, run).await?;
         Ok(Follower { engine: self.clone(), run, after, ended: false })
@@ -324,7 +325,7 @@ impl Engine {
         summary.ok_or_else(|| EngineError::no_run(run))
     }
 
-    /// What the activations of a run wait for, with what only its timers, its tasks in line and the workers tell.
+    /// What the activations of a run wait for, completed with facts from its timers, its queued tasks and the workers.
     async fn explained(
         &self,
         ns: &Namespace,
@@ -339,20 +340,20 @@ impl Engine {
                 WaitsFor::Delay { .. } | WaitsFor::Gate { .. } | WaitsFor::BackOff { .. } | WaitsFor::Function { .. }
             )
         };
-        let told_more = |waits: &WaitsFor| timed(waits) || matches!(waits, WaitsFor::Worker { .. });
-        if !open.iter().any(|open| told_more(&open.waits_for)) {
+        let needs_store = |waits: &WaitsFor| timed(waits) || matches!(waits, WaitsFor::Worker { .. });
+        if !open.iter().any(|open| needs_store(&open.waits_for)) {
             return Ok(open.into_iter().map(|open| (open.activation, open.waits_for)).collect());
         }
-        let beside = self.instance.store.beside(run).await?;
-        let in_line: Vec<TaskRow> = beside.tasks.into_iter().filter(|row| row.held.is_none() && !row.closed).collect();
+        let pending = self.instance.store.pending(run).await?;
+        let in_line: Vec<TaskRow> = pending.tasks.into_iter().filter(|row| row.held.is_none() && !row.closed).collect();
         let mut lacks: BTreeMap<Fence, Lack> = self.lacks(ns, in_line.iter().map(|row| &row.task)).await?;
         let mut bounds: BTreeMap<Fence, Bound> =
             in_line.into_iter().filter_map(|row| Some((row.task.fence, row.bound?))).collect();
         let due = |timer: &TimerRow| (timer.key.activation, iso(timer.due));
-        // Of an activation that waits at most one of these is set.
+        // A waiting activation has at most one of these timers.
         let waited_for = |kind: TimerKind| matches!(kind, TimerKind::Delay | TimerKind::Gate | TimerKind::BackOff(_));
         let mut dues: BTreeMap<ActId, String> =
-            beside.timers.iter().filter(|timer| waited_for(timer.key.kind)).map(due).collect();
+            pending.timers.iter().filter(|timer| waited_for(timer.key.kind)).map(due).collect();
         for Explanation { id, waits_for, .. } in &mut open {
             match waits_for {
                 WaitsFor::Delay { until }
@@ -383,10 +384,10 @@ impl Engine {
         Ok(view)
     }
 
-    async fn outcome(&self, run: RunId, outcome: &Outcome) -> Result<(Option<Value>, Option<Failure>)> {
+    async fn outcome(&self, run: RunId, outcome: &RunOutcome) -> Result<(Option<Value>, Option<Failure>)> {
         Ok(match outcome {
-            Outcome::Completed(output) => (Some(self.shown(run, output).await?), None),
-            Outcome::Failed(_) | Outcome::Cancelled(_) => (None, failure(outcome)),
+            RunOutcome::Completed(output) => (Some(self.shown(run, output).await?), None),
+            RunOutcome::Failed(_) | RunOutcome::Cancelled(_) => (None, failure(outcome)),
         })
     }
 }
@@ -395,13 +396,13 @@ fn continued_too_often(run: RunId) -> EngineError {
     EngineError::invalid(format!("run {run} was continued more than {MAX_CHAIN} times"))
 }
 
-/// What went wrong. A run that was cancelled has an error only if something failed on the way to its end, such as an undo;
-/// the first then lists the others.
-fn failure(outcome: &Outcome) -> Option<Failure> {
+/// The error of a run. A cancelled run has one only if something failed while it ended, such as an undo; the first
+/// failure then lists the others.
+fn failure(outcome: &RunOutcome) -> Option<Failure> {
     match outcome {
-        Outcome::Completed(_) => None,
-        Outcome::Failed(failure) => Some(failure.clone()),
-        Outcome::Cancelled(failures) => {
+        RunOutcome::Completed(_) => None,
+        RunOutcome::Failed(failure) => Some(failure.clone()),
+        RunOutcome::Cancelled(failures) => {
             let (first, others) = failures.split_first()?;
             let mut first = first.clone();
             first.also.extend(others.iter().cloned());
@@ -432,7 +433,7 @@ fn emitted(flow: &Registered, run: &Run) -> Vec<String> {
     names
 }
 
-/// Reads a timeline as it grows: in order, without gaps, each record once.
+/// Reads a growing timeline: each record once, in order, without gaps.
 #[derive(Debug)]
 pub struct Follower {
     engine: Engine,
@@ -442,7 +443,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// The next records, at least one; nothing after the last one of the run.
+    /// Waits for the next records, at least one. None after the last record of the run.
     pub async fn next(&mut self) -> Result<Option<Vec<Numbered>>> {
         loop {
             if self.ended || self.engine.stopping.is_now() {
@@ -460,7 +461,7 @@ impl Follower {
             }
             match self.engine.instance.store.summary(self.run).await?.filter(|summary| !summary.trimmed) {
                 None => return Err(EngineError::Trimmed(self.run)),
-                // Whoever begins at or behind the last record has nothing to wait for.
+                // A follower that begins at or after the last record has nothing to wait for.
                 Some(summary) if summary.ended_at.is_some() && summary.records <= self.after => self.ended = true,
                 Some(_) => {
                     let _ = tokio::time::timeout(LOOK_AGAIN, notified).await;

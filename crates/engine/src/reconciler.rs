@@ -1,29 +1,28 @@
-//! Finds what should move and does not. Nothing should ever be found: each find is a bug somewhere else, so it is said
-//! loudly, and moved.
+//! Finds stuck runs and resumes them. A stuck run is always a bug somewhere else, so each one is logged as an error.
 
 use std::collections::BTreeSet;
 
-use eddyline_machine::run::{Driver, GateState, Inside, Outcome, State, What};
+use eddyline_machine::run::{Driver, GateState, Inside, RunOutcome, State, What};
 use eddyline_machine::{
     ChildEnd, Due, Entry, Expiry, Fence, Input, Millis, Numbered, RunId, Status, TaskRef, TimerKey, TimerKind, run::Run,
 };
-use eddyline_store::{Beside, Change, Found, MAX_PAGE, Page, RunFilter};
+use eddyline_store::{Change, Found, MAX_PAGE, Page, PendingWork, RunFilter};
 
 use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::error::Result;
 use crate::instance::Instance;
 
-/// Something is late only after this long: until then it may be on its way.
+/// How long something may be overdue before it counts as late: until then it may still be in progress.
 const LATE_MS: Millis = 30_000;
 
 pub(crate) struct Reconciler {
     pub instance: Instance,
-    /// Where it is among the runs that have not ended, newest first.
+    /// Where the sweep over unfinished runs continues: the index into [`GOING`], and the position within that status.
     pub at: Option<(usize, Option<u64>)>,
 }
 
-/// The states of a run that goes on.
+/// The statuses of unfinished runs.
 const GOING: [Status; 4] = [Status::Running, Status::Waiting, Status::Pending, Status::Paused];
 
 impl Chore for Reconciler {
@@ -35,9 +34,10 @@ impl Chore for Reconciler {
         let page = Page { after, limit: self.instance.config.reconcile_batch };
         let runs = self.instance.store.runs(None, &filter, page).await?;
         for summary in &runs {
-            // One run that cannot be looked at must not keep it from all the others.
+            // A run that cannot be checked must not block the others.
             if let Err(error) = self.look_at(summary.run).await {
-                tracing::warn!(instance = self.instance.config.instance, run = %summary.run, "not looked at: {error}");
+                let instance = &self.instance.config.instance;
+                tracing::warn!(instance, run = %summary.run, "could not check the run: {error}");
             }
         }
         self.at = match (runs.len() == page.limit, runs.last()) {
@@ -45,7 +45,7 @@ impl Chore for Reconciler {
             _ if which + 1 < GOING.len() => Some((which + 1, None)),
             _ => None,
         };
-        // A full sweep in small parts, so that 100,000 waiting runs are not looked at in one go.
+        // Sweeps in small parts, so that 100,000 waiting runs are not checked at once.
         Ok(Some(self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 }))
     }
 
@@ -62,12 +62,12 @@ impl Reconciler {
     async fn look_at(&self, run: RunId) -> Result<()> {
         let store = &self.instance.store;
         let Found::Run(loaded) = store.load(run, None).await? else { return Ok(()) };
-        let beside = store.beside(run).await?;
+        let pending = store.pending(run).await?;
         let now = store.now().await?;
-        if !beside.messages.is_empty() || loaded.rows.header.status().is_end() {
+        if !pending.messages.is_empty() || loaded.rows.header.status().is_end() {
             return Ok(());
         }
-        let (mut inputs, lost) = stuck(&loaded.rows, &beside, now);
+        let (mut inputs, lost) = stuck(&loaded.rows, &pending, now);
         for lost in lost {
             inputs.push(self.rearm(run, lost, now).await?);
         }
@@ -86,11 +86,11 @@ impl Reconciler {
         if inputs.is_empty() {
             return Ok(());
         }
-        // What hangs on it was read between two looks at the same version, so the two belong together.
+        // The run did not change while its pending work was read, so the two are consistent.
         let still = matches!(store.load(run, Some(loaded.rows.header.version)).await?, Found::Same);
-        if still && store.beside(run).await?.messages.is_empty() {
+        if still && store.pending(run).await?.messages.is_empty() {
             metrics::counter!("eddyline_reconciled_total").increment(inputs.len() as u64);
-            tracing::error!(instance = self.instance.config.instance, %run, ?inputs, "the run should move and does not");
+            tracing::error!(instance = self.instance.config.instance, %run, ?inputs, "the run is stuck; resuming it");
             for input in inputs {
                 self.instance.committing.submit(run, vec![input], None, None).await?;
             }
@@ -98,8 +98,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// What makes up for a lost timer: it is set again for the time that the timeline says, and is due if that has passed
-    /// or is not known.
+    /// Replaces a lost timer: sets it again for the time that the timeline says, or makes it due at once if that has
+    /// passed or is unknown.
     async fn rearm(&self, run: RunId, lost: LostTimer, now: Millis) -> Result<Input> {
         let (mut after, mut due) = (0, None);
         loop {
@@ -117,13 +117,13 @@ impl Reconciler {
         })
     }
 
-    /// Whether a detached child was started, long enough ago for whoever started it to have heard of it.
+    /// Whether a detached child was started long enough ago that its parent should know.
     async fn started(&self, child: RunId, now: Millis) -> Result<bool> {
         let summary = self.instance.store.summary(child).await?;
         Ok(summary.is_some_and(|summary| now - summary.created_at >= LATE_MS))
     }
 
-    /// How a child ended, if that is long enough ago for its parent to have heard of it.
+    /// How a child ended, if it ended long enough ago that its parent should know.
     async fn ended(&self, child: RunId, now: Millis) -> Result<Option<ChildEnd>> {
         let Some(summary) = self.instance.store.summary(child).await? else { return Ok(None) };
         let header = summary.header;
@@ -131,27 +131,28 @@ impl Reconciler {
             return Ok(None);
         }
         Ok(match header.outcome {
-            Some(Outcome::Completed(output)) => {
+            Some(RunOutcome::Completed(output)) => {
                 let json = materialise(&*self.instance.store, child, &output, &mut Values::new()).await?;
                 Some(ChildEnd::Completed(json.into()))
             }
-            Some(Outcome::Failed(failure)) => Some(ChildEnd::Failed(failure)),
-            Some(Outcome::Cancelled(_)) => Some(ChildEnd::Cancelled),
+            Some(RunOutcome::Failed(failure)) => Some(ChildEnd::Failed(failure)),
+            Some(RunOutcome::Cancelled(_)) => Some(ChildEnd::Cancelled),
             None => None,
         })
     }
 }
 
-/// A timer that a run waits for and that is not there.
+/// A timer that a run waits for and that is not in the store.
 #[derive(Debug, Clone, Copy)]
 struct LostTimer {
     timer: TimerKey,
-    /// Of a code run's step: how long its back-off is. Several may go back to the same task.
+    /// Of a code run's step: the length of its back-off. Several steps may back off from the same task.
     backoff_ms: Option<Millis>,
 }
 
 impl LostTimer {
-    /// When it is due, if that is the record which says so: by the store's clock a moment, by the wall clock likewise.
+    /// When the timer is due, if this is the record that set it. Here, `After` holds an absolute time of the store's
+    /// clock, and `At` one of the wall clock.
     fn due_by(&self, record: &Numbered) -> Option<Due> {
         match (&record.record.entry, self.timer.kind) {
             (Entry::RetryScheduled { backoff_ms, .. }, TimerKind::BackOff(fence)) => {
@@ -168,15 +169,15 @@ impl LostTimer {
     }
 }
 
-/// What a run waits for and will never get: the inputs that move it on, and the timers that are lost.
-fn stuck(run: &Run, beside: &Beside, now: Millis) -> (Vec<Input>, Vec<LostTimer>) {
-    let tasks: BTreeSet<Fence> = beside.tasks.iter().map(|row| row.task.fence).collect();
-    let timers: BTreeSet<TimerKey> = beside.timers.iter().map(|row| row.key).collect();
+/// What a run waits for in vain: the inputs that resume it, and its lost timers.
+fn stuck(run: &Run, pending: &PendingWork, now: Millis) -> (Vec<Input>, Vec<LostTimer>) {
+    let tasks: BTreeSet<Fence> = pending.tasks.iter().map(|row| row.task.fence).collect();
+    let timers: BTreeSet<TimerKey> = pending.timers.iter().map(|row| row.key).collect();
     let (mut inputs, mut lost) = (Vec::new(), Vec::new());
     if !run.header.agenda.is_empty() {
         inputs.push(Input::Continue);
     }
-    if run.header.in_line && beside.first_in_line {
+    if run.header.in_line && pending.first_in_line {
         inputs.push(Input::Turn);
     }
     for activation in &run.activations {
@@ -209,7 +210,7 @@ fn stuck(run: &Run, beside: &Beside, now: Millis) -> (Vec<Input>, Vec<LostTimer>
             }
         }
     }
-    let late = beside.timers.iter().filter(|timer| !timer.wall && now - timer.due > LATE_MS).count();
+    let late = pending.timers.iter().filter(|timer| !timer.wall && now - timer.due > LATE_MS).count();
     if late > 0 {
         metrics::counter!("eddyline_timers_late_total").increment(late as u64);
         tracing::error!(run = %run.header.run, late, "timers are late");

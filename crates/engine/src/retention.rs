@@ -1,4 +1,4 @@
-//! Deletes what is old enough: timelines first, headers and with them the run index later; each namespace by its own settings.
+//! Deletes old data by the retention of each namespace: first timelines, later headers with the run index, and events.
 
 use eddyline_language::time;
 use eddyline_machine::Millis;
@@ -11,31 +11,31 @@ use crate::events::kept_events;
 use crate::instance::Instance;
 use crate::namespaces::{NAMESPACE, namespace_settings};
 
-/// Runs of a namespace that are trimmed in one round, of each kind.
+/// The most timelines, and the most headers, that are deleted per namespace and round.
 const RUNS_A_ROUND: usize = 100;
 
-/// How long a repeat of a command is told from a new one; whoever does not know what came of one asks at once.
+/// How long repeated commands are recognised. A caller that does not know the outcome of a command repeats it soon.
 const TRACES_MS: Millis = 24 * 60 * 60 * 1_000;
 
-/// What is kept for a short time is looked at more often, though not more often than this.
+/// Short retentions are checked more often, but never more often than this.
 const SHORTEST_PAUSE_MS: Millis = 500;
 
-pub(crate) struct Retention(pub Instance);
+pub(crate) struct RetentionLoop(pub Instance);
 
-/// What a round has done.
+/// The result of a round.
 #[derive(Debug, Default)]
 struct Trimmed {
     timelines: usize,
     headers: usize,
-    /// There is more to do in some namespace.
+    /// Some namespace has more to delete.
     more: bool,
 }
 
-impl Retention {
+impl RetentionLoop {
     /// Trims some runs of a namespace, and its events.
     async fn trim(&self, ns: &Namespace, keep: Keep, look_back_ms: Millis, now: Millis) -> Result<Trimmed> {
         let store = &self.0.store;
-        // A timeline goes with its run at the latest.
+        // A timeline is never kept longer than its run.
         let timelines = self.ended_before(ns, now - keep.timelines_ms.min(keep.runs_ms), false).await?;
         for summary in &timelines {
             while store.trim(&Trim::Timeline(summary.run)).await? {}
@@ -44,7 +44,7 @@ impl Retention {
         for summary in &headers {
             while store.trim(&Trim::Run(summary.run)).await? {}
         }
-        // A gate may still look back at what is older.
+        // Gates may look back further than the retention of events.
         let events = Trim::Events { ns: ns.clone(), before: now - keep.events_ms.max(look_back_ms) };
         while store.trim(&events).await? {}
         let more = timelines.len() == RUNS_A_ROUND || headers.len() == RUNS_A_ROUND;
@@ -57,20 +57,20 @@ impl Retention {
     }
 }
 
-impl Chore for Retention {
+impl Chore for RetentionLoop {
     const NAME: &'static str = "retention";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
         let (store, server) = (&self.0.store, self.0.config.retention);
         let now = store.now().await?;
         if let Some(until) = store.deletion_waits().await? {
-            // The store has said so when it was opened.
-            tracing::debug!(instance = self.0.config.instance, until = %time::iso(until), "nothing is deleted yet");
+            // The store has logged the reason when it was opened.
+            tracing::debug!(instance = self.0.config.instance, until = %time::iso(until), "deletion is suspended");
             return Ok(Some(until - now));
         }
         let settings = namespace_settings(&self.0).await?;
         let (mut all, mut pause) = (Trimmed::default(), server.every_ms);
-        // A namespace without a cursor of events has no flow, so no run.
+        // A namespace without an event cursor has no flows, so it has no runs.
         for (ns, look_back_ms) in kept_events(&**store).await? {
             let keep = settings.get(&ns).copied().unwrap_or_default().retention.over(server);
             let shortest = keep.timelines_ms.min(keep.runs_ms).min(keep.events_ms);

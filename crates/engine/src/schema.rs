@@ -1,7 +1,7 @@
-//! JSON Schemas: what is wrong with one, and what is wrong with a value, found out within a budget.
+//! Validates JSON Schemas, and values against them, within a budget.
 //!
-//! Whoever registers a flow brings the schemas, and whoever starts a run the values. So both are bounded: a schema by its
-//! [`shape`], a check by a budget ([`metered`]) that grows with the value, and what is said of it by its length.
+//! Clients supply both schemas and values, so both are bounded: a schema by its [`shape`], a check by a budget
+//! ([`metered`]) that grows with the value, and error messages by their length.
 
 mod metered;
 mod shape;
@@ -16,39 +16,38 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{PatternOptions, ReferencingError, ValidationError, Validator};
 use serde_json::Value;
 
-use metered::{Budget, Metered, Seen, Spent, within};
+use metered::{Budget, Metered, MeteredValue, Spent, within};
 use shape::Shape;
 
 use crate::config::{MAX_PAYLOAD_DEPTH, MAX_REPORT_CHECK_STEPS, MAX_START_CHECK_STEPS};
 
-/// Problems of a value, or of a schema, that are told at once, and how long each is in bytes: they quote what they are
-/// about.
+/// The most problems of a value or schema that are listed, and the most bytes of each: they quote the value.
 const MAX_DETAILS: usize = 20;
 const MAX_DETAIL_BYTES: usize = 300;
 
-/// What a check may cost, in looks at the value: so much, and so much more for each byte of it. The same again for
-/// matching texts with patterns. Below half a second for the largest payload.
+/// The budget of a check, in reads of the value: a fixed part, and more for each byte of the value. Matching texts with
+/// patterns has the same budget again. Takes less than half a second for the largest payload.
 const CHECK_UNITS: u64 = 1_000_000;
 const CHECK_UNITS_A_BYTE: u64 = 4;
-/// A check costs one more step for each so many bytes of the value.
+/// A check costs one more step for each of this many bytes of the value.
 const BYTES_A_STEP: u64 = 16;
-/// What may be spent at once, on whatever thread: well below a millisecond.
-const AT_ONCE_UNITS: u64 = 5_000;
-/// And so many subschemas may be inside each other on that thread, whose stack is small.
-const AT_ONCE_DEPTH: usize = 256;
-/// What is spent to say what is wrong. Each of these may become an error in memory.
-const TELLING_UNITS: u64 = 20_000;
+/// The budget of a check on the calling thread: well below a millisecond.
+const INLINE_UNITS: u64 = 5_000;
+/// How deep subschemas may nest on that thread, whose stack is small.
+const INLINE_DEPTH: usize = 256;
+/// The budget for listing errors. Each unit may become an error in memory.
+const DESCRIBE_UNITS: u64 = 20_000;
 
-/// The largest pattern that is taken, as it is in memory, and the largest that counts as a small one.
+/// The largest pattern that is accepted, by its size in memory, and the largest that counts as small.
 const PATTERN_BYTES: usize = 32 << 10;
 const SMALL_PATTERN_BYTES: usize = 4 << 10;
-/// What a byte of text costs if it is matched with a small pattern, or a large one.
+/// The cost of matching a byte of text with a small pattern, and with a large one.
 const SMALL_PATTERN_UNITS: u64 = 8;
 const LARGE_PATTERN_UNITS: u64 = 64;
-/// What a byte of text costs if it is read because of a `format`.
+/// The cost of reading a byte of text for a `format`.
 const FORMAT_UNITS: u64 = 1;
 
-/// A schema, ready to check values with.
+/// A compiled schema.
 #[derive(Debug)]
 pub(crate) struct Schema {
     validator: Result<Validator<Metered>, String>,
@@ -56,29 +55,29 @@ pub(crate) struct Schema {
     pattern_units: u64,
 }
 
-/// What is wrong with a value, in a few words each.
+/// The problems of a value, one line each.
 pub(crate) type Details = Vec<String>;
 
-/// It cannot be said within the budget.
+/// The check exceeds the budget.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooCostly;
 
-/// Why a value is not taken.
+/// Why a value is rejected.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
-    /// It does not match its schema, or takes too much to check by itself.
+    /// It does not match its schema, or its own check exceeds the budget.
     Invalid(Details),
-    /// The checks before it have used up what all of them share. Says which limit that is.
+    /// Earlier checks have used up the shared allowance. The message names the limit.
     Exhausted(String),
 }
 
-/// What all checks of one report, or of one call, may cost together. Each look at a value is a step, and so is each
-/// [`BYTES_A_STEP`] bytes of it. The largest payload can be checked within it, whatever its schema.
+/// The budget that all checks of one report or call share. Each read of a value is a step, and so are each
+/// [`BYTES_A_STEP`] bytes of it. It suffices for the largest payload with any schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Allowance {
     limit: u64,
     left: u64,
-    /// What shares it, for the message.
+    /// What the limit applies to, for the message.
     of: &'static str,
 }
 
@@ -93,7 +92,7 @@ impl Allowance {
         Allowance { limit: MAX_START_CHECK_STEPS, left: MAX_START_CHECK_STEPS, of: "call" }
     }
 
-    /// What was spent of it.
+    /// The steps spent so far.
     pub fn spent(&self) -> u64 {
         self.limit - self.left
     }
@@ -105,21 +104,21 @@ impl Allowance {
     fn exhausted(&self) -> Mismatch {
         let Allowance { limit, of, .. } = self;
         Mismatch::Exhausted(format!(
-            "checking this {of} against JSON Schemas takes more than {limit} steps, the limit for one {of}: split it, or make \
-             the payloads smaller or the schemas simpler"
+            "checking this {of} against JSON Schemas takes more than {limit} steps, the limit for one {of}: split it, \
+             or make the payloads smaller or the schemas simpler"
         ))
     }
 }
 
 impl Schema {
-    /// Of a flow that is stored. A schema that would be refused today, because it was registered before there were
-    /// limits, refuses every value and says why.
+    /// Compiles the schema of a stored flow. A schema that is no longer accepted, because it was registered before
+    /// there were limits, rejects every value and says why.
     pub fn stored(schema: &Value) -> Schema {
         match compile(schema) {
             Ok(schema) => schema,
             Err(fault) => {
                 let why = format!(
-                    "the schema of the flow is not taken any more, register the flow with another one: {}",
+                    "the flow's schema is no longer accepted; register the flow with another one: {}",
                     fault.message
                 );
                 Schema { validator: Err(why), shape: Shape::default(), pattern_units: 0 }
@@ -127,16 +126,16 @@ impl Schema {
         }
     }
 
-    /// What is wrong with a value, if that is found out in a moment.
+    /// Checks a value on the calling thread, if that is quick.
     pub fn check_at_once(&self, value: &Value, allowance: &mut Allowance) -> Result<Result<(), Mismatch>, TooCostly> {
         let levels = depth(value, usize::from(MAX_PAYLOAD_DEPTH) + 1) + 1;
-        if self.shape.chain.saturating_mul(levels) > AT_ONCE_DEPTH {
+        if self.shape.chain.saturating_mul(levels) > INLINE_DEPTH {
             return Err(TooCostly);
         }
-        self.check_within(value, AT_ONCE_UNITS, allowance)
+        self.check_within(value, INLINE_UNITS, allowance)
     }
 
-    /// What is wrong with a value of so many bytes, on a thread with the stack for it.
+    /// Checks a value of the given size, on a thread with a large stack.
     pub fn check(&self, value: &Value, bytes: usize, allowance: &mut Allowance) -> Result<(), Mismatch> {
         allowance.spend(bytes as u64 / BYTES_A_STEP);
         let units = CHECK_UNITS + CHECK_UNITS_A_BYTE * bytes as u64;
@@ -145,14 +144,14 @@ impl Schema {
             if left < units {
                 return Err(allowance.exhausted());
             }
-            let unknown = "it takes too much to check it against its schema: make it smaller, or the schema simpler";
-            Err(Mismatch::Invalid(vec![unknown.to_owned()]))
+            let over_budget = "it takes too long to check against its schema; make it smaller or the schema simpler";
+            Err(Mismatch::Invalid(vec![over_budget.to_owned()]))
         })
     }
 
-    /// About how much memory it takes, beyond its text.
+    /// Its estimated memory, beyond its text.
     pub fn bytes(&self) -> usize {
-        // With what the matching of each pattern builds up.
+        // Twice, for the cache that matching each pattern builds up.
         self.shape.patterns * 2 * PATTERN_BYTES
     }
 
@@ -171,51 +170,53 @@ impl Schema {
             return invalid(vec![format!("it is nested more than {MAX_PAYLOAD_DEPTH} deep")]);
         }
         let units = units.min(allowance.left);
-        let (verdict, cost) = within(self.budget(units, units), || validator.is_valid(Seen(value)));
+        let (verdict, cost) = within(self.budget(units, units), || validator.is_valid(MeteredValue(value)));
         allowance.spend(cost);
         match verdict {
             Ok(true) => Ok(Ok(())),
-            Ok(false) => invalid(self.tell(validator, value, units, allowance)),
+            Ok(false) => invalid(self.errors(validator, value, units, allowance)),
             Err(Spent) => Err(TooCostly),
         }
     }
 
-    /// All that is wrong, or what is found first, or only that something is: whatever can be said at a bounded cost.
-    fn tell(
+    /// All errors of a value, or only the first, or none in particular: whatever the budget allows.
+    fn errors(
         &self,
         validator: &Validator<Metered>,
         value: &Value,
         text_units: u64,
         allowance: &mut Allowance,
     ) -> Details {
-        // A text that does not match is matched once more to say so.
-        let budget = self.budget(TELLING_UNITS, text_units.saturating_mul(2));
-        let (all, cost) =
-            within(budget, || validator.iter_errors(Seen(value)).take(MAX_DETAILS).map(|error| told(&error)).collect());
+        // A text that does not match is matched once more for its error.
+        let budget = self.budget(DESCRIBE_UNITS, text_units.saturating_mul(2));
+        let (all, cost) = within(budget, || {
+            validator.iter_errors(MeteredValue(value)).take(MAX_DETAILS).map(|error| describe(&error)).collect()
+        });
         allowance.spend(cost);
         if let Ok(all) = all {
             return all;
         }
-        let (first, cost) = within(budget, || validator.validate(Seen(value)).err().map(|error| vec![told(&error)]));
+        let (first, cost) =
+            within(budget, || validator.validate(MeteredValue(value)).err().map(|error| vec![describe(&error)]));
         allowance.spend(cost);
         match first {
             Ok(Some(first)) => first,
-            _ => vec!["it does not match its schema, in a way that takes too much to say".to_owned()],
+            _ => vec!["it does not match its schema; listing the errors takes too long".to_owned()],
         }
     }
 
     fn budget(&self, units: u64, text_units: u64) -> Budget {
         let names = self.shape.name_patterns as u64;
-        // Formats read a text too.
+        // Formats read texts too.
         let text_byte = self.pattern_units.max(FORMAT_UNITS);
         Budget { units, text_units, text_byte, name_byte: names * self.pattern_units }
     }
 }
 
-/// Everything that is wrong with a JSON Schema. What it could only be refused for when it is put to use, such as a
-/// reference to nowhere, is told once it has the right shape.
+/// All faults of a JSON Schema. Faults that only compiling finds, such as a dangling reference, are reported once the
+/// schema conforms to its meta-schema.
 pub(crate) fn faults(schema: &Value) -> Vec<SchemaFault> {
-    // The shape first: what comes after it takes time and stack by the shape.
+    // The shape first: it bounds the time and stack of the other checks.
     let shape = match shape::shape_of(schema) {
         Ok(shape) => shape,
         Err(fault) => return vec![fault],
@@ -236,7 +237,7 @@ fn compile(schema: &Value) -> Result<Schema, SchemaFault> {
 }
 
 fn compile_shaped(schema: &Value, shape: Shape) -> Result<Schema, SchemaFault> {
-    // Without look-around and back-references the time of a match is linear in the text.
+    // This regex engine has no look-around and no back-references, so matching is linear in the text.
     let build = |pattern_bytes: usize| {
         let patterns = PatternOptions::regex().size_limit(pattern_bytes).dfa_size_limit(PATTERN_BYTES);
         jsonschema::options_for::<Metered>().with_pattern_options(patterns).build(schema)
@@ -257,26 +258,26 @@ fn fault(error: &ValidationError<'_>) -> SchemaFault {
         path: error.instance_path().as_str().split('/').skip(1).map(unescaped).collect(),
         message: match error.kind() {
             ValidationErrorKind::Referencing(ReferencingError::Unretrievable { uri, .. }) => {
-                bounded(format_args!("it refers to {uri}, and nothing is fetched from elsewhere"))
+                bounded(format_args!("it refers to {uri}; remote schemas are not fetched"))
             }
             _ => bounded(format_args!("{error}")),
         },
     }
 }
 
-/// A key, from the way it is written in a JSON Pointer.
+/// Unescapes a segment of a JSON Pointer.
 fn unescaped(segment: &str) -> String {
     segment.replace("~1", "/").replace("~0", "~")
 }
 
-fn told(error: &ValidationError<'_>) -> String {
+fn describe(error: &ValidationError<'_>) -> String {
     match error.instance_path().as_str() {
         "" => bounded(format_args!("{error}")),
         path => bounded(format_args!("{path}: {error}")),
     }
 }
 
-/// A text that is cut where it gets long; what comes after that is not even written down.
+/// Formats a text up to [`MAX_DETAIL_BYTES`]; the rest is not even formatted.
 fn bounded(text: fmt::Arguments<'_>) -> String {
     struct Bounded(String);
     impl fmt::Write for Bounded {
@@ -294,7 +295,7 @@ fn bounded(text: fmt::Arguments<'_>) -> String {
     written.0
 }
 
-/// How deep a value nests, counted up to a limit.
+/// How deep a value nests, counted up to `most`.
 fn depth(value: &Value, most: usize) -> usize {
     if most == 0 {
         return 0;

@@ -1,19 +1,20 @@
-//! How many due items of each namespace one loop has under way. A namespace that has its share is skipped until half of
-//! its items are done, so that one namespace with much to do leaves room for the others. Large items count for several.
+//! Counts the due items of each namespace that a loop has in progress. A namespace that has reached its share is
+//! skipped until half of its items are done, so that a busy namespace leaves room for the others. Large items count for
+//! several.
 
 use eddyline_store::{Map, Namespace};
 
-/// The due items that a loop has under way, counted by namespace.
+/// The due items that a loop has in progress, counted by namespace.
 #[derive(Debug)]
 pub(crate) struct Shares {
     most: usize,
     under_way: Map<Namespace, usize>,
-    /// Those that had their share when the store was last asked, and still have more than half of it.
+    /// Namespaces that had reached their share when the store was last asked, and still have more than half of it.
     skipped: Vec<Namespace>,
 }
 
 impl Shares {
-    /// Items of one namespace that weigh at most `most`, and the batch with which it got there.
+    /// `most` is the weight from which on a namespace is skipped; its last batch may exceed that.
     pub fn of(most: usize) -> Shares {
         Shares { most: most.max(1), under_way: Map::default(), skipped: Vec::new() }
     }
@@ -66,7 +67,7 @@ mod tests {
             shares.begin(&busy, 1);
         }
         assert!(shares.skip().is_empty());
-        // The rest of a batch is taken, though the share is reached on the way.
+        // The rest of a batch is taken even when it exceeds the share.
         for _ in 0..3 {
             shares.begin(&busy, 1);
         }
@@ -75,7 +76,7 @@ mod tests {
         assert_eq!(room, [false, false, false, true, false, false]);
         assert!(!shares.end(&quiet, 1) && shares.skip().is_empty());
         shares.begin(&busy, 4);
-        assert_eq!(shares.skip(), std::slice::from_ref(&busy), "one that is large is enough");
+        assert_eq!(shares.skip(), std::slice::from_ref(&busy), "one large item fills the share");
         assert!(shares.end(&busy, 4) && shares.skip().is_empty());
     }
 }

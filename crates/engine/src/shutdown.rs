@@ -1,8 +1,8 @@
-//! How everything is told to stop.
+//! The signal to shut down.
 
 use tokio::sync::watch;
 
-/// Held by whatever must stop when the engine does.
+/// The receiver of the signal.
 #[derive(Debug, Clone)]
 pub struct Shutdown(watch::Receiver<bool>);
 
@@ -25,7 +25,7 @@ impl Shutdown {
         *self.0.borrow()
     }
 
-    /// Returns when it is time to stop.
+    /// Returns when the engine shuts down.
     pub async fn wait(&mut self) {
         while !*self.0.borrow_and_update() {
             if self.0.changed().await.is_err() {

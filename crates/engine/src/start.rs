@@ -1,4 +1,4 @@
-//! Runs are started.
+//! Starts runs.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use eddyline_store::{LINE_LIMIT, Namespace, StartKey};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::committer::{Answered, NewRun, Order, Outcome};
+use crate::committer::{Answered, InputOutcome, NewRun, Order};
 use crate::config::{Config, MAX_METADATA_BYTES, MAX_PAYLOAD_DEPTH, MAX_STARTS, MAX_WAIT_MS};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -16,56 +16,56 @@ use crate::flows::Registered;
 use crate::schema::{Allowance, Mismatch};
 use crate::unique::Contender;
 
-/// When to send those starts again that the checks of others left no room for.
+/// When a caller may retry a start that was refused for now.
 const RETRY_AFTER_MS: Millis = 1_000;
 
-/// What a run is started with.
+/// A request to start a run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct StartRequest {
     pub flow: String,
     pub version: Option<String>,
     pub input: Value,
-    /// A label.
+    /// A label that clients choose.
     pub external_id: Option<String>,
-    /// The same key gives the same run back, as long as that is kept.
+    /// A start with the same key returns the same run while that is kept.
     pub idempotency_key: Option<String>,
-    /// Kept and given back; at most [`MAX_METADATA_BYTES`].
+    /// Stored with the run and returned with it; at most [`MAX_METADATA_BYTES`].
     pub metadata: Option<Map<String, Value>>,
-    /// The queue of steps that name none; of a code flow, of its function.
+    /// The queue of steps that name none; for a code flow, of its function.
     pub queue: Option<String>,
     pub tags: Vec<String>,
     pub delay_ms: Option<Millis>,
     pub deadline_ms: Option<Millis>,
     pub priority: i32,
-    /// Of a code flow: attempts of the whole function.
+    /// For a code flow: the retry policy of the whole function.
     pub retry: Option<Retry>,
-    /// One run of the flow goes on under this key at a time.
+    /// At most one run of the flow with this key runs at a time.
     pub unique: Option<Unique>,
-    /// Who starts it: where it replaces other runs, they were cancelled by this.
+    /// Who starts it; recorded as the canceller of runs that it replaces.
     pub by: String,
-    /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts.
+    /// The W3C `traceparent`, passed on to every task and to the runs that it starts.
     pub traceparent: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
     pub run: RunId,
-    /// It was there already, under the same idempotency key or unique key.
+    /// The run existed already, with the same idempotency key or unique key.
     pub existing: bool,
-    /// How many bytes its input has, if those are so many that one should think again.
+    /// The size of its input in bytes, if that is large enough for a warning.
     pub large_input: Option<usize>,
 }
 
 impl Engine {
-    /// Starts a run. When this returns, it will be seen through to its end. Whoever has many to start does so with
-    /// [`Engine::start_batch`], which commits them together.
+    /// Starts a run. When this returns, the start is durable. To start many runs, use [`Engine::start_batch`], which
+    /// commits them together.
     pub async fn start_run(&self, ns: &Namespace, request: StartRequest) -> Result<Started> {
         let (order, starting) = self.order_start(ns, request, &mut Allowance::of_starts()).await?;
         self.committing().ask(order).await?;
         self.started(starting).await
     }
 
-    /// Starts many runs at once, each for itself: one that cannot be started does not keep the others from it.
+    /// Starts many runs at once, independently: a failed start does not affect the others.
     pub async fn start_batch(&self, ns: &Namespace, requests: Vec<StartRequest>) -> Result<Vec<Result<Started>>> {
         if requests.len() > MAX_STARTS {
             let (what, bytes) = ("the number of starts in one call", requests.len());
@@ -128,7 +128,7 @@ impl Engine {
         };
         let large_input = (bytes >= self.instance.config.large_payload_bytes()).then_some(bytes);
         if large_input.is_some() {
-            tracing::warn!(flow = flow.flow.name, %run, bytes, "a run is started with a large input");
+            tracing::warn!(flow = flow.flow.name, %run, bytes, "starting a run with a large input");
         }
         let new = NewRun { ns: ns.clone(), flow, key, tells_line: None };
         let contender = Contender::of(&start, &new, request.by).map(Box::new);
@@ -136,7 +136,7 @@ impl Engine {
         Ok((order, Starting { large_input, contender, ..starting }))
     }
 
-    /// Refuses an input that does not match the flow's schema.
+    /// Rejects an input that does not match the flow's `input_schema`.
     pub(crate) async fn check_input(
         &self,
         ns: &Namespace,
@@ -148,9 +148,10 @@ impl Engine {
         let Data::Json(json) = input else { return Ok(()) };
         self.instance.flows.check_input(ns, flow, json, bytes, allowance).await?.map_err(|mismatch| match mismatch {
             Mismatch::Invalid(details) => {
-                EngineError::Invalid { message: format!("the input is not what {} asks for", flow.flow.name), details }
+                let message = format!("the input does not match the input_schema of {}", flow.flow.name);
+                EngineError::Invalid { message, details }
             }
-            // In another call it would be checked.
+            // The other starts of this call used up the allowance; a new call has its own.
             Mismatch::Exhausted(message) => EngineError::TooMany { message, retry_after_ms: RETRY_AFTER_MS },
         })
     }
@@ -163,56 +164,56 @@ pub(crate) fn order_new(run: RunId, start: Start, new: NewRun) -> (Order, Starti
     (order, Starting { run, key, fingerprint, large_input: None, contender: None, answer })
 }
 
-/// A start on its way.
+/// A submitted start.
 pub(crate) struct Starting {
     pub run: RunId,
     key: Option<String>,
     fingerprint: Option<[u8; 32]>,
     pub large_input: Option<usize>,
-    /// What it takes to start it again, if it has a unique key.
+    /// What is needed to submit it again, if it has a unique key.
     pub contender: Option<Box<Contender>>,
     answer: Answered,
 }
 
-/// What a start has come to.
-pub(crate) enum Came {
+/// The result of a start.
+pub(crate) enum StartOutcome {
     Started(Started),
-    /// This run has its unique key.
+    /// This run holds the unique key.
     UniqueTaken(RunId),
 }
 
 impl Starting {
-    pub async fn started(self) -> Result<Came> {
+    pub async fn started(self) -> Result<StartOutcome> {
         let outcome = self.answer.await.map_err(|_| EngineError::Stopped)??.pop();
         let large_input = self.large_input;
         match outcome {
-            Some(Outcome::Answered { answer: Answer::Applied(_), .. }) => {
-                Ok(Came::Started(Started { run: self.run, existing: false, large_input }))
+            Some(InputOutcome::Answered { answer: Answer::Applied(_), .. }) => {
+                Ok(StartOutcome::Started(Started { run: self.run, existing: false, large_input }))
             }
-            Some(Outcome::KeyTaken { run, fingerprint }) if Some(fingerprint) == self.fingerprint => {
+            Some(InputOutcome::KeyTaken { run, fingerprint }) if Some(fingerprint) == self.fingerprint => {
                 metrics::counter!("eddyline_duplicates_prevented_total").increment(1);
-                Ok(Came::Started(Started { run, existing: true, large_input }))
+                Ok(StartOutcome::Started(Started { run, existing: true, large_input }))
             }
-            Some(Outcome::KeyTaken { run, .. }) => Err(EngineError::Conflict(format!(
-                "the idempotency key `{}` was used for run {run} with another input",
+            Some(InputOutcome::KeyTaken { run, .. }) => Err(EngineError::Conflict(format!(
+                "the idempotency key `{}` was already used for run {run} with another input",
                 self.key.unwrap_or_default()
             ))),
-            Some(Outcome::UniqueTaken { run }) => Ok(Came::UniqueTaken(run)),
-            Some(Outcome::LineFull) => {
-                let message = format!("{LINE_LIMIT} runs have or want this unique key, which is as many as may be");
+            Some(InputOutcome::UniqueTaken { run }) => Ok(StartOutcome::UniqueTaken(run)),
+            Some(InputOutcome::LineFull) => {
+                let message = format!("{LINE_LIMIT} runs hold or wait for this unique key, which is the limit");
                 Err(EngineError::TooMany { message, retry_after_ms: RETRY_AFTER_MS })
             }
-            other => Err(EngineError::Bug(format!("the start of run {} came to {other:?}", self.run))),
+            other => Err(EngineError::Bug(format!("unexpected outcome of the start of run {}: {other:?}", self.run))),
         }
     }
 }
 
-/// A payload from outside, within the limits.
+/// Checks a payload from a client against the limits.
 pub(crate) fn payload(config: &Config, what: &'static str, value: Value) -> Result<Data> {
     weighed(config, what, value).map(|(data, _)| data)
 }
 
-/// The same with how many bytes it has.
+/// The same, with the payload's size in bytes.
 pub(crate) fn weighed(config: &Config, what: &'static str, value: Value) -> Result<(Data, usize)> {
     let (data, limit) = (Data::from(value), config.max_payload_bytes);
     let bytes = data.bytes(limit + 1);
@@ -225,7 +226,7 @@ pub(crate) fn weighed(config: &Config, what: &'static str, value: Value) -> Resu
     Ok((data, bytes))
 }
 
-/// It is part of the header, which is written with every commit of its run, so it is small.
+/// Metadata has a lower limit: it is part of the header, which every commit of the run writes.
 fn metadata(config: &Config, written: Map<String, Value>) -> Result<Data> {
     let written = Value::Object(written);
     let bytes = written.to_string().len();
@@ -239,7 +240,7 @@ fn metadata(config: &Config, written: Map<String, Value>) -> Result<Data> {
 fn check_policy(flow: &Registered, retry: Option<&Retry>, queue: Option<&str>) -> Result<()> {
     if retry.is_some() && flow.flow.graph().is_some() {
         let message = format!(
-            "`retry` is the policy of the function of a code flow, and {} is a graph: its steps have policies of their own",
+            "`retry` applies to the function of a code flow, and {} is a graph; set `retry` on its steps instead",
             flow.flow.name
         );
         return Err(EngineError::invalid(message));
@@ -250,19 +251,19 @@ fn check_policy(flow: &Registered, retry: Option<&Retry>, queue: Option<&str>) -
     }
 }
 
-/// What is wrong with a time to wait from outside.
+/// Why a client's wait time is invalid, if it is.
 pub(crate) fn bad_wait(what: &str, ms: Millis) -> Option<String> {
-    (!(0..=MAX_WAIT_MS).contains(&ms)).then(|| format!("{what} of {ms} ms is not between nothing and ten years"))
+    (!(0..=MAX_WAIT_MS).contains(&ms)).then(|| format!("{what} of {ms} ms is not between 0 and ten years"))
 }
 
-/// Tells whether two starts under one key ask for the same.
+/// Identifies the input and version of a start: two starts with one idempotency key must have the same.
 fn fingerprint(input: &Data, version: Option<&str>) -> [u8; 32] {
     let input = match input {
         Data::Json(json) => &**json,
         _ => &Value::Null,
     };
     let mut hash = Sha256::new();
-    // What is written into a hash is not refused.
+    // Writing into a hash cannot fail.
     let _ = serde_json::to_writer(&mut hash, &(Canonical(input), version));
     hash.finalize().into()
 }

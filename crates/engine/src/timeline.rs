@@ -1,4 +1,4 @@
-//! Timelines are read in pages, and waited for.
+//! Reads timelines in pages, and waits for new records.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use serde_json::Value;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
-/// Whoever waits looks again after this long, even if no hint came.
+/// How often a waiting reader polls the store, even without a hint.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// A stored payload.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Stored {
     Whole(Value),
-    /// An aggregate that is too large to be shown as a whole: its elements can be.
+    /// An aggregate that is too large to be shown as a whole; its elements can be shown.
     Parts(Data),
 }
 
-/// A part of a run's timeline, with what its records don't say themselves.
+/// A part of a run's timeline, with facts about the run that its records do not contain.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     pub flow: String,
     /// See [`Engine::run_queue`].
     pub queue: Option<String>,
     pub tags: Vec<String>,
-    /// When it started; before it has, when it was created.
+    /// When the run started, or was created if it has not started.
     pub started_at: Millis,
     pub records: Vec<Numbered>,
 }
 
 impl Engine {
-    /// Records with numbers above `after`; if there are none, the first that come within `wait`.
+    /// Records with numbers above `after`; if there are none, waits up to `wait` for new ones.
     pub async fn timeline(
         &self,
         ns: &Namespace,
@@ -46,7 +46,7 @@ impl Engine {
         self.read_timeline(ns, run, None, after, limit, wait).await
     }
 
-    /// The same of the logs of one activation alone.
+    /// The same for the logs of one activation.
     pub async fn logs(
         &self,
         ns: &Namespace,
@@ -84,7 +84,7 @@ impl Engine {
             };
             let now = tokio::time::Instant::now();
             if !records.is_empty() || now >= until || summary.ended_at.is_some() || self.stopping.is_now() {
-                // It may have started and ended after its summary was read.
+                // The run may have started after its summary was read.
                 let summary = match summary.started_at.is_none() && !records.is_empty() {
                     true => self.summary(ns, run).await?,
                     false => summary,
@@ -98,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// The queue that a run was started with; without one, that of the function of a code flow. The steps of a graph each
+    /// The queue that a run was started with, or else that of the function of a code flow. The steps of a graph each
     /// have their own.
     pub async fn run_queue(&self, ns: &Namespace, summary: &Summary) -> Result<Option<String>> {
         let header = &summary.header;
@@ -112,7 +112,7 @@ impl Engine {
         })
     }
 
-    /// A payload as JSON, if it is still there and has at most `limit` bytes.
+    /// A payload as JSON, if it is still stored and has at most `limit` bytes.
     pub async fn small_payload(&self, run: RunId, data: &Data, limit: usize) -> Result<Option<Value>> {
         if data.bytes(limit + 1) > limit {
             return Ok(None);
@@ -124,8 +124,8 @@ impl Engine {
         }
     }
 
-    /// A payload as JSON; one of more than [`Config::max_shown_bytes`](crate::Config::max_shown_bytes) is a reference, or has
-    /// references for its elements.
+    /// A payload as JSON; if it exceeds [`Config::max_shown_bytes`](crate::Config::max_shown_bytes), a reference to it
+    /// or references to its elements.
     pub(crate) async fn shown(&self, run: RunId, data: &Data) -> Result<Value> {
         let most = self.config().max_shown_bytes();
         match data.bytes(most + 1) > most {
@@ -134,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// A stored payload, by the key that references to it have.
+    /// A stored payload, by the key in references to it.
     pub async fn value(&self, ns: &Namespace, run: RunId, key: &str) -> Result<Stored> {
         if self.summary(ns, run).await?.trimmed {
             return Err(EngineError::Trimmed(run));
@@ -143,14 +143,15 @@ impl Engine {
         let id = key.parse().map(ValueId).map_err(|_| unknown())?;
         let (_, data) = self.instance.store.values(run, &[id]).await?.pop().ok_or_else(unknown)?;
         let most = self.config().max_shown_bytes();
-        // One that is stored in one piece is in memory as a whole; it may be from when larger ones were taken.
+        // A payload stored in one piece is already in memory; it may be larger if the limit was higher when it was
+        // written.
         match !matches!(data, Data::Json(_)) && data.bytes(most + 1) > most {
             true => Ok(Stored::Parts(data)),
             false => Ok(Stored::Whole(self.payload(run, &data).await?)),
         }
     }
 
-    /// Runs of a flow in the order of creation, each with its position, after one.
+    /// A page of the runs of a flow in the order of creation.
     pub async fn run_feed(&self, ns: &Namespace, flow: &str, page: Page) -> Result<Vec<Summary>> {
         let feed = Feed::Runs { flow: Some(flow.to_owned()) };
         let mut runs = Vec::new();
@@ -161,7 +162,7 @@ impl Engine {
         Ok(runs)
     }
 
-    /// The public names of activations; their numbers where the run is no longer kept.
+    /// The public names of activations, or their numbers if the run is no longer kept.
     pub async fn activation_names(&self, ns: &Namespace, run: RunId, activations: &[ActId]) -> Result<Vec<String>> {
         let whole = match self.whole(ns, run).await {
             Ok((flow, rows, _)) => Some((flow, rows)),

@@ -1,7 +1,7 @@
-//! Delays, deadlines, back-offs and gates that open by time.
+//! Fires due timers: delays, deadlines, back-offs and timed gates.
 
 use eddyline_machine::{Input, Millis, TimerKey};
-use eddyline_store::{Change, Due, DueItem, Taken};
+use eddyline_store::{Change, Consumed, Due, DueItem};
 
 use crate::chore::Chore;
 use crate::error::Result;
@@ -28,7 +28,7 @@ impl Chore for Timers {
         for item in due.items {
             if let DueItem::Timer { ns, run, timer } = item {
                 let (key, input) = ((timer.key, timer.due), Input::Due(timer.key));
-                let taken = Taken::Timer(timer.key, timer.due);
+                let taken = Consumed::Timer(timer.key, timer.due);
                 self.in_flight.hand_in(&self.instance, ns, (run, key), input, taken).await?;
             }
         }

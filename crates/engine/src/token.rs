@@ -1,8 +1,8 @@
-//! The names of a task: what a worker shows with every report, and how that is known to come from a claim.
+//! Task tokens: a worker sends one with every report, and it proves that the worker claimed the task.
 //!
-//! A token ends with a MAC under a secret of the store. It is made when a task is handed over and shown to nobody else, so
-//! whoever shows it has claimed that task: no claim has to be looked up, after a restart or on another instance either. A
-//! fence is claimed at most once, because whatever ends a claim (its lease, its timeout, a release) makes a new one.
+//! A token ends with a MAC under a secret of the store. Only the worker that claimed a task receives its token, so no
+//! claim has to be looked up to verify a report, even after a restart or on another instance. A fence is claimed at
+//! most once: whatever ends a claim (its lease, its timeout, a release) creates a new fence.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,15 +18,15 @@ use uuid::Uuid;
 use crate::error::{EngineError, Result};
 use crate::instance::Instance;
 
-/// The document that has the secret, one for all namespaces.
+/// The kind and id of the document with the secret, which all namespaces share.
 const SECRET: &str = "secret";
 const TASK_TOKENS: &str = "task-tokens";
-/// What a token carries of its HMAC-SHA256: 128 bits.
+/// The length of the truncated HMAC-SHA256 in a token: 128 bits.
 const MAC_BYTES: usize = 16;
-/// The block of SHA-256, to which the key of an HMAC is padded.
+/// The block size of SHA-256, to which the key of an HMAC is padded.
 const BLOCK_BYTES: usize = 64;
 
-/// Binds a report to its run, activation and attempt, to the fence that only grows, and to the claim.
+/// Binds a report to its run, activation, attempt and fence, and proves the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskToken {
     pub run: RunId,
@@ -37,7 +37,7 @@ pub struct TaskToken {
 }
 
 impl TaskToken {
-    /// The id of the task, new with each attempt; timelines show it as `jobId`.
+    /// The id of the task, which is new for each attempt; timelines show it as `jobId`.
     pub fn task_id(&self) -> String {
         format!("{}.{}", self.run, self.fence)
     }
@@ -50,9 +50,9 @@ impl fmt::Display for TaskToken {
     }
 }
 
-/// What was given is not a task's token.
+/// The text is not a task token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not the token of a task")]
+#[error("`{0}` is not a task token")]
 pub struct NotAToken(String);
 
 impl FromStr for TaskToken {
@@ -77,7 +77,7 @@ impl FromStr for TaskToken {
     }
 }
 
-/// The secret of the store, read or made when it is first needed, then cached.
+/// The secret of the store, read or created when it is first needed, then cached.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens(OnceCell<TokenKey>);
 
@@ -87,7 +87,8 @@ impl Tokens {
     }
 }
 
-/// Makes and checks tokens by HMAC-SHA256 (RFC 2104). Holds the hashes of both padded keys, from which each MAC goes on.
+/// Issues and verifies tokens with HMAC-SHA256 (RFC 2104). Holds the hash states after both padded keys, from which
+/// each MAC is computed.
 pub(crate) struct TokenKey {
     inner: Sha256,
     outer: Sha256,
@@ -100,7 +101,7 @@ impl fmt::Debug for TokenKey {
 }
 
 impl TokenKey {
-    /// Instances that race to make the secret agree: the store takes one document, and all read that one.
+    /// Instances that race to create the secret agree on one: the store accepts the first document, and all read that.
     async fn of_store(instance: &Instance) -> Result<TokenKey> {
         let ns = Namespace::default();
         if let Some(document) = instance.document(Some(&ns), SECRET, TASK_TOKENS).await? {
@@ -134,7 +135,7 @@ impl TokenKey {
         TaskToken { run, activation, attempt, fence, mac }
     }
 
-    /// Whether the token was given to whoever claimed its task.
+    /// Whether the token was issued for a claim.
     pub fn verifies(&self, ns: &Namespace, token: &TaskToken) -> bool {
         let TaskToken { run, activation, attempt, fence, mac } = token;
         self.mac(ns, *run, *activation, *attempt, *fence).ct_eq(mac).into()
@@ -146,7 +147,7 @@ impl TokenKey {
         inner.update(activation.0.to_be_bytes());
         inner.update(attempt.to_be_bytes());
         inner.update(fence.0.to_be_bytes());
-        // Last, as the only part whose length varies.
+        // Last, because it is the only part of variable length.
         inner.update(ns.as_str());
         self.finish(inner)
     }
@@ -160,7 +161,7 @@ impl TokenKey {
 }
 
 fn damaged(why: impl fmt::Display) -> EngineError {
-    EngineError::Bug(format!("the secret of task tokens cannot be read: {why}"))
+    EngineError::Bug(format!("could not read the secret for task tokens: {why}"))
 }
 
 #[cfg(test)]
@@ -201,7 +202,7 @@ mod tests {
         assert!(changed.iter().all(|token| !key.verifies(&ns, token)));
     }
 
-    /// RFC 4231, test case 2, whose key is padded here to the length of ours: padding with zeros changes no HMAC.
+    /// RFC 4231, test case 2, with its key padded with zeros to the length of ours, which does not change an HMAC.
     #[test]
     fn the_mac_is_hmac_sha256() {
         let mut secret = [0; 32];

@@ -1,14 +1,14 @@
-//! Starts with a unique key: of the runs of a flow that have the same key, one goes on at a time. Which one that is, the
-//! store decides in its commits; see [`eddyline_store::LINE_LIMIT`].
+//! Starts with a unique key: of the runs of a flow with the same key, one runs at a time. The store decides which one
+//! when it commits; see [`eddyline_store::LINE_LIMIT`].
 
 use eddyline_machine::{Input, OnConflict, RunId, Start};
 
 use crate::committer::NewRun;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::start::{Came, Started, Starting, order_new};
+use crate::start::{StartOutcome, Started, Starting, order_new};
 
-/// What a start needs to be made again where another run has its key.
+/// What is needed to submit a start again if another run holds its key.
 pub(crate) struct Contender {
     start: Start,
     new: NewRun,
@@ -24,14 +24,16 @@ impl Contender {
 }
 
 impl Engine {
-    /// What a start has come to. One whose key is taken is dealt with as it asked for: a run that waits or replaces others
-    /// is decided again, as one that waits in line, and the store gives it its turn.
+    /// Waits for the result of a start. If its key is taken, handles that by its `on_conflict`: with `queue` and
+    /// `replace`, the start is submitted again as a run that waits in line, and the store gives it its turn.
     pub(crate) async fn started(&self, mut starting: Starting) -> Result<Started> {
         let (run, large_input, contender) = (starting.run, starting.large_input, starting.contender.take());
         match (starting.started().await?, contender) {
-            (Came::Started(started), _) => Ok(started),
-            (Came::UniqueTaken(other), Some(contender)) => self.contend(run, other, large_input, *contender).await,
-            (Came::UniqueTaken(other), None) => {
+            (StartOutcome::Started(started), _) => Ok(started),
+            (StartOutcome::UniqueTaken(other), Some(contender)) => {
+                self.contend(run, other, large_input, *contender).await
+            }
+            (StartOutcome::UniqueTaken(other), None) => {
                 Err(EngineError::Bug(format!("run {run} waits for a unique key and was refused for run {other}")))
             }
         }
@@ -59,8 +61,8 @@ impl Engine {
         let (order, starting) = order_new(run, start, new);
         self.committing().ask(order).await?;
         match starting.started().await? {
-            Came::Started(started) => Ok(Started { large_input, ..started }),
-            Came::UniqueTaken(other) => {
+            StartOutcome::Started(started) => Ok(Started { large_input, ..started }),
+            StartOutcome::UniqueTaken(other) => {
                 Err(EngineError::Bug(format!("run {run} waits in line and was refused for run {other}")))
             }
         }
@@ -68,5 +70,5 @@ impl Engine {
 }
 
 pub(crate) fn taken(key: &str, by: RunId) -> EngineError {
-    EngineError::Conflict(format!("run {by} has the unique key `{key}` and has not ended"))
+    EngineError::Conflict(format!("run {by} holds the unique key `{key}` and has not ended"))
 }

@@ -1,5 +1,5 @@
-//! A cache of folded timelines. Records never change, so a view is right for as long as it is kept: whoever asks again has
-//! what has come since folded into it.
+//! A cache of folded timelines. Records never change, so a cached view stays valid: the caller only folds newer records
+//! into it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use eddyline_machine::RunId;
 use eddyline_machine::view::RunView;
 
-/// What all views may take together. Those not used for the longest time go first.
+/// The size of the cache. The least recently used views are evicted.
 const MAX_BYTES: usize = 32 << 20;
-/// What is reckoned for a view, each of its steps and each of their attempts.
+/// The estimated memory of a view, of each of its steps and of each attempt.
 const VIEW_BYTES: usize = 4 << 10;
 const STEP_BYTES: usize = 512;
 const ATTEMPT_BYTES: usize = 512;
@@ -24,7 +24,7 @@ pub(crate) struct ViewCache {
 struct Kept {
     by_run: HashMap<RunId, View>,
     bytes: usize,
-    /// Counts uses, to tell which was the last.
+    /// Numbers uses, to order them.
     uses: u64,
 }
 
@@ -44,7 +44,7 @@ impl Default for ViewCache {
 }
 
 impl ViewCache {
-    /// The view of a run as far as it is known, and the number of the last record in it.
+    /// The cached view of a run (empty if there is none), and the number of the last record in it.
     pub fn find(&self, run: RunId) -> (Arc<RunView>, u64) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.uses += 1;

@@ -1,7 +1,7 @@
-//! The workers of a namespace: who they are, and when they were last heard of.
+//! The registered workers of a namespace, and when they were last seen.
 //!
-//! They are documents, so that every instance knows them. A sign of life is kept in memory and written down at most three
-//! times a lease: it must not cost a commit each time.
+//! Workers are stored as documents, so that every instance knows them. Heartbeats are kept in memory and written at
+//! most three times per lease, since not each of them may cost a commit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,16 +19,16 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
 const WORKER: &str = "worker";
-/// The queue of what does not name one.
+/// The queue of flows and steps that name none.
 const DEFAULT_QUEUE: &str = "default";
-/// How often it is tried to write down that a worker's connection has ended, while others write its document.
-const GONE_TRIES: usize = 5;
-/// Workers that were silent for so long are forgotten.
+/// How often [`Engine::worker_gone`] retries while others write the worker's document.
+const GONE_ATTEMPTS: usize = 5;
+/// Workers that were silent for this long are deleted.
 const FORGET_MS: Millis = 24 * 60 * 60 * 1_000;
-/// Workers at hand.
-const AT_HAND: usize = 100_000;
+/// The most cached workers.
+const MAX_CACHED_WORKERS: usize = 100_000;
 
-/// What a worker says of itself.
+/// What a worker reports about itself when it registers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WorkerSpec {
     pub queues: Vec<String>,
@@ -38,7 +38,7 @@ pub struct WorkerSpec {
     pub pid: Option<u32>,
 }
 
-/// What a worker counts, as it last said.
+/// A worker's counters, as last reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WorkerCounts {
     pub tasks: u32,
@@ -46,7 +46,7 @@ pub struct WorkerCounts {
     pub failed: u64,
 }
 
-/// What a worker says of itself with a sign of life. What it leaves out is as it was.
+/// The counters in a heartbeat. Those that are left out keep their value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkerSays {
     pub tasks: u32,
@@ -54,11 +54,11 @@ pub struct WorkerSays {
     pub failed: Option<u64>,
 }
 
-/// A code flow that a worker has the function of.
+/// A code flow whose function a worker has.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct BroughtFlow {
     pub name: String,
-    /// What the worker says of it. If that is nothing, a flow that is there stays as it is.
+    /// The definition that the worker sends. If it is empty, an existing flow is left unchanged.
     pub definition: Map<String, Value>,
 }
 
@@ -69,17 +69,17 @@ pub struct WorkerRecord {
     pub started_at: Millis,
     pub seen_at: Millis,
     pub draining: bool,
-    /// Its connection has ended, and nothing was heard of it since.
+    /// Its connection has ended, and it was not seen since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gone: bool,
     pub counts: WorkerCounts,
 }
 
-/// Which workers are asked for.
+/// Selects workers.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerFilter {
     pub queue: Option<String>,
-    /// Any of these; all without one.
+    /// Any of these statuses; all if empty.
     pub status: Vec<WorkerStatus>,
 }
 
@@ -102,7 +102,7 @@ impl WorkerStatus {
     }
 }
 
-/// Workers that this instance has heard of.
+/// The cache of workers that this instance has seen or read.
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
     known: Mutex<HashMap<(Namespace, String), Known>>,
@@ -115,8 +115,9 @@ struct Known {
 }
 
 impl Engine {
-    /// Registers a worker. The same `instance` again is the same worker, which goes on draining if it was told to; without
-    /// one it is a new worker each time. Host and pid identify nobody: those of containers are often the same.
+    /// Registers a worker. The same `instance` is the same worker, which stays draining if it was; without an instance,
+    /// each call registers a new worker. Host and pid are not used to identify workers: in containers they are often
+    /// equal.
     pub async fn register_worker(
         &self,
         ns: &Namespace,
@@ -124,7 +125,7 @@ impl Engine {
         spec: WorkerSpec,
     ) -> Result<WorkerRecord> {
         let now = self.now().await?;
-        // The id is shown to whoever may read, and must not give the instance away.
+        // The id is visible to readers and must not reveal the instance.
         let id = instance.map_or_else(Uuid::new_v4, |instance| derived(&json!(["worker", ns.as_str(), instance])));
         let id = id.to_string();
         let before = if instance.is_some() { self.worker(ns, &id).await? } else { None };
@@ -142,17 +143,16 @@ impl Engine {
         Ok(record)
     }
 
-    /// Registers code flows that a worker brings along, for a worker of these queues. One that says nothing of a flow but
-    /// its name leaves a flow that is there alone, and no flow of steps is replaced. Problems of all of them are told at
-    /// once.
+    /// Registers the code flows of a worker that serves these queues. A flow without a definition leaves an existing
+    /// one unchanged, and a graph is never replaced. The problems of all flows are returned together.
     pub async fn bring_flows(&self, ns: &Namespace, queues: &[String], flows: Vec<BroughtFlow>) -> Result<()> {
         let mut to_register = Vec::new();
         for BroughtFlow { name, definition } in flows {
             match self.flow(ns, &name, None).await {
                 Ok(_) if definition.is_empty() => continue,
                 Ok(there) if there.flow.graph().is_some() => {
-                    let said = format!("the flow {name} is one of steps: a worker does not make a function of it");
-                    return Err(EngineError::Conflict(said));
+                    let message = format!("the flow {name} is a graph; a worker cannot replace it with a code flow");
+                    return Err(EngineError::Conflict(message));
                 }
                 Ok(_) | Err(EngineError::NotFound { .. }) => to_register.push((name, definition)),
                 Err(error) => return Err(error),
@@ -161,7 +161,7 @@ impl Engine {
         let mut problems = Vec::new();
         for (name, mut definition) in to_register {
             definition.insert("code".to_owned(), json!(true));
-            // Where the worker looks for it.
+            // A queue that the worker serves.
             if let [first, ..] = queues
                 && !queues.iter().any(|queue| queue == DEFAULT_QUEUE)
             {
@@ -189,7 +189,7 @@ impl Engine {
         Ok(Some(record))
     }
 
-    /// A sign of life. None if there is no such worker.
+    /// Records a heartbeat. None if there is no such worker.
     pub async fn seen(&self, ns: &Namespace, id: &str, says: Option<WorkerSays>) -> Result<Option<WorkerRecord>> {
         let Some(mut record) = self.worker(ns, id).await? else { return Ok(None) };
         let was_gone = record.gone;
@@ -203,14 +203,14 @@ impl Engine {
             };
         }
         let Some((known, written_at)) = self.workers.note_seen(ns, record) else {
-            // It was forgotten in the meantime, perhaps because it was removed.
+            // It was dropped from the cache meanwhile, perhaps because it was removed.
             return self.worker(ns, id).await;
         };
         record = known;
         if !was_gone && record.seen_at - written_at < self.instance.config.heartbeat_ms() {
             return Ok(Some(record));
         }
-        // What others did to it in the meantime stands.
+        // Keep what other instances changed meanwhile.
         let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else {
             self.workers.forget(ns, id);
             return Ok(None);
@@ -220,17 +220,17 @@ impl Engine {
         if self.instance.put(ns, WORKER, id, expect, Some(json!(record))).await? {
             self.workers.note_written(ns, &record);
         } else {
-            // Somebody else wrote it just now. What they wrote is read, and the next sign of life is written down.
+            // Another instance wrote it just now. Read that; the next heartbeat is written.
             self.workers.forget(ns, id);
             return self.worker(ns, id).await;
         }
         Ok(Some(record))
     }
 
-    /// The connection of a worker has ended: it is offline until it is heard again, whatever is left of its leases.
+    /// The connection of a worker has ended: it counts as offline until it is seen again, even while its leases last.
     pub async fn worker_gone(&self, ns: &Namespace, id: &str) -> Result<()> {
-        for _ in 0..GONE_TRIES {
-            // It may leave at the same moment, and must not come back by this.
+        for _ in 0..GONE_ATTEMPTS {
+            // The worker may be removed concurrently, and this must not create it again.
             let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else { return Ok(()) };
             let Some(record) = self.worker(ns, id).await? else { return Ok(()) };
             let record = WorkerRecord { gone: true, ..record };
@@ -243,7 +243,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The worker is to finish what it has; it gets nothing more.
+    /// Drains a worker: it finishes its tasks and gets no more.
     pub async fn drain_worker(&self, ns: &Namespace, id: &str) -> Result<WorkerRecord> {
         let record = self.worker(ns, id).await?.ok_or_else(|| unknown(id))?;
         let record = WorkerRecord { draining: true, ..record };
@@ -262,15 +262,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Claims of the worker that wait come back empty. One that a commit is handing a task to right now gets it.
+    /// Answers the worker's waiting claims without tasks. A claim in a batch that is being written may still get some.
     async fn dismiss(&self, ns: &Namespace, id: &str) {
         self.drained.send_replace(());
         if let Err(error) = self.committing().ask(Order::Dismiss(ns.clone(), id.to_owned())).await {
-            tracing::debug!("no claims wait any more: {error}");
+            tracing::debug!("could not dismiss the worker's claims: {error}");
         }
     }
 
-    /// Workers by id, after one, with what this instance knows of them beyond what is written.
+    /// Workers by id, after the given one, including heartbeats that this instance has not written yet.
     pub async fn list_workers(&self, ns: &Namespace, after: Option<String>, limit: usize) -> Result<Vec<WorkerRecord>> {
         let documents = self.instance.documents(ns, WORKER, after, limit).await?;
         documents.into_iter().map(|document| self.latest(ns, document.body)).collect()
@@ -291,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// A worker as it is written, or as this instance knows it if it has heard of it since.
+    /// A worker as stored, or as cached if this instance has seen it later.
     fn latest(&self, ns: &Namespace, written: Value) -> Result<WorkerRecord> {
         let written: WorkerRecord = serde_json::from_value(written).map_err(damaged)?;
         let known = self.workers.get(ns, &written.id).map(|known| known.record);
@@ -303,7 +303,7 @@ impl Engine {
         })
     }
 
-    /// Those that a filter lets through, by id, after one; and where to go on if there are more.
+    /// Workers that match a filter, by id, after the given one; and where the next page begins, if there may be more.
     pub async fn find_workers(
         &self,
         ns: &Namespace,
@@ -330,7 +330,7 @@ impl Engine {
         }
     }
 
-    /// How many a filter lets through.
+    /// How many workers match a filter.
     pub async fn count_workers(&self, ns: &Namespace, filter: &WorkerFilter) -> Result<u64> {
         if filter.queue.is_none() && filter.status.is_empty() {
             return self.instance.count_documents(ns, WORKER).await;
@@ -343,7 +343,7 @@ impl Engine {
             && (filter.status.is_empty() || filter.status.contains(&self.worker_status(record, now)))
     }
 
-    /// How many tasks a worker has.
+    /// How many tasks a worker holds.
     pub async fn tasks_held(&self, ns: &Namespace, id: &str) -> Result<usize> {
         Ok(self.instance.store.held_by(ns, id).await?)
     }
@@ -358,7 +358,7 @@ impl Engine {
         }
     }
 
-    /// Wakes when a worker of this instance was told to drain, or has left.
+    /// Notified when a worker is drained or removed through this instance.
     pub fn drains(&self) -> tokio::sync::watch::Receiver<()> {
         self.drained.subscribe()
     }
@@ -369,7 +369,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A worker that went without leaving is not kept for ever.
+    /// Deletes workers that went away without being removed.
     async fn forget_silent(&self, ns: &Namespace, now: Millis) -> Result<()> {
         if self.instance.store.deletion_waits().await?.is_some() {
             return Ok(());
@@ -391,14 +391,14 @@ impl Workers {
 
     fn keep(&self, ns: &Namespace, known: Known) {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= AT_HAND {
+        if all.len() >= MAX_CACHED_WORKERS {
             all.clear();
         }
         all.insert((ns.clone(), known.record.id.clone()), known);
     }
 
-    /// Takes over when a worker was seen and what it counts, and nothing else of the record: others may have changed
-    /// the rest. What is known then, and when it was written; nothing, if the worker is not known any more.
+    /// Updates only when a worker was seen and its counters, since others may have changed the rest of the record.
+    /// Returns the cached record and when it was last written; None if the worker is not cached.
     fn note_seen(&self, ns: &Namespace, seen: WorkerRecord) -> Option<(WorkerRecord, Millis)> {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.get_mut(&(ns.clone(), seen.id))?;
@@ -415,7 +415,7 @@ impl Workers {
         }
     }
 
-    /// A sign of life was written down.
+    /// A heartbeat was written to the store.
     fn note_written(&self, ns: &Namespace, record: &WorkerRecord) {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get_mut(&(ns.clone(), record.id.clone())) {
@@ -429,7 +429,7 @@ impl Workers {
     }
 }
 
-/// An id that is the same whenever it is made of the same.
+/// Derives an id from a value: equal values give equal ids.
 pub(crate) fn derived(of: &Value) -> Uuid {
     let hash = Sha256::digest(of.to_string());
     let mut bytes = [0; 16];

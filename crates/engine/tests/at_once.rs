@@ -1,4 +1,4 @@
-//! A caller who finds the committer with nothing to do does its work itself, and nobody notices but by the time it takes.
+//! A caller who finds the committer idle drives it itself. This must only make a difference in time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use eddyline_engine::{Config, EngineError, Seen, StartRequest, TaskReport};
+use eddyline_engine::{Config, EngineError, RunChanges, StartRequest, TaskReport};
 use eddyline_store::Memory;
 use futures_util::FutureExt;
 use rig::hooked::Hooked;
@@ -22,7 +22,7 @@ fn request() -> StartRequest {
     StartRequest { flow: "f".to_owned(), ..StartRequest::default() }
 }
 
-/// Lets the loops do what they have to do.
+/// Lets the loops finish their work.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -45,14 +45,14 @@ async fn a_lone_caller_is_answered_without_another_task_being_woken() {
         let mut next = waiting.unwrap().tasks(Duration::ZERO).await.unwrap();
         match next.pop() {
             Some(next) => task = next,
-            None => assert_eq!(step, "b", "what follows is claimed by the same commit"),
+            None => assert_eq!(step, "b", "the commit that adds the next step also claims it"),
         }
     }
     assert!(rig.output(run).now_or_never().is_some());
     rig.stop().await;
 }
 
-/// Time stands still unless everybody sleeps: whoever was not woken and looked again by itself would have slept.
+/// Time advances only while every task sleeps: a waiter that is not woken and polls instead would have slept.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_is_woken_by_what_another_caller_does() {
     let (rig, since) = (Rig::memory(), Instant::now());
@@ -92,7 +92,7 @@ async fn starts_of_one_call_are_committed_together() {
     rig.stop().await;
 }
 
-/// A slow commit is left to the loop, and what comes meanwhile gathers.
+/// A slow commit is left to the loop; inputs that arrive meanwhile are committed together.
 #[tokio::test]
 async fn a_caller_who_has_to_wait_holds_nobody_up() {
     let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
@@ -113,11 +113,11 @@ async fn a_caller_who_has_to_wait_holds_nobody_up() {
         start.await.unwrap();
     }
     let commits = store.commits.load(Ordering::SeqCst) - before;
-    assert!(commits <= 3, "{commits} commits for what had gathered");
+    assert!(commits <= 3, "{commits} commits for the waiting inputs");
     rig.stop().await;
 }
 
-/// What was in the middle of something can't be trusted any more: everybody is told, and nobody waits for ever.
+/// After a panic the committer's state cannot be trusted: all callers get an error, and nobody waits forever.
 #[tokio::test]
 async fn a_panic_ends_the_engine_and_leaves_nobody_waiting() {
     let broken = Arc::new(AtomicBool::new(false));
@@ -146,20 +146,20 @@ async fn attention_is_told_of_its_own_runs_alone() {
     let (mine, other) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
     attention.add(mine);
     rig.engine.pause(&rig.ns, other, "me").await.unwrap();
-    assert!(attention.changed().now_or_never().is_none(), "it is told of another's run");
+    assert!(attention.changed().now_or_never().is_none(), "it was notified of a run that it does not watch");
     rig.engine.pause(&rig.ns, mine, "me").await.unwrap();
-    assert_eq!(attention.changed().await, Seen::Changed([(mine, false)].into()));
+    assert_eq!(attention.changed().await, RunChanges::Changed([(mine, false)].into()));
     rig.engine.resume(&rig.ns, mine, "me").await.unwrap();
     rig.engine.cancel(&rig.ns, mine, "me", None).await.unwrap();
-    assert_eq!(attention.changed().await, Seen::Changed([(mine, true)].into()), "changes are noted once");
+    assert_eq!(attention.changed().await, RunChanges::Changed([(mine, true)].into()), "changes are reported once");
     attention.add(other);
     attention.remove(other);
     rig.engine.cancel(&rig.ns, other, "me", None).await.unwrap();
-    assert!(attention.changed().now_or_never().is_none(), "it is told of a run that it let go of");
+    assert!(attention.changed().now_or_never().is_none(), "it was notified of a run that was removed");
     rig.stop().await;
 }
 
-/// A connection that reports commits on its own behalf: it must not be woken by that, and learn of it all the same.
+/// A connection's own reports must not wake it, but it must still see the changes.
 #[tokio::test]
 async fn whoever_turned_from_its_runs_to_something_else_is_not_woken() {
     #[derive(Default)]
@@ -183,7 +183,7 @@ async fn whoever_turned_from_its_runs_to_something_else_is_not_woken() {
     rig.engine.pause(&rig.ns, run, "me").await.unwrap();
     assert!(!woken.0.load(Ordering::SeqCst));
     let mut listening = Box::pin(attention.changed());
-    assert!(listening.poll_unpin(&mut cx).is_ready(), "what happened meanwhile is not lost");
+    assert!(listening.poll_unpin(&mut cx).is_ready(), "a change that happened meanwhile was lost");
     drop(listening);
     let mut listening = Box::pin(attention.changed());
     assert!(listening.poll_unpin(&mut cx).is_pending());
@@ -193,7 +193,7 @@ async fn whoever_turned_from_its_runs_to_something_else_is_not_woken() {
     rig.stop().await;
 }
 
-/// Time stands still unless everybody sleeps: whoever waits for something that has happened sleeps.
+/// Time advances only while every task sleeps: a waiter that missed the end would have slept.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_run_that_goes_on_is_waited_for_without_a_look_and_never_denied_without_one() {
     let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
@@ -207,7 +207,7 @@ async fn the_end_of_a_run_that_goes_on_is_waited_for_without_a_look_and_never_de
     settle().await;
     assert_eq!(looks(), 0);
     assert!(here.engine.result(&here.ns, run, Duration::ZERO).await.unwrap().is_none());
-    assert_eq!(looks(), 1, "that it has not ended is said after a look");
+    assert_eq!(looks(), 1, "\"not ended\" is answered only after reading the store");
 
     let task = there.claim("w").await.unwrap();
     there.report(&task, done(json!(1))).await;

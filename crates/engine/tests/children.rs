@@ -1,4 +1,4 @@
-//! Children: which start, which do not, and what their parents are told.
+//! Children: which start, which do not, and how their parents learn of it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,7 +12,7 @@ use eddyline_store::{Memory, Page, RunFilter};
 use rig::{LONG, Rig, done};
 use serde_json::{Value, json};
 
-/// The error of a run that fails, by the kind and the message.
+/// The kind and message of the error of a failed run.
 async fn error_of(rig: &Rig, run: RunId) -> (String, String) {
     let result = rig.engine.result(&rig.ns, run, LONG).await.unwrap();
     let error = result.and_then(|result| result.error).unwrap_or_else(|| panic!("run {run} did not fail"));
@@ -45,7 +45,8 @@ async fn a_detached_child_whose_input_is_refused_fails_its_step() {
     let run = rig.start("parent", json!(1)).await;
     let (kind, message) = error_of(&rig, run).await;
     assert_eq!(kind, "InvalidInput");
-    assert!(message.contains("the input is not what kid asks for: 1 is not of type \"string\""), "{message}");
+    let expected = "the input does not match the input_schema of kid: 1 is not of type \"string\"";
+    assert!(message.contains(expected), "{message}");
     rig.stop().await;
 }
 
@@ -96,9 +97,9 @@ async fn a_flow_that_starts_itself_twice_is_stopped_at_the_limit_of_descendants(
     let (kind, message) = error_of(&rig, root).await;
     assert_eq!(kind, "ChildFailed", "{message}");
     let all = count(&rig, &[]).await;
-    // Those that are under way are not counted yet.
+    // Starts in progress are not counted yet.
     assert!((300..1_500).contains(&all), "{all}");
-    assert_eq!(count(&rig, &GOING).await, 0, "the failure of the last reaches all");
+    assert_eq!(count(&rig, &GOING).await, 0, "the failure of the last run reaches all");
     rig.stop().await;
 }
 
@@ -136,8 +137,8 @@ async fn a_cancelled_root_stops_everything_below_it_at_once() {
         rounds.changed().await.unwrap();
     }
     let all = count(&rig, &[]).await;
-    // Those that were being delivered may still start; without an end to it there would be 100,000.
-    assert!(all <= at_cancel + 20_000, "{all} runs, of which {at_cancel} were there when the root was cancelled");
+    // Starts that were being delivered may still happen; without the check there would be 100,000.
+    assert!(all <= at_cancel + 20_000, "{all} runs, of which {at_cancel} existed when the root was cancelled");
     rig.stop().await;
 }
 
@@ -167,7 +168,7 @@ async fn a_start_is_refused_by_a_schema_that_takes_too_much_and_others_go_on() {
     let deep = (0..60).fold(json!({"w": 1}), |inside, _| json!({"x": inside}));
     let request = StartRequest { flow: "costly".to_owned(), input: deep, ..StartRequest::default() };
     let error = rig.engine.start_run(&rig.ns, request).await.unwrap_err();
-    assert_eq!(error.to_string(), "the input is not what costly asks for");
+    assert_eq!(error.to_string(), "the input does not match the input_schema of costly");
     rig.register("{name: quick, steps: {a: {set: 1}}, output: '${steps.a.output}'}").await;
     let run = rig.start("quick", Value::Null).await;
     assert_eq!(rig.output(run).await, json!(1));

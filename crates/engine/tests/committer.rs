@@ -1,5 +1,5 @@
-//! The committer answers each request by itself: no other input, no outdated memory and no slow run decides what it is
-//! told. What goes wrong inside the engine is said.
+//! The committer answers each request on its own: other inputs, an outdated cache or a slow run do not affect the
+//! answer. Failures inside the engine are reported.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -30,8 +30,7 @@ fn answers(reported: Vec<Reported>) -> Vec<Answer> {
     reported.into_iter().map(answer).collect()
 }
 
-/// A store from which activation 2 of every run is loaded so that no decision on it is possible: it is part of another
-/// one that does not exist.
+/// A store that damages activation 2 of every loaded run: its parent does not exist, so it cannot be decided.
 fn damaged(inner: Arc<dyn Store>) -> Hooked {
     let tampering = |found: &mut Found| {
         if let Found::Run(loaded) = found
@@ -43,7 +42,7 @@ fn damaged(inner: Arc<dyn Store>) -> Hooked {
     Hooked { tampering: Some(Box::new(tampering)), ..Hooked::new(inner) }
 }
 
-/// A run of three steps, all of them claimed, in a store that nobody serves. The second step cannot be decided on.
+/// A run of three claimed steps in a store without an engine. The second step cannot be decided.
 async fn three_claimed(store: &Arc<dyn Store>) -> (RunId, Vec<Assignment>) {
     let rig = Rig::on(store.clone(), Config::default());
     rig.register("name: f\nsteps: {a: {}, b: {}, c: {}}").await;
@@ -69,7 +68,7 @@ async fn reports_beside_one_that_cannot_be_decided_on_are_applied() {
         assert!(matches!(&answers[0], Answer::Invalid(why) if why.contains("panicked")), "{answers:?}");
         assert!(matches!(answers[1], Answer::Applied(_)), "{answers:?}");
     }
-    assert_eq!(rig.engine.health(), Health::Working, "it concerns one run alone");
+    assert_eq!(rig.engine.health(), Health::Working, "it affects one run only");
     rig.stop().await;
 }
 
@@ -115,12 +114,12 @@ async fn messages_beside_one_that_cannot_be_decided_on_keep_their_order() {
     let only_one_is_left = async {
         while left.len() != 1 {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            left = memory.beside(run).await.unwrap().messages;
+            left = memory.pending(run).await.unwrap().messages;
         }
     };
     let waited = tokio::time::timeout(LONG / 10, only_one_is_left).await;
-    assert!(waited.is_ok(), "{left:?}\n{}", rig.tell(run).await);
-    assert_eq!(left[0].id, "m1", "only the culprit is left, to be delivered again later");
+    assert!(waited.is_ok(), "{left:?}\n{}", rig.timeline_text(run).await);
+    assert_eq!(left[0].id, "m1", "only the failing message is left, to be retried");
     let kinds = rig.kinds(run).await;
     let told: Vec<_> = kinds.iter().filter(|kind| kind.starts_with("flow.") && *kind != "flow.start").collect();
     assert_eq!(told, ["flow.paused", "flow.resumed", "flow.paused"]);
@@ -136,12 +135,12 @@ async fn a_request_is_not_answered_from_a_load_that_began_before_it_came() {
     let a = other.claim("w").await.unwrap();
     let store = Arc::new(Hooked::new(memory));
     let rig = Rig::on(store.clone(), Config::default());
-    // The reconciler, which loads runs too, has looked.
+    // The first round of the reconciler, which loads runs too, is over.
     rig.engine.rounds("reconciler").unwrap().wait_for(|rounds| *rounds > 0).await.unwrap();
     let (other, engine) = (Arc::new(other), rig.engine.clone());
     let (send, late) = tokio::sync::oneshot::channel();
     let (elsewhere, first) = (other.clone(), report(&a, done(json!(1))));
-    // After the run was read, another instance moves it on, and a report comes in on what it has become.
+    // After the load has read the run, another instance changes it, and a report on its new state arrives.
     *store.after_load.lock().unwrap() = Some(Box::pin(async move {
         elsewhere.engine.report(&elsewhere.ns, vec![first]).await.unwrap();
         let b = elsewhere.claim("w").await.unwrap();
@@ -155,7 +154,7 @@ async fn a_request_is_not_answered_from_a_load_that_began_before_it_came() {
         assert!(!reporting.is_finished());
         let _ = send.send(reporting);
     }));
-    // What is asked first has no effect, so nothing is committed that would show that the run has moved.
+    // The first request has no effect, so no commit reveals that the run has changed.
     let early = rig.engine.resume(&rig.ns, a.run, "somebody").await;
     assert!(early.is_ok(), "{early:?}");
     let late = late.await.unwrap().await.unwrap();
@@ -164,7 +163,7 @@ async fn a_request_is_not_answered_from_a_load_that_began_before_it_came() {
     other.engine.shutdown().await;
 }
 
-/// An instance where one run can't be loaded, its timer and its lease being due.
+/// An instance where one run can't be loaded, although its timer and its lease are due.
 async fn one_is_stuck(memory: Arc<dyn Store>) -> (Rig, Arc<Hooked>, RunId) {
     let config = || Config { poll_ms: 5, ..Config::default() };
     let before = Rig::on(memory.clone(), config());
@@ -177,7 +176,7 @@ async fn one_is_stuck(memory: Arc<dyn Store>) -> (Rig, Arc<Hooked>, RunId) {
     (Rig::on(store.clone(), config()), store, stuck)
 }
 
-/// A worker claims a task and is not heard of again.
+/// A worker claims a task and goes silent.
 async fn claim_briefly(rig: &Rig) -> RunId {
     let claim = ClaimTasks { lease_ms: Some(50), ..claim("gone") };
     rig.engine.claim(&rig.ns, claim, LONG).await.unwrap().remove(0).run
@@ -253,7 +252,7 @@ async fn an_engine_whose_loop_panics_again_and_again_says_that_it_has_failed() {
 
 #[tokio::test]
 async fn an_engine_whose_committer_panics_says_that_it_has_failed() {
-    // The first commit is of the secret that tokens are made with.
+    // The first commit creates the secret for task tokens.
     let fate = |n| if n == 0 { None } else { panic!("commit {n}, on purpose") };
     let store = Hooked { fate: Box::new(fate), ..Hooked::new(Arc::new(Memory::new())) };
     let rig = Rig::on(Arc::new(store), Config::default());
@@ -271,19 +270,19 @@ async fn an_engine_whose_committer_panics_says_that_it_has_failed() {
 
 #[tokio::test]
 async fn while_commits_fail_the_engine_says_so_until_one_succeeds() {
-    let away = Arc::new(AtomicUsize::new(0));
-    let fails = away.clone();
-    let fate = move |_| (fails.load(Ordering::SeqCst) > 0).then_some(rig::hooked::Fault::Away);
+    let failing = Arc::new(AtomicUsize::new(0));
+    let fails = failing.clone();
+    let fate = move |_| (fails.load(Ordering::SeqCst) > 0).then_some(rig::hooked::Fault::Unavailable);
     let store = Hooked { fate: Box::new(fate), ..Hooked::new(Arc::new(Memory::new())) };
     let rig = Rig::on(Arc::new(store), Config { poll_ms: 5, ..Config::default() });
     rig.register("name: f\nsteps: {a: {}}").await;
     assert_eq!(rig.engine.health(), Health::Working);
-    away.store(1, Ordering::SeqCst);
+    failing.store(1, Ordering::SeqCst);
     let request = StartRequest { flow: "f".to_owned(), ..StartRequest::default() };
     assert!(rig.engine.start_run(&rig.ns, request).await.is_err());
-    assert!(matches!(rig.engine.health(), Health::NotCommitting(why) if why.contains("away")));
-    away.store(0, Ordering::SeqCst);
-    // Nobody has to ask for a commit.
+    assert!(matches!(rig.engine.health(), Health::NotCommitting(why) if why.contains("injected fault")));
+    failing.store(0, Ordering::SeqCst);
+    // The engine recovers without a request for a commit.
     while rig.engine.health() != Health::Working {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

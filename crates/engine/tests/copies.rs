@@ -1,4 +1,4 @@
-//! What a start costs beside its input.
+//! How much memory a start allocates besides its input.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -24,7 +24,7 @@ async fn a_start_makes_no_copy_of_its_input_with_or_without_an_idempotency_key()
         rig.engine.start_run(&rig.ns, request).await.unwrap();
         let allocated = dhat::HeapStats::get().total_bytes as usize;
         drop(profiler);
-        assert!(allocated < INPUT_BYTES / 2, "{allocated} bytes were allocated on the way");
+        assert!(allocated < INPUT_BYTES / 2, "{allocated} bytes were allocated");
     }
     rig.stop().await;
 }

@@ -1,10 +1,10 @@
-//! A process under load is killed again and again, on one store on disk. Whatever was acknowledged before it died is
-//! there afterwards, once; every run ends; and every timeline tells the state that its run is in.
+//! Kills a process under load repeatedly, on one store on disk. Whatever was acknowledged before a kill is stored
+//! exactly once afterwards, every run ends, and every timeline matches the state of its run.
 //!
-//! The process is this test binary itself, started with the name of the test `child` and a directory to work in. What is
-//! acknowledged to clients and workers goes to a ledger beside the store, which is synced before the next thing happens.
+//! The process is this test binary itself, started with the name of the test `child` and a directory. Acknowledgements
+//! to clients and workers are written to a ledger next to the store, which is synced before anything else happens.
 //!
-//! `EDDYLINE_CRASHES=100` kills a hundred times instead of a few; `SEED=n` kills at the moments of a run that printed it.
+//! `EDDYLINE_CRASHES=100` kills a hundred times instead of a few; `SEED=n` repeats the kill times of an earlier run.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use child_process::Orders;
 
-/// A child that has nothing left to do ends by itself, well before this.
+/// A child ends by itself well before this.
 const HANGS: Duration = Duration::from_secs(120);
 
 #[test]
@@ -37,7 +37,7 @@ fn killed_at_random_it_loses_nothing_and_repeats_nothing() {
         chance ^= chance >> 7;
         chance ^= chance << 17;
         let mut child = spawn(dir.path(), &Orders::load(crash));
-        // The first moments are opening and recovery, which are to be hit too.
+        // Early kills hit opening and recovery.
         std::thread::sleep(Duration::from_millis(20 + chance % 500));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -48,7 +48,7 @@ fn killed_at_random_it_loses_nothing_and_repeats_nothing() {
     assert!(told.runs > crashes as usize, "hardly any load: {told}");
 }
 
-/// From outside, or else a number from the clock: what matters is that it varies, and is told.
+/// From the environment, or else from the clock: it must vary and be printed.
 fn seed() -> u64 {
     let given = std::env::var("SEED").ok().map(|seed| seed.parse().expect("SEED is a number"));
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
@@ -61,8 +61,8 @@ fn dying_before_or_after_any_commit_loses_nothing_and_repeats_nothing() {
     for when in ["before", "after"] {
         let dir = tempfile::tempdir().unwrap();
         let (mut at, mut died) = (1, 0);
-        // One round of everything takes from thirty commits, where the disk is slow and many share one, to a hundred;
-        // each child dies one or a few commits later than the one before, until one has nothing left to die at.
+        // One round of all flows takes between 30 commits (on a slow disk, where many inputs share one) and 100. Each
+        // child dies one or a few commits later than the one before, until one finishes without dying.
         while at < 120 {
             let status = wait(spawn(dir.path(), &Orders::die(when, at, died)));
             if status.success() {
@@ -77,7 +77,7 @@ fn dying_before_or_after_any_commit_loses_nothing_and_repeats_nothing() {
     }
 }
 
-/// What the other tests start.
+/// The process that the other tests start.
 #[test]
 #[ignore = "a process for the other tests"]
 fn child() {
@@ -86,10 +86,10 @@ fn child() {
     }
 }
 
-/// Lets everything come to its end.
+/// Lets all runs end.
 fn finish(dir: &Path) {
     let status = wait(spawn(dir, &Orders::finish()));
-    assert!(status.success(), "the last process did not bring everything to its end: {status}");
+    assert!(status.success(), "the last process did not finish all runs: {status}");
 }
 
 fn spawn(dir: &Path, orders: &Orders) -> Child {

@@ -1,7 +1,7 @@
-//! What a disk can do to a store: be full, fail to sync, be somebody else's. And the order of things: nothing is
-//! acknowledged before it is on disk, which being killed cannot show and a trace of system calls can.
+//! Disk failures: a full disk, a failing sync, a directory in use by another process. And durability order: nothing is
+//! acknowledged before it is synced, which a trace of system calls shows and a kill cannot.
 //!
-//! The process that suffers is this test binary itself, started with the name of the test `child`.
+//! The tested process is this test binary itself, started with the name of the test `child`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,9 +22,9 @@ use serde_json::json;
 
 const FLOW: &str = "name: f\nsteps: {a: {}, b: {after: [a]}}";
 const DIR: &str = "DISK_DIR";
-/// How a run that was acknowledged is announced.
+/// The prefix of the line that announces an acknowledged run.
 const ACK: &str = "acknowledged ";
-/// The same for a task that was handed over, and for a report that was taken.
+/// The same for a delivered task, and for an applied report.
 const CLAIMED: &str = "handed over ";
 const REPORTED: &str = "taken ";
 const ABORTED: i32 = 6;
@@ -75,10 +75,10 @@ fn a_sync_that_fails_stops_the_process() {
         .unwrap();
     let said = String::from_utf8_lossy(&traced.stderr);
     assert_eq!(traced.status.signal(), Some(ABORTED), "{:?} {said}", traced.status);
-    assert!(said.contains("eddyline") && said.contains("store"), "it says nothing of use: {said}");
+    assert!(said.contains("eddyline") && said.contains("store"), "the message does not name the store: {said}");
     let acknowledged = acknowledged(&traced);
     assert!(!acknowledged.is_empty() && acknowledged.len() < 20, "{} acknowledged", acknowledged.len());
-    // Whatever was acknowledged before is there, and the store opens.
+    // The store opens, and everything acknowledged before is stored.
     let runs = runs_in(&store);
     for run in &acknowledged {
         assert!(runs.contains(run), "{run} was acknowledged and is lost");
@@ -158,11 +158,11 @@ async fn a_full_disk_refuses_keeps_reading_and_recovers() {
         assert!(acknowledged.len() < 1_000, "the disk never gets full");
     };
     assert!(matches!(refused, EngineError::Store(StoreError::Full(_))), "{refused}");
-    // It keeps reading, and what was acknowledged is there, no more and no less.
+    // Reads still work, and exactly the acknowledged runs are stored.
     let listed = rig.engine.list(&rig.ns, &RunFilter::default(), Page::default()).await.unwrap();
     assert_eq!(listed.len(), acknowledged.len());
     assert!(matches!(start().await, Err(EngineError::Store(StoreError::Full(_)))));
-    // There is space again: everything goes on by itself.
+    // With free space again, the engine recovers by itself.
     std::fs::remove_file(&ballast).unwrap();
     acknowledged.push(start().await.unwrap().run);
     rig.work(4, |task| done(json!({"of": task.activation})));
@@ -173,8 +173,8 @@ async fn a_full_disk_refuses_keeps_reading_and_recovers() {
     drop(store);
 }
 
-/// What the other tests start: runs are started one after the other, a task is claimed and reported on after each, and
-/// everything is announced once it is acknowledged.
+/// The process that the other tests start: starts runs one after the other, claims and reports a task after each, and
+/// announces everything once it is acknowledged.
 #[test]
 #[ignore = "a process for the other tests"]
 fn child() {
@@ -229,10 +229,10 @@ fn runs_in(store: &Path) -> Vec<String> {
     })
 }
 
-/// A test that can't be run here has not passed. Who works where it can't be run says so by `EDDY_SKIP_UNTESTABLE=1`.
+/// Fails a test that can't run in this environment, unless `EDDY_SKIP_UNTESTABLE=1` is set.
 fn untestable(why: &str) {
     let skips = std::env::var_os("EDDY_SKIP_UNTESTABLE").is_some_and(|value| value == "1");
-    assert!(skips, "this test can't be run here: {why}. Set EDDY_SKIP_UNTESTABLE=1 to go on without it");
+    assert!(skips, "this test can't run here: {why}; set EDDY_SKIP_UNTESTABLE=1 to skip it");
     println!("skipped: {why}");
 }
 
@@ -241,7 +241,7 @@ fn strace_works() -> bool {
     let works = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
     let works = works.is_ok_and(|status| status.success());
     if !works {
-        untestable("strace is not installed, or may not be used");
+        untestable("strace is not installed or not permitted");
     }
     works
 }

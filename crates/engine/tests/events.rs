@@ -1,4 +1,4 @@
-//! Events and the gates that wait for them, whichever comes first.
+//! Events and the gates that wait for them, in either order.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -73,7 +73,7 @@ async fn events_and_gates_made_at_the_same_moment_always_meet() {
     let mut runs = Vec::new();
     for order in 0..200 {
         let (start, publish) = tokio::join!(rig.start("f", json!({"order": order})), async {
-            // At some moment of the run's way to its gate, or before.
+            // At some point before or while the run reaches its gate.
             for _ in 0..order % 7 {
                 tokio::task::yield_now().await;
             }
@@ -88,7 +88,7 @@ async fn events_and_gates_made_at_the_same_moment_always_meet() {
     rig.stop().await;
 }
 
-/// What became of an event, once everything that waited for it has been told and so many gates have taken it.
+/// The outcome of an event, once it is delivered and `gates` gates have consumed it.
 async fn outcome(rig: &Rig, id: &str, gates: u64) -> EventOutcome {
     let since = std::time::Instant::now();
     loop {
@@ -108,7 +108,7 @@ async fn tells_what_became_of_an_event(store: Arc<dyn Store>) {
     let publish = async |key: Value| {
         rig.engine.publish(&rig.ns, vec![event("paid", Some(key), json!("x"))]).await.unwrap().ids.remove(0)
     };
-    // The gates without a key take any, and all of them the first that comes.
+    // Gates without a key take any event, so all of them take the first.
     let first = publish(json!(8)).await;
     let opened = outcome(&rig, &first, 2).await;
     assert_eq!((opened.name.as_str(), opened.key.as_deref(), opened.gates_opened), ("paid", Some("8"), 2));
@@ -117,7 +117,7 @@ async fn tells_what_became_of_an_event(store: Arc<dyn Store>) {
     for run in runs {
         rig.output(run).await;
     }
-    // One that looks back is counted with the event that it finds.
+    // A gate that looks back is counted for the event that it finds.
     rig.register("name: back\nsteps: {a: {await: {event: paid, key: '8', since: 1h}}}").await;
     rig.output(rig.start("back", json!(null)).await).await;
     assert_eq!(outcome(&rig, &first, 3).await.gates_opened, 3);
@@ -129,7 +129,7 @@ async fn tells_what_became_of_an_event(store: Arc<dyn Store>) {
     let waits = rig.start("back", json!(null)).await;
     let third = publish(json!(8)).await;
     rig.output(waits).await;
-    assert_eq!(outcome(&rig, &third, 1).await.gates_opened, 1, "the deleted one is not found any more");
+    assert_eq!(outcome(&rig, &third, 1).await.gates_opened, 1, "the deleted event is still found");
     rig.stop().await;
 }
 
@@ -144,8 +144,8 @@ async fn on_disk_it_is_told_what_became_of_an_event() {
     tells_what_became_of_an_event(Arc::new(Embedded::open(dir.path(), Options::default()).unwrap())).await;
 }
 
-/// The cursor says which gates have been told of an event that is deleted in the middle of it. That is not true of the next
-/// event.
+/// An event is deleted while it is partly delivered. The position among its gates in the cursor must not be applied to
+/// the next event.
 #[tokio::test]
 async fn an_event_after_one_that_was_deleted_while_it_was_told_reaches_all_gates() {
     let store: Arc<dyn Store> = Arc::new(Memory::new());

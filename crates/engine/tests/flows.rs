@@ -159,7 +159,7 @@ async fn a_claim_waits_and_is_called_off_and_a_task_never_delivered_costs_no_att
     rig.register("name: f\nsteps: {a: {}}").await;
     let none = rig.engine.claim(&rig.ns, claim("w"), Duration::from_millis(20)).await.unwrap();
     assert!(none.is_empty());
-    // Asks and goes away before the answer.
+    // The caller goes away before the answer.
     let waiting = rig.engine.ask(&rig.ns, claim("gone"), false).await.unwrap();
     let run = rig.start("f", json!(null)).await;
     drop(waiting);
@@ -210,8 +210,8 @@ async fn pause_resume_cancel_retry_and_rerun() {
     rig.stop().await;
 }
 
-/// 48 outputs of 1 MiB are more than one transition may write, and `twice` refers to 2^30 strings: what a retry takes over
-/// is neither in memory as a whole nor put together.
+/// 48 outputs of 1 MiB are more than one transition may write, and `twice` refers to 2^30 strings: a retry neither
+/// loads all values at once nor builds aggregates.
 #[tokio::test]
 async fn a_retry_takes_over_any_amount() {
     let rig = Rig::memory();
@@ -240,7 +240,7 @@ async fn a_retry_takes_over_any_amount() {
     let again = rig.engine.retry(&rig.ns, run, "ann").await.unwrap();
     let task = rig.claim("w").await.unwrap();
     assert_eq!((&*task.activation, task.input["n"].clone()), ("b", json!(2)), "{:?}", task.input);
-    // Nothing of the old run is needed any more.
+    // The new run needs nothing of the old one.
     rig.engine.delete(&rig.ns, run).await.unwrap();
     rig.report(&task, done(json!({"n": 7}))).await;
     let output = rig.output(again).await;

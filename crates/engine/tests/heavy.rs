@@ -1,4 +1,4 @@
-//! A run that takes much time or memory to decide on is in nobody's way.
+//! Runs whose decisions take much time or memory do not delay others.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -19,7 +19,7 @@ use tokio::sync::watch;
 const HEAVY: &str = "name: heavy\nsteps: {a: {set: '${size(range(100000).filter(i, i % 2 == 0))}'}}";
 const LIGHT: &str = "name: light\nsteps: {a: {}}";
 
-/// An engine that is held up wherever it makes a decision on a thread of its own, until it is let go.
+/// An engine whose heavy decisions block until they are released.
 fn held_up(decided: &Arc<Mutex<Vec<RunId>>>) -> (Rig, watch::Sender<bool>) {
     let (go, held) = watch::channel(false);
     let decided = decided.clone();
@@ -105,7 +105,7 @@ async fn an_act_of_another_namespace_on_a_run_that_waits_for_its_decision_change
     let run = rig.start("f", json!(null)).await;
     let (a, c) = (rig.claim("w").await.unwrap(), rig.claim("w").await.unwrap());
     let rig = Arc::new(rig);
-    // They keep every thread for such decisions busy.
+    // These keep every thread for heavy decisions busy.
     let busy: Vec<_> = (0..std::thread::available_parallelism().unwrap().get())
         .map(|_| {
             let rig = rig.clone();
@@ -131,7 +131,7 @@ async fn an_act_of_another_namespace_on_a_run_that_waits_for_its_decision_change
     rig.engine.shutdown().await;
 }
 
-/// Lets whatever can go on do so.
+/// Lets everything that can make progress do so.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -164,7 +164,7 @@ async fn a_namespace_with_many_heavy_runs_keeps_no_other_waiting() {
     let decided: Vec<RunId> = decided.lock().unwrap().clone();
     assert_eq!(decided.len(), 51);
     let place = decided.iter().position(|run| *run == one).unwrap();
-    // As many as there are threads were begun before it came, and as many may be begun at the same time.
+    // As many decisions as threads began before it arrived, and as many may begin at the same time.
     let threads = std::thread::available_parallelism().unwrap().get();
     assert!(place <= 2 * threads, "it was number {place}");
     rig.engine.shutdown().await;
@@ -187,7 +187,7 @@ async fn the_schema_of_an_event_is_not_evaluated_on_the_committers_thread() {
     rig.stop().await;
 }
 
-/// A flow with an event whose check costs about 800,000 steps, however small it is, and the payload of the event.
+/// A flow with an event whose schema check costs about 800,000 steps although it is small, and the event's payload.
 fn costly() -> (String, Data) {
     let mut ways: Vec<serde_json::Value> = (0..2_000).map(|n| json!({"const": n})).collect();
     ways.push(json!({"type": "integer"}));
@@ -218,11 +218,11 @@ async fn a_report_with_many_costly_events_is_refused_beside_quick_starts_of_anot
         assert!(began.elapsed() < Duration::from_secs(2), "a start took {:?}", began.elapsed());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let Answer::Invalid(why) = reporting.await.unwrap() else { panic!("it was not refused") };
+    let Answer::Invalid(why) = reporting.await.unwrap() else { panic!("it was not rejected") };
     assert!(why.contains("takes more than 40000000 steps, the limit for one report"), "{why}");
     let emits = vec![("seen".to_owned(), payload); 3];
     let op = Op::Complete { output: json!(1).into(), emits, logs: Vec::new() };
-    assert!(matches!(rig.report(&task, op).await, Answer::Applied(_)), "the refusal changed nothing");
+    assert!(matches!(rig.report(&task, op).await, Answer::Applied(_)), "the rejected report changed something");
     rig.engine.shutdown().await;
 }
 
@@ -286,7 +286,7 @@ async fn queued_runs_with_large_inputs_take_no_memory() {
     let rig = Rig::on(store, Config::default());
     rig.register(LIGHT).await;
     let input = json!("x".repeat((2 << 20) - 100));
-    // The allocator and the store keep some buffers of that size, as many after 60 runs as after 600.
+    // The allocator and the store keep some buffers of that size, the same number after 60 runs as after 600.
     for _ in 0..RUNS {
         rig.start("light", input.clone()).await;
     }
@@ -297,7 +297,7 @@ async fn queued_runs_with_large_inputs_take_no_memory() {
     let grown = resident_mib().saturating_sub(before);
     assert!(grown < RUNS, "{RUNS} runs with inputs of 2 MiB made the process grow by {grown} MiB");
     let task = rig.claim("w").await.unwrap();
-    assert_eq!(*task.input, input, "it is read when it is needed");
+    assert_eq!(*task.input, input, "the input is not read when it is needed");
     rig.stop().await;
 }
 
@@ -327,7 +327,7 @@ async fn a_claim_beside_a_heavy_decision_is_answered() {
 
 #[tokio::test]
 async fn heavy_runs_that_do_not_fit_into_the_cache_are_all_decided() {
-    // Only the run that was used last is cached.
+    // The cache has room for the last used run only.
     let mut rig = Rig::on(Arc::new(Memory::new()), Config { cache_bytes: 1, ..Config::default() });
     let set = "${size(range(100000).filter(i, i % 2 == 0)) + size(input)}";
     rig.register(&format!("name: f\nsteps: {{a: {{}}, b: {{after: [a], set: '{set}'}}}}")).await;
@@ -354,7 +354,7 @@ async fn due_items_of_one_namespace_leave_room_for_those_of_others() {
     let config = Config { on_decision: Some(Arc::new(on_decision)), due_batch: 2, ..Config::default() };
     let rig = Rig::on(Arc::new(Memory::new()), config);
     let quiet = Namespace::new("quiet");
-    // More messages and more timers than may be under way, all of them for runs that wait for a thread.
+    // More messages and timers than may be in flight, all for runs that wait for a thread.
     rig.register(HEAVY).await;
     rig.register("name: many\nsteps: {each: {spread: 'range(60)', flow: heavy}}").await;
     rig.register("name: nap\nsteps: {nap: {await: {time: 10ms}}, a: {after: [nap], set: '${size(range(100000).filter(i, i % 2 == 0))}'}}")
@@ -373,7 +373,7 @@ async fn due_items_of_one_namespace_leave_room_for_those_of_others() {
     rig.stop().await;
 }
 
-/// A flow that makes stored values of 1 MiB each and then looks at them.
+/// A flow that creates stored values of 1 MiB each and then reads them.
 fn looking(values: usize, set: &str) -> String {
     format!(
         "name: looking\nsteps:\n  each:\n    spread: 'range({values})'\n    as: n\n    \
@@ -390,7 +390,7 @@ async fn stored_values_are_read_within_a_bound_and_for_a_decision_elsewhere() {
     let on_decision = move |decision: Decision| {
         let before = read.swap(store.read.load(Ordering::SeqCst), Ordering::SeqCst);
         if !decision.apart {
-            // What was read since the last decision was read for one on the committer's thread.
+            // Everything read since the last decision was read for one on the committer's thread.
             here.fetch_max(store.read.load(Ordering::SeqCst) - before, Ordering::SeqCst);
         }
     };
@@ -425,7 +425,7 @@ async fn what_was_read_for_a_decision_is_let_go_of_after_it() {
     let input = json!({"s": "x".repeat(1 << 20)});
     let look = async || {
         rig.start("looking", input.clone()).await;
-        // Its last step is offered when the others have looked.
+        // The last step is queued when the others have read the values.
         rig.claim("w").await.unwrap();
     };
     look().await;
@@ -435,7 +435,7 @@ async fn what_was_read_for_a_decision_is_let_go_of_after_it() {
         look().await;
     }
     let grown = resident_mib().saturating_sub(before);
-    assert!(grown < 48, "4 runs that looked at 24 MiB each made the process grow by {grown} MiB");
+    assert!(grown < 48, "4 runs that read 24 MiB each made the process grow by {grown} MiB");
     rig.stop().await;
 }
 
@@ -460,7 +460,7 @@ async fn a_thread_that_decides_elsewhere_never_waits_for_the_disk_while_others_w
     let apart: Arc<Mutex<Vec<std::thread::ThreadId>>> = Arc::default();
     let noting = apart.clone();
     let on_note = move || {
-        // The disk hangs for a thread that decides elsewhere and writes the note.
+        // The disk hangs for notes that a thread of heavy decisions writes itself.
         if noting.lock().unwrap().contains(&std::thread::current().id()) {
             let _ = blocking(held.clone().wait_for(|go| *go));
         }
@@ -487,7 +487,7 @@ async fn a_thread_that_decides_elsewhere_never_waits_for_the_disk_while_others_w
     };
     let answered = tokio::time::timeout(Duration::from_secs(10), light).await;
     go.send_replace(true);
-    assert!(answered.is_ok(), "starts wait for the note of a decision elsewhere");
+    assert!(answered.is_ok(), "starts wait for the note of a heavy decision");
     rig.output(heavy.await.unwrap()).await;
     rig.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Numbers from outside that no clock can count to: refused with a reason, and nothing comes to harm.
+//! Client-supplied times that are out of range are rejected with a reason, without side effects.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -64,7 +64,7 @@ async fn no_time_from_outside_overflows_a_clock() {
     rig.stop().await;
 }
 
-/// However much a code run remembers, handing its task over reads a part that is bounded.
+/// However large the memo of a code run is, delivering its task reads a bounded part of it.
 #[tokio::test]
 async fn what_a_code_run_remembers_is_read_in_parts() {
     let rig = Rig::memory();

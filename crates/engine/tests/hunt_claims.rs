@@ -1,5 +1,5 @@
-//! Claims that wait: no wake-up is lost on somebody who cannot use it, no caller waits for ever, and nothing is claimed
-//! once it is time to stop.
+//! Waiting claims: no wake-up is wasted on a claim that cannot use it, no caller waits forever, and nothing is claimed
+//! during a shutdown.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use eddyline_engine::{ClaimTasks, Config, MAX_CLAIM_BYTES, StartRequest, Waiting};
+use eddyline_engine::{ClaimTasks, Config, MAX_CLAIM_BYTES, PendingClaim, StartRequest};
 use eddyline_store::{
     Command, CommandId, DocumentChange, DocumentCommit, DocumentKey, Expect, Memory, Offer, RequestId, Store, kind,
 };
@@ -18,7 +18,7 @@ use rig::{LONG, Rig, claim, done};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// Nobody looks without a hint.
+/// A poll interval so long that only hints wake claims.
 fn hints_only() -> Config {
     Config { poll_ms: 3_600_000, ..Config::default() }
 }
@@ -28,14 +28,14 @@ fn only(worker: &str, handler: &str) -> ClaimTasks {
     ClaimTasks { offer: Arc::new(offer), ..claim(worker) }
 }
 
-/// Asks, and waits until the claim was tried and found nothing.
-async fn asked(rig: &Rig, store: &Hooked, claim: ClaimTasks) -> Waiting {
+/// Sends a claim and waits until it was tried without success.
+async fn asked(rig: &Rig, store: &Hooked, claim: ClaimTasks) -> PendingClaim {
     let before = store.commits.load(Ordering::SeqCst);
     let waiting = rig.engine.ask(&rig.ns, claim, false).await.unwrap();
     while store.commits.load(Ordering::SeqCst) == before {
         tokio::task::yield_now().await;
     }
-    // From the store back to the committer.
+    // Lets the result return from the store to the committer.
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
@@ -66,7 +66,7 @@ async fn a_wake_up_reaches_the_one_worker_that_it_suits() {
     let suited = asked(&rig, &store, only("second in line", "b")).await;
     set_queue(&rig, 2, json!({"paused": false})).await;
     let tasks = suited.tasks(Duration::from_secs(20)).await.unwrap();
-    assert_eq!(tasks.len(), 1, "the wake-up went to a worker that cannot do it, and to no other");
+    assert_eq!(tasks.len(), 1, "the wake-up went only to a worker that cannot take the task");
     drop(other);
     rig.stop().await;
 }
@@ -86,7 +86,7 @@ async fn no_wake_up_is_lost_on_callers_that_went_away() {
     drop(gone);
     set_queue(&rig, 2, json!({"paused": false})).await;
     let tasks = alive.tasks(Duration::from_secs(20)).await.unwrap();
-    assert_eq!(tasks.len(), 1, "the wake-up went to somebody who is not there any more");
+    assert_eq!(tasks.len(), 1, "the wake-up went to a caller that is gone");
     assert_eq!(tasks[0].attempt, 1);
     rig.stop().await;
 }
@@ -101,7 +101,7 @@ async fn a_claim_that_is_repeated_while_the_first_still_waits_leaves_neither_wai
     let both = async { tokio::join!(first.tasks(Duration::from_millis(20)), second.tasks(Duration::from_millis(60))) };
     let (first, second) = tokio::time::timeout(Duration::from_secs(20), both).await.expect("one of them hangs");
     assert!(first.unwrap().is_empty() && second.unwrap().is_empty());
-    // And the repeat is not forgotten for the first's sake.
+    // Answering the first claim must not drop its repeat.
     let first = rig.engine.ask(&rig.ns, again(), false).await.unwrap();
     let second = rig.engine.ask(&rig.ns, again(), false).await.unwrap();
     assert!(first.tasks(Duration::from_millis(20)).await.unwrap().is_empty());
@@ -115,9 +115,9 @@ async fn nothing_is_claimed_once_it_is_time_to_stop() {
     let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
     let rig = Rig::on(store.clone(), Config { in_flight: 1, ..hints_only() });
     rig.register("name: f\nsteps: {a: {}}").await;
-    // The first claim of a store makes the secret of its tokens, which is a commit.
+    // The first claim in a store creates the secret for task tokens, which takes a commit.
     rig.engine.claim(&rig.ns, claim("w"), Duration::ZERO).await.unwrap();
-    // The claim is on its way, and the start waits behind it, when the shutdown comes.
+    // The claim is being committed and the start waits behind it when the shutdown begins.
     let before = store.commits.load(Ordering::SeqCst);
     store.committing.send_replace(false);
     let waiting = rig.engine.ask(&rig.ns, claim("w"), false).await.unwrap();
@@ -136,8 +136,8 @@ async fn nothing_is_claimed_once_it_is_time_to_stop() {
     stopping.await.unwrap();
     let run = starting.await.unwrap().expect("it was accepted before").run;
     let handed = waiting.tasks(LONG).await.unwrap_or_default();
-    assert!(handed.is_empty(), "a task was handed over after the shutdown had begun");
-    let tasks = store.beside(run).await.unwrap().tasks;
+    assert!(handed.is_empty(), "a task was claimed after the shutdown had begun");
+    let tasks = store.pending(run).await.unwrap().tasks;
     assert!(tasks.len() == 1 && tasks[0].held.is_none(), "{tasks:?}");
     assert!(store.commits.load(Ordering::SeqCst) >= before + 2);
 }
@@ -175,7 +175,7 @@ async fn what_is_too_much_for_one_answer_comes_in_parts_or_goes_back_uncounted()
     for _ in 0..12 {
         rig.start("f", json!("x".repeat(2_000_000))).await;
     }
-    // Twelve tasks of four megabytes each: the input of the step, and that of its run.
+    // Twelve tasks of 4 MB each: the input of the step plus that of its run.
     let all = || ClaimTasks { max: 12, ..claim("w") };
     let first = rig.engine.claim(&rig.ns, all(), LONG).await.unwrap();
     assert!((1..6).contains(&first.len()), "{} in one answer", first.len());

@@ -1,4 +1,4 @@
-//! How things end, and how they are kept from beginning: results of cancelled runs, followers that come late, backlogs.
+//! Results of cancelled runs, late followers, and starts that the backlog refuses.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use eddyline_store::Memory;
 use rig::{LONG, Rig, done, failed};
 use serde_json::json;
 
-/// The failures of a cancelled run are those of its undo and `finally`; all of them are told, whoever asks.
+/// The failures of a cancelled run are those of its undo and `finally`; every way to read the run reports all of them.
 #[tokio::test]
 async fn a_cancelled_run_tells_everything_that_failed_on_its_way_to_the_end() {
     let mut rig = Rig::memory();
@@ -57,7 +57,7 @@ async fn who_follows_from_the_last_record_on_is_told_that_it_was_the_last() {
     for after in [last, last + 5] {
         let mut follower = rig.engine.follow(&rig.ns, run, after).await.unwrap();
         let next = tokio::time::timeout(Duration::from_secs(20), follower.next()).await;
-        assert_eq!(next.expect("it waits for what never comes").unwrap(), None);
+        assert_eq!(next.expect("it waits for a record that never comes").unwrap(), None);
     }
     rig.stop().await;
 }
@@ -73,10 +73,10 @@ async fn starts_are_refused_while_too_much_waits() {
     }
     let refused = start().await;
     assert!(matches!(refused, Err(EngineError::TooMany { retry_after_ms: 1.., .. })), "{refused:?}");
-    // It is counted anew after a second, not only what was started since.
+    // The backlog is counted again after a second.
     tokio::time::advance(Duration::from_secs(2)).await;
     assert!(matches!(start().await, Err(EngineError::TooMany { .. })));
-    // What goes on is not kept from it: a retry is the rest of a run.
+    // A retry is not refused: it is the rest of an admitted run.
     let task = rig.claim("w").await.unwrap();
     assert_eq!(task.run, first);
     rig.report(&task, failed("no")).await;

@@ -1,4 +1,4 @@
-//! The reconciler says what should move and does not, and moves it; and it leaves alone what moves by itself.
+//! The reconciler logs and resumes stuck runs, and leaves healthy ones alone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -19,7 +19,7 @@ fn config() -> Config {
     Config { reconcile_ms: 10, ..Config::default() }
 }
 
-/// What was said loudly, by this thread.
+/// The errors that this thread logged.
 #[derive(Clone, Default)]
 struct Said(Arc<Mutex<String>>);
 
@@ -52,11 +52,11 @@ impl tracing::Subscriber for Said {
 impl Said {
     fn of(&self, run: RunId) -> bool {
         let said = self.0.lock().unwrap();
-        said.lines().any(|line| line.contains(&run.to_string()) && line.contains("the run should move and does not"))
+        said.lines().any(|line| line.contains(&run.to_string()) && line.contains("the run is stuck; resuming it"))
     }
 }
 
-/// Takes something away that hangs on a run, behind the back of everybody.
+/// Deletes a run's pending work without the run noticing.
 async fn lose(engine: &Engine, run: RunId, take: impl FnOnce(&mut Transition)) {
     let Found::Run(loaded) = engine.store().load(run, None).await.unwrap() else { panic!("no run") };
     let flow = engine.flow(&loaded.summary.ns, &loaded.rows.header.flow, None).await.unwrap();
@@ -85,37 +85,37 @@ async fn a_task_that_is_gone_is_made_again_and_that_is_said() {
     let rig = Rig::on(Arc::new(Memory::new()), config());
     rig.register("name: f\nsteps: {a: {}}").await;
     let (run, healthy) = (rig.start("f", json!(null)).await, rig.start("f", json!(null)).await);
-    let fence = rig.engine.store().beside(run).await.unwrap().tasks[0].task.fence;
+    let fence = rig.engine.store().pending(run).await.unwrap().tasks[0].task.fence;
     lose(&rig.engine, run, |transition| transition.tasks.push(TaskChange::Remove(fence))).await;
     let tasks = [rig.claim("w").await.unwrap(), rig.claim("w").await.unwrap()];
-    let again = tasks.iter().find(|task| task.run == run).expect("it is offered again");
+    let again = tasks.iter().find(|task| task.run == run).expect("its task is queued again");
     assert!(again.token.fence > fence && again.attempt == 1, "it cost no attempt: {:?}", again.token);
     for task in &tasks {
         assert!(matches!(rig.report(task, done(json!(1))).await, Answer::Applied(_)));
     }
     rig.output(run).await;
-    assert!(said.of(run), "nobody was told: {said:?}", said = said.0.lock().unwrap());
+    assert!(said.of(run), "the run was not logged as stuck: {said:?}", said = said.0.lock().unwrap());
     assert!(!said.of(healthy));
     rig.stop().await;
 }
 
-/// A clock that the test moves, and loops that look often.
+/// A manual clock, and loops that poll often.
 fn on_manual_clock() -> (Rig, Arc<ManualClock>) {
     let clock = ManualClock::at(1_767_323_045_678);
     let config = Config { poll_ms: 5, ..config() };
     (Rig::on(Arc::new(Memory::with_clock(clock.clone())), config), clock)
 }
 
-/// The timer is lost, found to be, and set again for the moment it was set for.
+/// A timer is lost, detected as lost, and set again for its original time.
 async fn lost_and_set_again(rig: &Rig, run: RunId, said: &Said) {
-    let before = rig.engine.store().beside(run).await.unwrap().timers;
+    let before = rig.engine.store().pending(run).await.unwrap().timers;
     let timer = before[0];
     lose(&rig.engine, run, |transition| transition.timers.push(TimerChange::Clear(timer.key))).await;
     let mut rounds = rig.engine.rounds("reconciler").unwrap();
-    tokio::time::timeout(LONG, rounds.wait_for(|_| said.of(run))).await.expect("nobody was told").unwrap();
+    tokio::time::timeout(LONG, rounds.wait_for(|_| said.of(run))).await.expect("the run is not logged").unwrap();
     let set_again = async {
         loop {
-            let timers = rig.engine.store().beside(run).await.unwrap().timers;
+            let timers = rig.engine.store().pending(run).await.unwrap().timers;
             if !timers.is_empty() {
                 return timers;
             }
@@ -184,7 +184,7 @@ async fn a_code_step_whose_timer_is_gone_is_tried_again_at_its_own_time_and_that
     rig.stop().await;
 }
 
-/// A step completes and the next is queued, right between two looks.
+/// A step completes and the next one is queued between the two reads of the reconciler.
 #[tokio::test]
 async fn a_run_that_moves_while_it_is_looked_at_is_left_alone() {
     let store = Arc::new(Hooked::new(Arc::new(Memory::new())));
@@ -196,7 +196,7 @@ async fn a_run_that_moves_while_it_is_looked_at_is_left_alone() {
     let task = rig.claim("w").await.unwrap();
     let (moved, mut has_moved) = tokio::sync::watch::channel(false);
     let (engine, ns) = (rig.engine.clone(), rig.ns.clone());
-    *store.after_beside.lock().unwrap() = Some(Box::pin(async move {
+    *store.after_pending.lock().unwrap() = Some(Box::pin(async move {
         let report = TaskReport { token: task.token, seq: None, op: done(json!(1)) };
         engine.report(&ns, vec![report]).await.unwrap();
         moved.send_replace(true);
@@ -206,7 +206,7 @@ async fn a_run_that_moves_while_it_is_looked_at_is_left_alone() {
     let mut rounds = rig.engine.rounds("reconciler").unwrap();
     let now = *rounds.borrow();
     rounds.wait_for(|rounds| *rounds >= now + 8).await.unwrap();
-    assert!(matches!(rig.report(&next, done(json!(2))).await, Answer::Applied(_)), "its task was taken away");
+    assert!(matches!(rig.report(&next, done(json!(2))).await, Answer::Applied(_)), "its task was released");
     rig.output(run).await;
     assert!(!said.of(run));
     assert!(rig.engine.result(&rig.ns, run, Duration::ZERO).await.unwrap().is_some());

@@ -1,4 +1,4 @@
-//! What is old goes, and nothing else: timelines, headers, events and the traces of commands.
+//! Retention deletes old timelines, headers, events and traces of commands, and nothing else.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 const DAY: i64 = 24 * 60 * 60 * 1_000;
 
-/// Waits until it has looked again, twice: once more than it may have been in the middle of.
+/// Waits for two rounds, since the first may have begun before the call.
 async fn looked(rig: &Rig) {
     let mut rounds = rig.engine.rounds("retention").unwrap();
     let now = *rounds.borrow();
@@ -60,10 +60,10 @@ async fn goes_by_age(store: Arc<dyn Store>, clock: Arc<ManualClock>) {
 
     clock.advance(DAY / 2);
     looked(&rig).await;
-    assert!(submit().await.is_ok_and(|done| done.before), "a repeat is known for a day");
+    assert!(submit().await.is_ok_and(|done| done.before), "a repeat is recognised for a day");
     clock.advance(DAY);
     looked(&rig).await;
-    assert!(submit().await.is_err(), "and not for ever");
+    assert!(submit().await.is_err(), "but not forever");
     assert!(!rig.records(ended).await.is_empty());
     assert_eq!((events(&rig, &rig.ns).await, events(&rig, &other).await, events(&rig, &far).await), (1, 1, 1));
 
@@ -73,7 +73,7 @@ async fn goes_by_age(store: Arc<dyn Store>, clock: Arc<ManualClock>) {
     assert!(matches!(records, Err(EngineError::Trimmed(_))), "{records:?}");
     let header = rig.engine.run(&rig.ns, ended).await.unwrap();
     assert!(header.summary.trimmed && header.input.is_none());
-    assert!(!rig.records(going).await.is_empty(), "it goes on, however old it is");
+    assert!(!rig.records(going).await.is_empty(), "an unfinished run was deleted");
     assert_eq!((events(&rig, &rig.ns).await, events(&rig, &other).await), (0, 0));
     assert_eq!(events(&rig, &far).await, 1, "a gate there looks back over ten days");
 
@@ -100,7 +100,7 @@ async fn on_disk_what_is_old_goes() {
     goes_by_age(Arc::new(Embedded::open(dir.path(), options).unwrap()), clock).await;
 }
 
-/// Three namespaces: one that keeps less than the server says, one that keeps more, and one without settings.
+/// Three namespaces: one with a shorter retention than the server's, one with a longer one, and one without settings.
 async fn goes_by_the_settings_of_its_namespace(store: Arc<dyn Store>, clock: Arc<ManualClock>) {
     let retention = Retention { every_ms: 5, ..Retention::default() };
     let rig = Rig::on(store, Config { retention, poll_ms: 20, ..Config::default() });
@@ -120,7 +120,7 @@ async fn goes_by_the_settings_of_its_namespace(store: Arc<dyn Store>, clock: Arc
     };
     rig.engine.change_namespace(&short, keep(DAY, 2 * DAY, DAY)).await.unwrap();
     rig.engine.change_namespace(&long, keep(40 * DAY, 50 * DAY, 60 * DAY)).await.unwrap();
-    // What is left of each, and how many events.
+    // What is left of the run in each namespace, and how many events.
     let left = async || {
         looked(&rig).await;
         let mut left = Vec::new();
@@ -144,7 +144,7 @@ async fn goes_by_the_settings_of_its_namespace(store: Arc<dyn Store>, clock: Arc
     assert_eq!(left().await, [("nothing", 0), ("nothing", 0), ("all", 1)]);
     clock.advance(10 * DAY);
     assert_eq!(left().await, [("nothing", 0), ("nothing", 0), ("header", 1)]);
-    // Back to what the server says, which is less.
+    // Back to the server's retention, which is shorter.
     let reset = NamespaceChange { runs_ms: Some(None), timelines_ms: Some(None), ..NamespaceChange::default() };
     rig.engine.change_namespace(&long, reset).await.unwrap();
     assert_eq!(left().await, [("nothing", 0), ("nothing", 0), ("nothing", 1)]);
@@ -165,7 +165,7 @@ async fn on_disk_a_namespace_keeps_things_as_long_as_it_is_set() {
     goes_by_the_settings_of_its_namespace(Arc::new(Embedded::open(dir.path(), options).unwrap()), clock).await;
 }
 
-/// A start with a clock that is forty days ahead. Whoever sees it has an hour to stop it.
+/// A store is opened with a clock that is forty days ahead. Operators have an hour before anything is deleted.
 #[tokio::test]
 async fn nothing_is_deleted_in_the_hour_after_time_has_jumped() {
     let dir = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ async fn nothing_is_deleted_in_the_hour_after_time_has_jumped() {
     let open = async |wall| {
         let clock = ManualClock::at(wall);
         let options = Options { clock: clock.clone(), ..Options::default() };
-        // Whoever had it before may still be letting go of it.
+        // The previous owner may still be closing the store.
         let opening = async || loop {
             match Embedded::open(dir.path(), options.clone()) {
                 Ok(store) => break store,
@@ -200,8 +200,8 @@ async fn nothing_is_deleted_in_the_hour_after_time_has_jumped() {
     looked(&rig).await;
     clock.advance(59 * 60 * 1_000);
     looked(&rig).await;
-    assert!(!rig.records(run).await.is_empty(), "the timeline is there");
-    assert_eq!(events(&rig, &rig.ns).await, 1, "so are events");
+    assert!(!rig.records(run).await.is_empty(), "the timeline was deleted");
+    assert_eq!(events(&rig, &rig.ns).await, 1, "events were deleted");
     clock.advance(60 * 1_000);
     looked(&rig).await;
     assert_eq!(events(&rig, &rig.ns).await, 0);

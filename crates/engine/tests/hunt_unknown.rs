@@ -1,4 +1,4 @@
-//! Commits of which nobody knows what became are submitted again, and happen once.
+//! Commits with an unknown outcome are submitted again and applied once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use serde_json::json;
 
 async fn survives(fault: Fault) {
     let mut store = Hooked::new(Arc::new(Memory::new()));
-    // What registers the flow is not sent by the committer.
+    // Registrations do not go through the committer.
     store.fate = Box::new(move |n| (n > 5 && n % 3 != 0).then_some(fault));
     let mut rig = Rig::on(Arc::new(store), Config::default());
     rig.register("name: kid\nsteps: {k: {}}").await;
@@ -26,7 +26,7 @@ async fn survives(fault: Fault) {
     let request =
         || StartRequest { flow: "f".to_owned(), idempotency_key: Some("once".to_owned()), ..StartRequest::default() };
     let started = rig.engine.start_run(&rig.ns, request()).await.unwrap();
-    assert!(!started.existing, "the start itself was repeated, not asked for twice");
+    assert!(!started.existing, "the repeated commit counted as a second start");
     let mut runs = vec![started.run];
     for n in 0..10 {
         runs.push(rig.start("f", json!(n)).await);

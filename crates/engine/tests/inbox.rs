@@ -1,4 +1,4 @@
-//! Deliveries go on beside each other.
+//! Deliveries to different runs are concurrent.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,19 +22,19 @@ async fn a_slow_delivery_holds_up_nobody_and_the_inbox_does_not_poll_meanwhile()
     rig.register("{name: kid, steps: {a: {set: 1}}, output: '${steps.a.output}'}").await;
     rig.register("{name: quick, steps: {a: {flow: kid}}, output: '${steps.a.output}'}").await;
 
-    // The message that makes its gate look back is under way until this is true again.
-    store.looking.send_replace(false);
+    // The message that makes its gate look back is not delivered until this is true again.
+    store.pending_open.send_replace(false);
     rig.start("slow", json!(null)).await;
     for _ in 0..10 {
         let run = rig.start("quick", json!(null)).await;
         assert_eq!(rig.output(run).await, json!(1));
     }
-    let before = store.asked_for_messages.load(Ordering::SeqCst);
+    let before = store.message_polls.load(Ordering::SeqCst);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let asked = store.asked_for_messages.load(Ordering::SeqCst) - before;
-    // Every two seconds without a hint, and when the store hands the message out again.
-    assert!(asked <= 60, "{asked} times in a minute in which nothing happened");
-    store.looking.send_replace(true);
+    let asked = store.message_polls.load(Ordering::SeqCst) - before;
+    // One poll every two seconds, and one when the hold of the message expires.
+    assert!(asked <= 60, "{asked} polls in a minute without any change");
+    store.pending_open.send_replace(true);
     rig.stop().await;
 }
 

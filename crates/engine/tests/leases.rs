@@ -1,4 +1,4 @@
-//! What workers are told of their tasks costs what the tasks cost, not what their runs have become.
+//! The cost of heartbeats and news depends on the worker's tasks, not on the size of their runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -20,7 +20,7 @@ fn hooked() -> (Arc<Hooked>, Rig) {
     (store.clone(), Rig::on(store, Config::default()))
 }
 
-/// How often something of a run was read, its summary too.
+/// How often a run was read, including its summary.
 fn reads(store: &Hooked) -> usize {
     store.reads.load(Ordering::SeqCst) + store.summaries.load(Ordering::SeqCst)
 }
@@ -61,9 +61,9 @@ async fn a_memo_is_looked_through_only_if_there_is_news() {
     assert_eq!(rig.engine.standing(&rig.ns, "w", &[id]).await.unwrap(), [held]);
     let before = store.reads.load(Ordering::SeqCst);
     let news = rig.engine.news_of(&rig.ns, id, None, &[]).await.unwrap().unwrap();
-    assert_eq!((news.len(), store.reads.load(Ordering::SeqCst)), (0, before), "the worker said all of it itself");
+    assert_eq!((news.len(), store.reads.load(Ordering::SeqCst)), (0, before), "all changes are the worker's own");
     let asked = rig.engine.news_of(&rig.ns, id, None, &["s7"]).await.unwrap().unwrap();
-    assert_eq!(asked["s7"]["output"], 7, "but for what it asks for again");
+    assert_eq!(asked["s7"]["output"], 7, "an entry that it asks for by name is returned");
 
     let call = CodeOp::Call { handler: "h".to_owned(), input: Data::null(), queue: None };
     rig.report(&task, step(21, call)).await;

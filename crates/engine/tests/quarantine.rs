@@ -1,7 +1,7 @@
-//! A run that ends every process that handles it is quarantined, and everything else goes on.
+//! A run that kills every process that decides it is quarantined, and all other runs continue.
 //!
-//! The processes are this test binary itself, started with the name of the test `child`. What happens in them when the
-//! run is decided on is the hook [`Config::on_decision`].
+//! The processes are this test binary itself, started with the name of the test `child`. The hook
+//! [`Config::on_decision`] kills or hangs them when the run is decided.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -27,7 +27,7 @@ fn open(dir: &Path, config: Config) -> Rig {
     Rig::on(Arc::new(Embedded::open(&dir.join("store"), Options::default()).unwrap()), config)
 }
 
-/// Two runs whose timers are soon due, of which the first is poisoned.
+/// Two runs whose timers are due soon; the first is poisoned.
 async fn prepare(dir: &Path, flow: &str) -> (RunId, RunId) {
     let rig = open(dir, Config::default());
     rig.register(FLOW).await;
@@ -72,27 +72,27 @@ async fn live(dir: &Path, effect: &str) {
         Config {
             on_decision: Some(Arc::new(on_decision)),
             hang_s: 1,
-            // What was claimed when the process ended is soon offered again.
+            // Tasks that were claimed when the process died are queued again soon.
             lease_ms: 1_000,
             on_hang: Some(Arc::new(|_| std::process::exit(HUNG))),
             ..Config::default()
         },
     );
     rig.work(2, |task| done(json!(task.activation)));
-    // This process ends here, unless the run is left alone.
+    // This process dies here, unless the run is quarantined.
     rig.output(fine).await;
     while rig.engine.quarantine(&rig.ns, poisoned).await.unwrap().is_none() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let refused = rig.engine.pause(&rig.ns, poisoned, "somebody").await;
-    assert!(matches!(&refused, Err(EngineError::Quarantined(why)) if why.contains("2 processes ended")), "{refused:?}");
+    assert!(matches!(&refused, Err(EngineError::Quarantined(why)) if why.contains("2 processes died")), "{refused:?}");
     rig.start("f", json!(3)).await;
     let another = rig.start("f", json!(3)).await;
     rig.output(another).await;
     rig.stop().await;
 }
 
-/// The same where it is the start of a child that is poisoned: the child of the run that is called so.
+/// The same with a poisoned start of a child, whose parent is the run named `poisoned`.
 async fn live_beside_start(dir: &Path, effect: &str) {
     let read = |name: &str| RunId(std::fs::read_to_string(dir.join(name)).unwrap().parse().unwrap());
     let (parent, fine, hangs) = (read("poisoned"), read("fine"), effect == "hang");
@@ -114,11 +114,11 @@ async fn live_beside_start(dir: &Path, effect: &str) {
         },
     );
     rig.work(2, |task| done(json!(task.activation)));
-    // This process ends here, unless the child is not started.
+    // This process dies here, unless the child is not started.
     let ended = rig.engine.result(&rig.ns, parent, LONG).await.unwrap().unwrap();
     let error = ended.error.unwrap();
     assert_eq!(error.kind, "Quarantined", "{error:?}");
-    assert!(error.message.contains("is not started: 2 processes ended while they started it"), "{error:?}");
+    assert!(error.message.contains("is not started: 2 processes died while starting it"), "{error:?}");
     rig.output(fine).await;
     let suspects = DocumentFilter { kind: "suspect".to_owned(), ..DocumentFilter::default() };
     assert_eq!(rig.engine.store().documents(None, &suspects, 10).await.unwrap(), []);
@@ -128,7 +128,7 @@ async fn live_beside_start(dir: &Path, effect: &str) {
     rig.stop().await;
 }
 
-/// A process that dies, or hangs and is ended, as often as it handles the poisoned run; and one that goes on.
+/// Processes that die, or hang and are killed, when they decide the poisoned run; then one that survives.
 async fn twice_and_no_more(dir: &Path, effect: &str, ended: impl Fn(ExitStatus) -> bool) -> RunId {
     let (poisoned, _) = prepare(dir, if effect.starts_with("start") { "parent" } else { "f" }).await;
     for _ in 0..2 {
@@ -145,7 +145,7 @@ async fn a_run_that_ends_the_process_twice_is_quarantined_and_the_others_go_on()
     use std::os::unix::process::ExitStatusExt;
     let dir = tempfile::tempdir().unwrap();
     let poisoned = twice_and_no_more(dir.path(), "abort", |status| status.signal() == Some(6)).await;
-    // Somebody releases it, and this time nothing happens.
+    // An operator releases it, and this time the decision succeeds.
     let mut rig = open(dir.path(), Config::default());
     let listed = rig.engine.quarantined(&rig.ns).await.unwrap();
     assert_eq!(
@@ -201,11 +201,11 @@ async fn a_run_that_was_handled_when_the_process_died_is_cleared_once_it_was_han
     rig.stop().await;
 }
 
-/// Until this engine has read what the store knows of suspected runs once more, begun from now on.
+/// Waits until this engine has read the suspicions again, in a round that began after the call.
 async fn looks_again(rig: &Rig) {
     let mut rounds = rig.engine.rounds("suspects").unwrap();
     let seen = *rounds.borrow();
-    // The round that is under way may have read before.
+    // The current round may have read them before.
     tokio::time::timeout(LONG, rounds.wait_for(|round| *round >= seen + 2)).await.unwrap().unwrap();
 }
 
@@ -217,7 +217,7 @@ async fn a_run_that_another_process_has_quarantined_or_released_is_so_for_every_
     rig.register("name: f\nsteps: {a: {}}").await;
     let (poisoned, fine) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
     for deaths in 1..=2 {
-        // A process that is started where another one died while it handled the run.
+        // A process that starts after another one died while deciding the run.
         let before = Some(Handling { apart: vec![poisoned], ..Handling::default() });
         let other = Rig::on(Arc::new(Hooked { before, ..Hooked::new(store.clone()) }), config());
         other.start("f", json!(3)).await;
@@ -240,7 +240,7 @@ async fn a_run_that_another_process_has_quarantined_or_released_is_so_for_every_
 #[tokio::test]
 async fn a_run_that_this_process_does_not_know_to_be_quarantined_is_released_all_the_same() {
     let store: Arc<dyn Store> = Arc::new(Memory::new());
-    // It never looks again.
+    // It never polls.
     let rig = Rig::on(store.clone(), Config { poll_ms: 1_000_000, ..Config::default() });
     rig.register("name: f\nsteps: {a: {}}").await;
     let poisoned = rig.start("f", json!(1)).await;
@@ -264,13 +264,13 @@ async fn a_suspect_is_blamed_for_a_death_and_not_those_that_were_decided_beside_
     let (poisoned, fine) = (rig.start("f", json!(1)).await, rig.start("f", json!(2)).await);
     let deaths = [
         Handling { batch: vec![fine, poisoned], ..Handling::default() },
-        // It was decided on elsewhere, while a batch of others was.
+        // It was decided on another thread, while the committer decided a batch of others.
         Handling { apart: vec![poisoned], batch: vec![RunId(uuid::Uuid::from_u128(7))] },
     ];
     for (at, noted) in deaths.into_iter().enumerate() {
         let other = Rig::on(Arc::new(Hooked { before: Some(noted), ..Hooked::new(store.clone()) }), Config::default());
         if at == 0 {
-            // It shows to be harmless.
+            // The decision succeeds.
             other.engine.pause(&other.ns, fine, "somebody").await.unwrap();
         }
         other.start("f", json!(3)).await;

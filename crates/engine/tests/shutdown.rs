@@ -1,4 +1,4 @@
-//! A shutdown under load is clean: everything that was accepted is answered, and nothing is left half done on disk.
+//! A shutdown under load is clean: every accepted request is answered, and the disk is consistent.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -50,7 +50,7 @@ async fn a_shutdown_under_load_takes_less_than_two_seconds() {
     let stored = store.count_runs(&Namespace::default(), &RunFilter::default()).await.unwrap();
     assert_eq!(stored, acknowledged.load(Ordering::SeqCst) as u64, "acknowledged and stored are the same");
     drop(store);
-    // And it opens again, with everything there.
+    // The store opens again with all data.
     let store = Embedded::open(dir.path(), Options::default()).unwrap();
     assert_eq!(store.count_runs(&Namespace::default(), &RunFilter::default()).await.unwrap(), stored);
 }

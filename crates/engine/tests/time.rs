@@ -1,4 +1,5 @@
-//! Time is the store's. The wall clock may jump as it likes: no lease ends, nothing is lost, nothing fires twice.
+//! The engine uses the store's clock. When the wall clock jumps, no lease expires, nothing is lost, nothing fires
+//! twice.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,7 +23,7 @@ fn on(store: Arc<dyn Store>) -> Rig {
     Rig::on(store, Config { poll_ms: 5, ..Config::default() })
 }
 
-/// Waits until a loop has looked again, twice: once more than it may have been in the middle of.
+/// Waits for two rounds of a loop, since the first may have begun before the call.
 async fn looked(engine: &Engine, of: &str) {
     let mut rounds = engine.rounds(of).unwrap();
     let now = *rounds.borrow();
@@ -57,7 +58,7 @@ async fn jumps(rig: Rig, clock: Arc<ManualClock>) {
     }
     let held = TaskId { run, fence: task.token.fence };
     assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held { memo: None }]);
-    // Time that really passes fires the timer, once, wherever the wall clock stands.
+    // Elapsed time fires the timer once, whatever the wall clock says.
     clock.jump(-HOUR);
     clock.advance(5 * 60_000);
     let next = rig.claim("w").await.unwrap();
@@ -94,7 +95,7 @@ async fn time_in_which_nobody_served_is_not_held_against_a_worker() {
     let lease = ClaimTasks { lease_ms: Some(30_000), ..claim("w") };
     let task = rig.engine.claim(&rig.ns, lease, LONG).await.unwrap().pop().unwrap();
     looked(&rig.engine, "lease_reaper").await;
-    // As if the process had been stopped for a minute, between two looks at its leases.
+    // As if the process had been suspended for a minute between two checks of its leases.
     clock.advance(60_000);
     looked(&rig.engine, "lease_reaper").await;
     assert!(matches!(rig.report(&task, done(json!(1))).await, Answer::Applied(_)));
@@ -116,9 +117,9 @@ async fn a_report_keeps_the_lease_of_its_task_for_as_long_as_it_was_claimed_for(
             other => panic!("{other:?}"),
         }
     };
-    // What is left of the lease, after a second has passed and something was said.
+    // The remaining time of the lease.
     let left = async || {
-        let held = rig.engine.store().beside(run).await.unwrap().tasks.remove(0).held.unwrap();
+        let held = rig.engine.store().pending(run).await.unwrap().tasks.remove(0).held.unwrap();
         held.lease_until - rig.engine.now().await.unwrap()
     };
     let progress = || Op::Progress { done: Some(1.into()), total: None, msg: None };
@@ -128,16 +129,16 @@ async fn a_report_keeps_the_lease_of_its_task_for_as_long_as_it_was_claimed_for(
     assert_eq!(left().await, 60_000);
     clock.advance(1_000);
     assert!(matches!(report(1, progress()).await, Answer::Duplicate(_)));
-    assert_eq!(left().await, 60_000, "one that is repeated counts as well");
+    assert_eq!(left().await, 60_000, "a repeated report extends the lease too");
     clock.advance(1_000);
     assert!(matches!(
         report(2, Op::Emit { event: "x".to_owned(), payload: json!(1).into() }).await,
         Answer::Invalid(_)
     ));
-    assert_eq!(left().await, 59_000, "one that is not taken does not");
+    assert_eq!(left().await, 59_000, "a rejected report does not extend the lease");
     let held = TaskId { run, fence: task.token.fence };
     assert_eq!(rig.engine.beat(&rig.ns, "w", &[held]).await.unwrap(), [Holding::Held { memo: None }]);
-    assert_eq!(left().await, 60_000, "a heartbeat too keeps it for what it was claimed for");
+    assert_eq!(left().await, 60_000, "a heartbeat also renews the claimed lease time");
     assert!(matches!(report(2, done(json!(1))).await, Answer::Applied(_)));
     rig.stop().await;
 }

@@ -1,4 +1,4 @@
-//! A task that is claimed and can't be handed over: it is offered less and less often, and fails in the end.
+//! A claimed task that can't be delivered is queued again less and less often, and fails in the end.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,7 +22,7 @@ fn on_damaged_store() -> (Rig, Arc<Hooked>, Arc<ManualClock>) {
     (Rig::on(store.clone(), config), store, clock)
 }
 
-/// Larger than what is cached of a run's payloads, so that it is read when the task is handed over.
+/// Larger than what the cache keeps of a run's payloads, so that it is read when the task is delivered.
 const LARGE: usize = 1_200_000;
 
 const FLOW: &str = "name: f\nsteps: {a: {input: {big: '${input.big}'}, retry: {attempts: 5}}}";
@@ -54,14 +54,14 @@ async fn a_task_that_cannot_be_handed_over_is_not_claimed_at_full_speed() {
     for _ in 0..2 {
         assert!(rig.engine.claim(&rig.ns, claim("w"), LONG).await.unwrap().is_empty());
     }
-    // The first release is at once; from the second on it waits, by the store's clock.
-    let timers = rig.engine.store().beside(run).await.unwrap().timers;
+    // The first release is immediate; from the second on the task waits, by the store's clock.
+    let timers = rig.engine.store().pending(run).await.unwrap().timers;
     assert_eq!(timers.len(), 1, "{timers:?}");
     assert!(timers[0].due > rig.engine.store().now().await.unwrap());
     store.damaged.store(false, Ordering::SeqCst);
     clock.advance(60_000);
-    let task = rig.claim("w").await.expect("it is offered again");
-    assert_eq!(task.attempt, 1, "and costs no attempt");
+    let task = rig.claim("w").await.expect("it is queued again");
+    assert_eq!(task.attempt, 1, "and used up no attempt");
     rig.report(&task, done(json!(1))).await;
     rig.output(run).await;
     rig.stop().await;

@@ -1,4 +1,4 @@
-//! Payloads. JSON, and JSON put together from stored values without copying them.
+//! Payloads: JSON, and aggregates that refer to stored values without copying them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,24 +8,28 @@ use serde_json::Value;
 
 use crate::ids::ValueId;
 
-/// A payload of up to this many bytes is kept where it is used; a larger one becomes a stored value with a key.
+/// Payloads up to this size are stored inline; larger ones become a stored value with its own key.
 pub const INLINE_BYTES: usize = 256;
+/// The same limit for its memory: small objects take up to eighty times as much there as in JSON, and a run has up to
+/// three payloads for each of its activations.
+const INLINE_MEMORY: usize = 2 << 10;
 
-/// How much JSON is built in one piece, at most: aggregates by reference can stand for far more than was ever written.
+/// The largest JSON that is materialised at once: an aggregate of references can expand to far more than was ever
+/// written.
 pub const MAX_BUILT_BYTES: usize = 16 << 20;
-/// How deep the JSON may be nested that is built in one piece: what is written and sent may be no deeper.
+/// The deepest nesting of JSON that is materialised, written or sent.
 pub const MAX_BUILT_DEPTH: u16 = 256;
-/// An aggregate that takes no more memory than this is copied into one piece of JSON when it is sent.
+/// An aggregate that takes no more memory than this is copied into a single JSON value when it is sent.
 const COPIED_BYTES: usize = 16 << 10;
-/// What a value takes to be read beside its text: it is parsed, and short ones are larger in memory than in JSON.
+/// Cost of reading a value, on top of its text: it is parsed, and short values are larger in memory than as JSON.
 const READ_VALUE: usize = 8;
-/// What a reference takes where it is written.
+/// Size of a reference where it is written.
 const REF_BYTES: usize = 24;
 
-/// What something that is allocated takes beside itself, about: counts of its owners, room to grow, rounding.
+/// Approximate overhead of an allocation: reference counts, spare capacity, rounding.
 const ALLOCATED: usize = 24;
 
-/// A payload as the machine handles it: JSON at hand, a reference to a stored value, or an aggregate of both. An
+/// A payload as the machine handles it: loaded JSON, a reference to a stored value, or an aggregate of both. An
 /// aggregate is a list of references, so a fan-in of 10,000 outputs copies none of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Data {
@@ -39,20 +43,20 @@ pub enum Data {
     Map(Arc<Vec<(Arc<str>, Data)>>),
 }
 
-/// The key of a stored value, with its size as JSON (or the most that can be said) and how deep it is nested, which bound
-/// what can be made of it, and with what it takes to read it.
+/// The key of a stored value, with its size as JSON (or an upper bound), its nesting depth, and its cost to read. Size
+/// and depth limit what may be built from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ValueRef {
     pub id: ValueId,
     pub bytes: u32,
     pub depth: u16,
-    /// [`Data::read_bytes`] of the value; 0 in what was written before this was counted.
+    /// [`Data::read_bytes`] of the value; 0 in records written before this field existed.
     #[serde(default)]
     pub read_size: RoughSize,
 }
 
-/// A number of bytes, rounded up by less than a thousandth, in two bytes: with them a [`Data`] has 16, and runs consist of
-/// those. The upper four bits say by how much the lower twelve are shifted.
+/// A number of bytes in two bytes, rounded up by less than a thousandth, so that a [`Data`] takes 16 bytes: runs
+/// consist of those. The upper four bits say by how much the lower twelve are shifted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RoughSize(u16);
@@ -74,19 +78,18 @@ impl RoughSize {
 }
 
 impl ValueRef {
-    /// What it takes to read the value, what it refers to aside.
+    /// The cost of reading the value, without what it refers to.
     pub fn read_bytes(&self) -> u64 {
         if self.read_size == RoughSize::default() { u64::from(self.bytes) } else { self.read_size.bytes() }
     }
 }
 
-/// Why the JSON of a payload was not built.
+/// Why a payload could not be materialised.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unbuilt {
-    /// These values are not at hand.
+    /// These values are not loaded.
     #[error("the values {0:?} are not loaded")]
     Missing(Vec<ValueRef>),
-    /// So large or so deep that nobody builds it.
     #[error("the payload has more than {MAX_BUILT_BYTES} bytes or is nested more than {MAX_BUILT_DEPTH} deep")]
     TooLarge,
 }
@@ -100,7 +103,8 @@ impl Data {
         matches!(self, Data::Json(json) if json.is_null())
     }
 
-    /// Its size as JSON, counted only up to `limit`, and in a time that `limit` bounds, however often it holds the same.
+    /// Its size as JSON. Counting stops at `limit`, which also bounds the time, even if the same value occurs many
+    /// times.
     pub fn bytes(&self, limit: usize) -> usize {
         match self {
             Data::Json(json) => json_bytes(json, limit),
@@ -110,7 +114,7 @@ impl Data {
         }
     }
 
-    /// How deep it is nested, what it refers to included; a scalar is 0 deep.
+    /// Nesting depth, including referenced values; a scalar has depth 0.
     pub fn depth(&self) -> u16 {
         match self {
             Data::Json(json) => json_depth(json),
@@ -120,7 +124,7 @@ impl Data {
         }
     }
 
-    /// How much of it is written where it is used: a reference counts as a reference, not as what it refers to.
+    /// Its size where it is written: a reference counts as a reference, not as the value it refers to.
     pub fn own_bytes(&self, limit: usize) -> usize {
         match self {
             Data::Json(json) => json_bytes(json, limit),
@@ -130,7 +134,7 @@ impl Data {
         }
     }
 
-    /// What it takes to read it from a store: the text that is written of it, and a little for each value in it.
+    /// The cost of reading it from a store: its own text, and a little for each value in it.
     pub fn read_bytes(&self, limit: usize) -> usize {
         READ_VALUE
             + match self {
@@ -143,8 +147,13 @@ impl Data {
             }
     }
 
-    /// What it takes in memory, about, without what it refers to. Small elements take far more there than as JSON. Counted
-    /// only up to `limit`, and in a time that `limit` bounds.
+    /// Whether it is stored where it is used instead of as a value of its own.
+    pub fn is_inline(&self) -> bool {
+        self.own_bytes(INLINE_BYTES) <= INLINE_BYTES && self.memory_bytes(INLINE_MEMORY) <= INLINE_MEMORY
+    }
+
+    /// Approximate size in memory, without referenced values. Small elements take far more memory than JSON text.
+    /// Counting stops at `limit`, which also bounds the time.
     pub fn memory_bytes(&self, limit: usize) -> usize {
         let inside = match self {
             Data::Json(json) => ALLOCATED + json_memory(json, limit),
@@ -160,7 +169,7 @@ impl Data {
         size_of::<Data>() + inside
     }
 
-    /// The values that it refers to itself, one by one.
+    /// Visits its direct references.
     pub fn each_ref(&self, visit: &mut impl FnMut(ValueRef)) {
         match self {
             Data::Json(_) => {}
@@ -170,24 +179,25 @@ impl Data {
         }
     }
 
-    /// Its JSON, with every reference followed through `load`. Its size is looked at before anything is built, and
-    /// again while it is, in case a reference says less than it stands for.
+    /// Its JSON, with every reference resolved through `load`. The size is checked before anything is built, and again
+    /// during the build, in case a reference understates its size.
     pub fn materialise<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Value, Unbuilt> {
         if self.bytes(MAX_BUILT_BYTES) > MAX_BUILT_BYTES {
             return Err(Unbuilt::TooLarge);
         }
-        let mut build = Build::new(load);
+        let mut build = JsonBuilder::new(load);
         let value = build.value(self, 0);
         build.finish(value)
     }
 
-    /// The same payload with every reference replaced by what it refers to. Unlike [`Data::materialise`] it copies no large
-    /// JSON: what is sent to a thousand children is in memory once. Small aggregates become JSON, which is shorter.
+    /// The same payload with every reference replaced by its value. Unlike [`Data::materialise`] it does not copy large
+    /// JSON, so a payload sent to a thousand children is in memory once. Small aggregates become JSON, which is
+    /// smaller.
     pub fn resolve<'a>(&'a self, load: &impl Fn(ValueId) -> Option<&'a Data>) -> Result<Data, Unbuilt> {
         if self.bytes(MAX_BUILT_BYTES) > MAX_BUILT_BYTES {
             return Err(Unbuilt::TooLarge);
         }
-        let mut build = Build::new(load);
+        let mut build = JsonBuilder::new(load);
         let data = build.shared(self, 0);
         let data = build.finish(data)?;
         match data {
@@ -205,17 +215,17 @@ impl From<Value> for Data {
     }
 }
 
-/// Follows references, and counts what is built on the way.
-struct Build<'l, L> {
+/// Resolves references and counts the bytes built.
+struct JsonBuilder<'l, L> {
     load: &'l L,
     /// Bytes that may still be built.
     left: usize,
     missing: BTreeSet<ValueRef>,
 }
 
-impl<'a, 'l, L: Fn(ValueId) -> Option<&'a Data>> Build<'l, L> {
+impl<'a, 'l, L: Fn(ValueId) -> Option<&'a Data>> JsonBuilder<'l, L> {
     fn new(load: &'l L) -> Self {
-        Build { load, left: MAX_BUILT_BYTES, missing: BTreeSet::new() }
+        JsonBuilder { load, left: MAX_BUILT_BYTES, missing: BTreeSet::new() }
     }
 
     fn finish<T>(self, built: Option<T>) -> Result<T, Unbuilt> {
@@ -223,7 +233,7 @@ impl<'a, 'l, L: Fn(ValueId) -> Option<&'a Data>> Build<'l, L> {
         if self.missing.is_empty() { Ok(built) } else { Err(Unbuilt::Missing(self.missing.into_iter().collect())) }
     }
 
-    /// As [`Build::value`], with the JSON that is there instead of a copy.
+    /// Like [`JsonBuilder::value`], but shares existing JSON instead of copying it.
     fn shared(&mut self, data: &'a Data, depth: u16) -> Option<Data> {
         if depth > MAX_BUILT_DEPTH {
             return None;
@@ -256,7 +266,7 @@ impl<'a, 'l, L: Fn(ValueId) -> Option<&'a Data>> Build<'l, L> {
         }
     }
 
-    /// None if it is too large or too deep. What is missing counts as it says of itself.
+    /// None if it is too large or too deep. A missing value counts with the size in its reference.
     fn value(&mut self, data: &'a Data, depth: u16) -> Option<Value> {
         if depth > MAX_BUILT_DEPTH {
             return None;
@@ -329,7 +339,7 @@ fn json_memory(json: &Value, limit: usize) -> usize {
         Value::String(text) => ALLOCATED + text.len(),
         Value::Array(items) => ALLOCATED + bounded(limit, items.iter().map(|item| json_memory(item, limit))),
         Value::Object(fields) => {
-            // A map is a tree whose nodes have room for 11 fields each, however few there are.
+            // A map is a B-tree whose nodes have room for 11 fields each, however few are used.
             let nodes = fields.len().div_ceil(NODE_FIELDS) * NODE_FIELDS * (size_of::<String>() + size_of::<Value>());
             let field =
                 |(key, item): (&String, &Value)| ALLOCATED + key.len() + json_memory(item, limit) - size_of::<Value>();
@@ -392,8 +402,8 @@ mod tests {
         let refers = Data::Ref(stored);
         assert!(same(&refers.resolve(&load).unwrap()));
         let inside = Data::Map(Arc::new(vec![("x".into(), Data::List(Arc::new(vec![Data::Ref(stored); 2])))]));
-        let Data::Map(fields) = inside.resolve(&load).unwrap() else { panic!("it is large") };
-        let Data::List(items) = &fields[0].1 else { panic!("it is a list") };
+        let Data::Map(fields) = inside.resolve(&load).unwrap() else { panic!("expected a map") };
+        let Data::List(items) = &fields[0].1 else { panic!("expected a list") };
         assert!(items.iter().all(same));
         let small = Data::List(Arc::new(vec![Data::from(json!(1)), Data::from(json!("two"))]));
         assert_eq!(small.resolve(&load), Ok(Data::from(json!([1, "two"]))));
@@ -404,7 +414,7 @@ mod tests {
 
     #[test]
     fn what_doubles_by_reference_is_never_built() {
-        // Each holds the one before it twice: 2^60 bytes in all.
+        // Each contains the previous one twice: 2^60 bytes in all.
         let mut stored = vec![Data::from(json!("x".repeat(300)))];
         let mut at_hand = stored[0].clone();
         for id in 0..60 {
@@ -421,7 +431,7 @@ mod tests {
             at_hand = Data::List(Arc::new(vec![at_hand.clone(), at_hand]));
         }
         let load = |id: ValueId| stored.get(id.0 as usize);
-        assert_eq!(stored[60].materialise(&load), Err(Unbuilt::TooLarge), "though each says that it is small");
+        assert_eq!(stored[60].materialise(&load), Err(Unbuilt::TooLarge), "although each reference claims to be small");
         assert_eq!(at_hand.materialise(&load), Err(Unbuilt::TooLarge));
         assert_eq!(stored[60].resolve(&load), Err(Unbuilt::TooLarge));
         assert_eq!(at_hand.resolve(&load), Err(Unbuilt::TooLarge));
@@ -436,6 +446,16 @@ mod tests {
         }
         assert!(RoughSize::of(usize::MAX).bytes() > 100 << 20);
         assert_eq!(size_of::<Data>(), 16);
+    }
+
+    #[test]
+    fn a_payload_is_inline_if_it_is_small_in_text_and_in_memory() {
+        for inline in [json!(1), json!("x".repeat(200)), json!({"id": 7, "to": {"name": "ada"}}), json!([1, 2, 3])] {
+            assert!(Data::from(inline.clone()).is_inline(), "{inline}");
+        }
+        let small_objects = Data::from(json!(vec![json!({"a": 1}); 25]));
+        assert!(small_objects.own_bytes(1_000) < INLINE_BYTES && !small_objects.is_inline());
+        assert!(!Data::from(json!("x".repeat(300))).is_inline());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A flow as the machine runs it: names resolved to indexes, arms to their sources, expressions parsed. Made from a
-//! definition's text by [`crate::definition`]; never changed afterwards.
+//! A flow as the machine runs it: names resolved to indexes, arms to their sources, expressions parsed. Built from a
+//! definition's text by [`crate::definition`] and immutable afterwards.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::ids::{Millis, ScopeId, StepId};
 #[derive(Debug, Clone)]
 pub struct Flow {
     pub name: String,
-    /// By content: the same canonical definition is the same version, however it was written.
+    /// A hash of the canonical definition: two texts with the same content have the same version.
     pub version: String,
     pub input_schema: Option<Value>,
     pub body: Body,
@@ -33,9 +33,9 @@ pub struct Graph {
     /// Scope 0 is the flow itself.
     pub scopes: Vec<Scope>,
     pub finally: Option<Finally>,
-    /// Ends a scope as soon as no handler of a failure in it can still run.
+    /// Ends a scope at its first failure, as soon as no step that handles the failure can still run.
     pub fail_fast: bool,
-    /// Some step has an `undo`: attempts in flight are let finish before the run ends failed or cancelled.
+    /// Whether some step has an `undo`: the run then lets attempts in flight finish before it ends failed or cancelled.
     pub has_undo: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct Graph {
 pub struct CodeFlow {
     pub queue: String,
     pub limits: Vec<LimitUse>,
-    /// Added to that of the run.
+    /// Added to the run's priority.
     pub priority: i32,
     /// Labels that a worker must have.
     pub requires: Vec<String>,
@@ -54,19 +54,19 @@ pub struct CodeFlow {
     pub builds: Builds,
 }
 
-/// Which builds of a worker a run of a code flow is offered to.
+/// Which worker builds get the tasks of a code flow's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Builds {
     Latest,
     Pinned,
 }
 
-/// Steps whose arms and events see each other.
+/// A set of steps that can wait for each other and see each other's events.
 #[derive(Debug, Clone)]
 pub struct Scope {
-    /// The group it is the body of; none for the flow itself and for `finally`.
+    /// The group step whose body this is; none for the flow itself and for `finally`.
     pub owner: Option<StepId>,
-    /// In the order of their names; a step's place here is its [`Step::slot`].
+    /// Sorted by name; a step's index here is its [`Step::slot`].
     pub steps: Vec<StepId>,
     pub events: Vec<Event>,
     pub output: Option<Template>,
@@ -76,12 +76,12 @@ pub struct Scope {
 #[derive(Debug, Clone)]
 pub struct Event {
     pub name: String,
-    /// The steps that declare it, each with the JSON Schema it gave, if any.
+    /// The steps that declare it, with the JSON Schema each gave, if any.
     pub producers: Vec<(StepId, Option<Value>)>,
     pub subscribers: Vec<Watcher>,
 }
 
-/// An arm of a step, from the point of view of what it looks at.
+/// An arm, as listed by the step or event it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watcher {
     pub step: StepId,
@@ -92,9 +92,9 @@ pub struct Watcher {
 pub struct Step {
     pub name: String,
     pub scope: ScopeId,
-    /// Its place among the steps of its scope.
+    /// Its index in [`Scope::steps`].
     pub slot: u32,
-    /// 0 for entry steps, else one more than the highest step it waits for.
+    /// 0 for entry steps, else one more than the highest level among the steps it waits for.
     pub level: u32,
     pub arms: Vec<Arm>,
     pub join: Join,
@@ -104,18 +104,18 @@ pub struct Step {
     pub repeat: Option<Repeat>,
     pub action: Action,
     pub input: Option<Template>,
-    /// Places in its scope's events of what it declares to emit.
+    /// Indexes into its scope's events: what it declares to emit.
     pub emits: Vec<usize>,
     /// The handler that undoes it.
     pub undo: Option<String>,
-    /// Arms of steps in its scope that look at it.
+    /// Arms in its scope that wait for it.
     pub watchers: Vec<Watcher>,
-    /// Steps in its scope that it reads, or something inside it.
+    /// Steps in its scope that it, or a step inside it, reads.
     pub reads: BTreeSet<StepId>,
 }
 
 impl Step {
-    /// Whether it is decided to run only when all its arms are live, so that all they stand for has happened.
+    /// Whether it runs only if all its arms are live.
     pub fn needs_all(&self) -> bool {
         self.join == Join::All || self.arms.len() == 1
     }
@@ -130,7 +130,7 @@ pub struct Arm {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// A place in the scope's events.
+    /// An index into the scope's events.
     Event(usize),
     Step(StepId, When),
 }
@@ -162,17 +162,17 @@ pub enum Action {
         flow: String,
         detached: bool,
     },
-    /// A gate alone: the payload is the output.
+    /// A gate without another kind: its payload is the step's output.
     Gate,
 }
 
-/// The queue of tasks for which neither the definition nor the start of their run names one.
+/// The queue for tasks when neither the definition nor the start request names one.
 pub const DEFAULT_QUEUE: &str = "default";
 
 #[derive(Debug, Clone)]
 pub struct Worker {
     pub handler: String,
-    /// None if the step names none; see [`Worker::queue_or`].
+    /// None if the definition names no queue; see [`Worker::queue_or`].
     pub queue: Option<String>,
     pub limits: Vec<LimitUse>,
     pub retry: Retry,
@@ -181,7 +181,7 @@ pub struct Worker {
     pub priority: i32,
     /// Labels a worker must have.
     pub requires: Vec<String>,
-    /// Tasks of one queue take turns by this.
+    /// Tasks in a queue are served round-robin by this key.
     pub key: Option<Expr>,
 }
 
@@ -194,12 +194,12 @@ pub struct LimitUse {
 
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Retry {
-    /// How many attempts there are in all; none is without end.
+    /// Total number of attempts; none means unlimited.
     pub attempts: Option<u32>,
     pub initial_ms: Millis,
     pub factor: f64,
     pub max_ms: Millis,
-    /// The part of a back-off that is left to chance, 0.0 to 1.0.
+    /// The fraction of a back-off that is random, 0.0 to 1.0.
     pub jitter: f64,
     pub non_retryable: Vec<String>,
 }
@@ -254,7 +254,7 @@ pub struct Spread {
     /// The name of the item in expressions.
     pub item: String,
     pub max_parallel: u32,
-    /// With `collect` a failed item is an element of the output, up to this many.
+    /// With `collect`, failed items become elements of the output, up to `max_failures`.
     pub collect: bool,
     pub max_failures: Option<u32>,
 }
@@ -296,7 +296,7 @@ impl Action {
 }
 
 impl Worker {
-    /// The queue that the step names, else the one that its run was started with, else the default.
+    /// The step's queue, else `given` (the queue its run was started with), else the default.
     pub fn queue_or<'a>(&'a self, given: Option<&'a str>) -> &'a str {
         self.queue.as_deref().or(given).unwrap_or(DEFAULT_QUEUE)
     }
@@ -322,7 +322,6 @@ impl Graph {
         &self.scopes[id.0 as usize]
     }
 
-    /// The step of that name in that scope.
     pub fn find(&self, scope: ScopeId, name: &str) -> Option<StepId> {
         let steps = &self.scope(scope).steps;
         let at = steps.binary_search_by(|id| self.step(*id).name.as_str().cmp(name)).ok()?;

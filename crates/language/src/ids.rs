@@ -1,6 +1,6 @@
-//! Distinct types for distinct numbers: a step is never mistaken for a scope.
+//! Newtypes for ids, so that a step id cannot be passed as a scope id.
 
-/// Defines a type that holds a number.
+/// Defines a newtype around an integer.
 #[macro_export]
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {

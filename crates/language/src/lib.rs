@@ -1,5 +1,5 @@
-//! What a flow is: a definition's text becomes a [`Flow`] or a list of problems ([`definition`]), with expressions and
-//! templates ([`expr`]) over payloads ([`data`]).
+//! Flow definitions: parses a definition's text into a [`Flow`] or a list of problems ([`definition`]), and evaluates
+//! expressions and templates ([`expr`]) over payloads ([`data`]).
 //!
 //! Everything here is pure: no async, IO, clock, randomness, logging or configuration.
 

@@ -1,8 +1,8 @@
-//! The known name that an unknown one was probably meant to be.
+//! "Did you mean …?" suggestions.
 
-/// The one of `known` that `found` was probably meant to be.
+/// The name in `known` that `found` was probably meant to be.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Nobody mistypes a name of this length into another; and the comparison is quadratic.
+    // Longer names get no suggestion: the comparison takes quadratic time.
     const LONGEST: usize = 64;
     if found.len() > LONGEST {
         return None;
@@ -16,12 +16,11 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     (distance <= found.chars().count().max(name.chars().count()) / 2).then_some(name)
 }
 
-/// "did you mean …?", if something is near.
 pub(crate) fn did_you_mean<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
     nearest(found, known).map(|name| format!("did you mean `{name}`?"))
 }
 
-/// How many letters to insert, drop, replace or swap with their neighbour.
+/// Edit distance: letters to insert, drop, replace or swap with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |text: &str| text.chars().map(|c| c.to_ascii_lowercase()).collect::<Vec<_>>();
     let (a, b) = (fold(a), fold(b));

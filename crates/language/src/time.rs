@@ -1,4 +1,4 @@
-//! Times as they are written down. No clock: whatever time it is comes in with the records.
+//! Text forms of times and durations. Reads no clock: the current time comes in with the records.
 
 use std::fmt;
 
@@ -25,12 +25,12 @@ pub fn span(ms: Millis) -> String {
     if text.is_empty() { format!("{ms}ms") } else { text }
 }
 
-/// A moment: RFC 3339 in JSON, and the same again when it is read back.
+/// A point in time, serialised as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(Timestamp);
 
 impl Time {
-    /// A wait "for ever" may point beyond the years that can be written; it becomes the last of them.
+    /// Times beyond the representable years (from a wait "for ever") are clamped.
     pub fn at(at: Millis) -> Time {
         let within = at.clamp(Timestamp::MIN.as_millisecond(), Timestamp::MAX.as_millisecond());
         Time(Timestamp::from_millisecond(within).unwrap_or(Timestamp::MAX))

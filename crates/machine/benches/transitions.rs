@@ -1,7 +1,7 @@
-//! What a decision costs: µs and allocations per transition of a chain, per item of a spread (which must not grow with
+//! The cost of a decision: µs and allocations per transition of a chain, per item of a spread (which must not grow with
 //! the number of items), per inline step. `cargo bench -p eddyline-machine`
 
-// A benchmark reads the clock, and stops at what should not be.
+// A benchmark reads the clock, and panics on unexpected results.
 #![allow(clippy::disallowed_methods, clippy::panic)]
 
 use std::hint::black_box;
@@ -54,7 +54,7 @@ fn inline(criterion: &mut Criterion) {
     });
 }
 
-/// The same, once, with what it allocates.
+/// The same, once, with its allocations.
 fn table() {
     println!("\n{:<34} {:>12} {:>14} {:>14}", "", "transitions", "allocations", "bytes");
     let row = |name: &str, flow: &Flow, input: Value, per: u64| {
@@ -76,7 +76,7 @@ fn table() {
     row("inline step, in a chain of 100", &inline_of(100), json!({"n": 1}), 100);
 }
 
-/// How long an evaluation takes that uses up its budget, whatever it spends it on.
+/// The time of evaluations that use up their budget, on various kinds of work.
 fn limits() {
     println!("\n{:<60} {:>10}", "an evaluation beyond its budget", "ms");
     let fields: serde_json::Map<String, Value> = (0..200).map(|n| (format!("field {n}"), json!(n))).collect();
@@ -131,7 +131,8 @@ fn per_transition(flow: &Flow, input: Value) -> Duration {
     time / transitions as u32
 }
 
-/// Drives a run to its end by completing its tasks in order; the time spent in `decide` and `apply`, and how often.
+/// Drives a run to its end by completing its tasks in order; returns the time spent in `decide` and `apply`, and the
+/// number of transitions.
 fn drive(flow: &Flow, input: Value) -> (Duration, u64) {
     let (time, transitions, status) = driven(flow, input);
     assert_eq!(status, "completed");

@@ -1,4 +1,4 @@
-//! A flow from its text to its end, with workers that are played here: `cargo run --example tour`.
+//! Runs a flow from its text to its end, with simulated workers: `cargo run --example tour`.
 
 use std::collections::BTreeMap;
 
@@ -19,29 +19,29 @@ output: {total: "${steps.sum.output}", label: "${steps.ship.output}"}
 "#;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    print!("{}", tell()?);
+    print!("{}", timeline()?);
     Ok(())
 }
 
-/// The timeline of the run, a line a record.
-pub fn tell() -> Result<String, Box<dyn std::error::Error>> {
+/// The timeline of the run, one line per record.
+pub fn timeline() -> Result<String, Box<dyn std::error::Error>> {
     let flow = definition::parse(FLOW)?.flow;
     let mut host = Host::new(&flow);
     host.submit(Input::Start(Box::new(Start { input: Some(json!({"order": 7}).into()), ..Start::default() })))?;
     while let Some(next) = host.next() {
         host.submit(next)?;
     }
-    let mut told = String::new();
+    let mut out = String::new();
     for record in &host.records {
         let wire = to_wire(&host.context(), record, &|data| host.json(data));
         let (kind, data) = (wire["kind"].as_str().unwrap_or("?"), brief(&wire["data"]));
-        told += &format!("{:>3}  {kind:<24} {:<9} {data}\n", record.n, step(&wire));
+        out += &format!("{:>3}  {kind:<24} {:<9} {data}\n", record.n, step(&wire));
     }
-    told += &format!("\n{} after {} commits\n", host.run.header.status().as_str(), host.run.header.version);
-    Ok(told)
+    out += &format!("\n{} after {} commits\n", host.run.header.status().as_str(), host.run.header.version);
+    Ok(out)
 }
 
-/// The least that can host a run: it commits at once, and its workers answer by themselves.
+/// A minimal host of a run: it commits at once, and its workers answer by themselves.
 struct Host<'a> {
     flow: &'a Flow,
     run: Run,
@@ -80,10 +80,10 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// What happens next: a worker takes a task and reports, or a timer is due.
+    /// The next input: a worker claims a task and reports, or a timer is due.
     fn next(&mut self) -> Option<Input> {
         if let Some(task) = self.tasks.first().cloned() {
-            self.record(task.started(Some("played-here".to_owned())));
+            self.record(task.started(Some("simulated".to_owned())));
             let op = work(&task, &self.json(&task.input).unwrap_or(Value::Null));
             let of = TaskRef { activation: task.activation, fence: task.fence };
             return Some(Input::Report(Report { task: of, seq: Some(1), op, claim: Claim::default() }));

@@ -1,6 +1,6 @@
-//! Checks a definition as a registration does: `cargo run --example validate -- flow.yaml`.
+//! Checks a definition like a registration: `cargo run --example validate -- flow.yaml`.
 
-// The machine reads no files; whoever uses it does.
+// The machine reads no files, but this example does.
 #![allow(clippy::disallowed_methods)]
 
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use eddyline_language::definition::{analysis, parse};
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {
-        eprintln!("which file? usage: validate FLOW.yaml");
+        eprintln!("usage: validate FLOW.yaml");
         return ExitCode::from(2);
     };
     let text = match std::fs::read_to_string(&path) {

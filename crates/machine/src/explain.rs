@@ -1,4 +1,5 @@
-//! Why a run has not ended: for every undecided activation what it waits for, arm by arm, and who could still send it.
+//! Explains why a run has not ended: what each open activation waits for, arm by arm, and which activations could still
+//! provide it.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -20,11 +21,11 @@ pub struct Explanation {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum WaitsFor {
-    /// Its delay, of a run that has not begun. The moment is known to whoever knows its timers.
+    /// A run that has not begun waits for its delay. The engine fills in the time, from its timers.
     Delay {
         until: Option<String>,
     },
-    /// Its turn, of a run that waits for its unique key.
+    /// A run waits for its unique key.
     Unique {
         key: String,
     },
@@ -35,95 +36,95 @@ pub enum WaitsFor {
     Gate {
         reason: &'static str,
         event: Option<String>,
-        /// Of an event gate: the key that an event must have; without one, any event of the name opens it.
+        /// For an event gate: the key that the event must have; without one, any event of the name opens it.
         key: Option<Value>,
-        /// When it opens, of a time gate, or times out. Known to whoever knows its timers.
+        /// When a time gate opens, or another gate times out. Filled in by the engine, from its timers.
         until: Option<String>,
     },
-    /// A worker that has it or is to take it.
+    /// A worker has its task, or is still to claim it.
     Worker {
         handler: String,
         queue: String,
         attempt: u32,
         fence: Fence,
-        /// Why nobody gets it at the moment. Known to whoever knows its queue.
+        /// Why the task cannot be claimed now. Filled in by the engine, from its queue.
         #[serde(skip_serializing_if = "Option::is_none")]
         bound: Option<Bound>,
-        /// What no worker has of what it asks for. Known to whoever knows the workers.
+        /// What the task requires and no worker offers. Filled in by the engine, from the known workers.
         #[serde(skip_serializing_if = "Option::is_none")]
         lack: Option<Lack>,
     },
     /// Its next attempt.
     BackOff {
         attempt: u32,
-        /// When it is made. Known to whoever knows its timers.
+        /// Filled in by the engine, from its timers.
         until: Option<String>,
     },
     Child {
         run_id: RunId,
     },
-    /// What goes on inside it.
+    /// Its open parts.
     Inside {
         open: u32,
         to_come: u32,
     },
-    /// Reports of attempts that were under way when it was cancelled.
+    /// The report of an attempt that was running when it was cancelled.
     LastReport {
         fence: Fence,
     },
-    /// News, for a code run.
+    /// A suspended code run waits for a change.
     News,
-    /// Its function, which tries it again by itself.
+    /// Its function, which will retry it.
     Function {
-        /// When it may. Known to whoever knows its timers.
+        /// When it may do so. Filled in by the engine, from its timers.
         until: Option<String>,
     },
-    /// The next transition of the run, which is on its way.
+    /// The next transition of the run, which is already scheduled.
     NextTransition,
 }
 
-/// What keeps a task in line from being handed out, whoever asks for it.
+/// What prevents a queued task from being claimed, by any worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Bound {
     /// Its queue is paused.
     Paused,
-    /// So many tasks of its queue are being worked on, which is as many as may be.
+    /// Its queue has reached its limit of `most` running tasks.
     Concurrency { most: u32 },
-    /// So many tasks of its flow on its queue are.
+    /// Its flow has reached its limit of `most` running tasks on the queue.
     FlowConcurrency { most: u32 },
-    /// The rate of its queue.
+    /// Its queue's rate limit.
     Rate,
-    /// A limit that it names: so many tasks that pass it are being worked on; without a number, its rate, or a worker that
-    /// asked for it to be slowed down.
+    /// A named limit: `most` of its tasks are running; without a number, its rate is used up or a worker asked to slow
+    /// it down.
     Limit { name: String, most: Option<u32> },
 }
 
-/// What a task in line asks for and no worker that is known has: the first of these that nobody is left for.
+/// What a queued task requires and no known worker offers: the first requirement that rules out the last worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Lack {
-    /// Nobody takes from its queue.
+    /// No worker serves its queue.
     Queue,
-    /// Nobody of those has its handler, or its function.
+    /// None of these has its handler or function.
     Handler,
-    /// Nobody of those has all of its labels.
+    /// None of these has all its labels.
     Labels { labels: Vec<String> },
-    /// Nobody of those has the build that its run is pinned to.
+    /// None of these has the build that its run is pinned to.
     Build { build: String },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ArmView {
-    /// As it is written.
+    /// As written in the definition.
     pub arm: String,
     /// `open`, `live` or `dead`.
     pub token: &'static str,
-    /// The activations that could still send it.
+    /// The activations that could still provide it.
     pub from: Vec<String>,
 }
 
-/// Every activation that has not ended, with what it waits for; before a run begins, the run itself.
+/// What every open activation waits for; before a run begins, what the run waits for.
 pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
     let open = run.activations.iter().filter(|activation| activation.is_open());
     let shows_root = flow.graph().is_none() || run.header.phase == Phase::Delayed;

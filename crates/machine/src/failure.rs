@@ -6,34 +6,34 @@ use crate::wire::cut;
 
 /// How many further failures a failure lists.
 pub const MAX_ALSO: usize = 10;
-/// How long the texts of a failure are, in bytes; what is longer is cut, and ends in [`crate::wire::CUT`].
+/// The longest texts of a failure, in bytes; longer ones are cut and end in [`crate::wire::CUT`].
 pub const MAX_KIND_BYTES: usize = 256;
 pub const MAX_MESSAGE_BYTES: usize = 8 << 10;
 pub const MAX_STACK_BYTES: usize = 32 << 10;
 
-/// A failure, as it is recorded and as users see it.
+/// A failure, as recorded and shown to users.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What a program can switch on: one of [`kind`], or whatever a handler reports.
+    /// For programs to match on: one of [`kind`], or a kind that a handler reports.
     pub kind: String,
     pub message: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stack: Option<String>,
-    /// The activation in which it began, where that is not the one that carries it.
+    /// The activation in which it originated, if not the one that carries it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
-    /// What failed besides: other steps, undo, `finally`.
+    /// Further failures: other steps, undo, `finally`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Failure>,
 }
 
-/// The kinds of failure that the machine itself brings about.
+/// The kinds of failure that the machine itself creates.
 pub mod kind {
     pub const LEASE_LOST: &str = "LeaseLost";
     pub const TIMEOUT: &str = "Timeout";
-    /// A task could not be handed over to any worker, because something of it can't be read.
+    /// A task could not be delivered to any worker, because part of it cannot be read.
     pub const UNDELIVERABLE: &str = "Undeliverable";
-    /// A retry or a rerun did not get everything that it takes over.
+    /// A retry or a rerun did not receive all values that it takes over.
     pub const INTERRUPTED: &str = "RetryInterrupted";
     pub const START_TIMEOUT: &str = "StartTimeout";
     pub const GATE_TIMEOUT: &str = "GateTimeout";
@@ -59,7 +59,7 @@ impl Failure {
         Failure { kind: kind.into(), message, stack: None, step: None, also: Vec::new() }
     }
 
-    /// The same with texts of bounded length: a failure is kept in rows that are read and written as a whole.
+    /// Cuts the texts to bounded lengths: a failure is stored in rows that are read and written as a whole.
     pub(crate) fn bounded(mut self) -> Failure {
         cut(&mut self.kind, MAX_KIND_BYTES);
         cut(&mut self.message, MAX_MESSAGE_BYTES);
@@ -72,14 +72,14 @@ impl Failure {
         self
     }
 
-    /// The same failure, said to have begun in `step` unless it says so already.
+    /// Sets the originating step, unless already set.
     pub(crate) fn within(mut self, step: &str) -> Failure {
         self.step.get_or_insert_with(|| step.to_owned());
         self
     }
 
-    /// Lists another failure beside this one, and what that one lists: one level, so that failures of children of
-    /// children grow neither deep nor wide.
+    /// Adds another failure and those it lists, flattened to one level, so that failures of nested children grow
+    /// neither deep nor wide.
     pub(crate) fn add(&mut self, mut other: Failure) {
         let besides = std::mem::take(&mut other.also);
         self.also.extend(std::iter::once(other).chain(besides));

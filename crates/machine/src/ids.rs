@@ -1,4 +1,4 @@
-//! Distinct types for distinct numbers: an activation is never mistaken for a fence.
+//! Newtypes for ids, so that an activation id cannot be passed as a fence.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 number!(
-    /// An activation of a run, numbered densely from 0 in the order of creation; 0 is the root (or the driver).
+    /// An activation of a run, numbered densely from 0 in creation order; 0 is the root (of a code run, its function).
     ActId(u32)
 );
 number!(
-    /// Grows with every task of a run; a report is true only if it carries the fence of the task as it is now.
+    /// A fencing token: grows with every task of a run. A report counts only if it carries the fence of the current
+    /// task.
     Fence(u64)
 );
 number!(
-    /// The version of a run: it grows by one with each commit.
+    /// The version of a run: grows by one with each commit.
     Version(u64)
 );
 
-/// A run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Uuid);
@@ -33,18 +33,18 @@ impl fmt::Display for RunId {
 }
 
 impl RunId {
-    /// The id of the run that `cause` of this run starts. The same cause gives the same id, so a repeat is a no-op.
+    /// The id of the run that `cause` in this run starts. The same cause gives the same id, so repeating it is a no-op.
     pub fn derive(self, cause: &str) -> RunId {
         let hash = Sha256::new().chain_update(self.0.as_bytes()).chain_update(cause.as_bytes()).finalize();
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hash[..16]);
-        // Keep the parent's leading time bits, so that derived ids sort near the moment they were caused.
+        // Keep the parent's leading time bits, so that derived ids sort near the parent's.
         bytes[..6].copy_from_slice(&self.0.as_bytes()[..6]);
         RunId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
     }
 }
 
-/// Where randomness comes from: a seed given with the inputs, stretched by a counter.
+/// A deterministic random generator: the seed comes with the inputs and is expanded with a counter.
 #[derive(Debug, Clone)]
 pub(crate) struct Chance {
     seed: [u8; 32],
@@ -56,7 +56,7 @@ impl Chance {
         Chance { seed, drawn: 0 }
     }
 
-    /// 256 fresh bits as 64 hex digits.
+    /// 256 random bits as 64 hex digits.
     pub(crate) fn token(&mut self) -> String {
         use std::fmt::Write;
         self.bytes().iter().fold(String::with_capacity(64), |mut hex, byte| {

@@ -1,7 +1,7 @@
-//! The heart of Eddyline: what a run does, as a state machine. What a flow is, says `eddyline-language`.
+//! The run state machine, the heart of Eddyline. `eddyline-language` defines what a flow is.
 //!
 //! Everything here is pure: no async, IO, clock, randomness, logging or configuration. [`decide`] takes a flow, a run
-//! and what happens to it, and gives back one [`Transition`], which a store commits or refuses as a whole.
+//! and inputs, and returns one [`Transition`], which a store commits or rejects as a whole.
 
 pub mod decide;
 pub mod explain;

@@ -1,14 +1,14 @@
-//! What the function of a code run remembers.
+//! The memo of a code run: the recorded results of its function's steps.
 
 use crate::run::{Activations, End, MemoKind, Place, Run, State};
 
-/// An entry of a code run's memo, as its function gets it.
+/// An entry of a code run's memo, as sent to its function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoEntry<'a> {
     pub name: &'a str,
     pub kind: MemoKind,
     pub n: u64,
-    /// Its newest change is not the function's own doing.
+    /// Its latest change was not made by the function itself.
     pub news: bool,
     pub attempt: u32,
     pub state: MemoState<'a>,
@@ -18,15 +18,14 @@ pub struct MemoEntry<'a> {
 pub enum MemoState<'a> {
     Ended(&'a End),
     Pending,
-    /// To be tried again by the function; `due` says that its back-off is over.
+    /// To be retried by the function; `due` once its back-off is over.
     Retry {
         due: bool,
     },
 }
 
 impl Run {
-    /// What the function of a code run remembers, as far as it changed after `n`; failures of earlier attempts of the
-    /// function are forgotten.
+    /// The memo entries that changed after `n`. Failures of earlier attempts of the function are left out.
     pub fn memo(&self, after: u64) -> impl Iterator<Item = MemoEntry<'_>> {
         let attempt = self.activations.first().map_or(0, |root| root.attempt);
         self.index.memo.iter().filter_map(move |(name, id)| {

@@ -1,5 +1,5 @@
-//! The projections of a timeline: what each record changes in the state of its run and of its step, as patches. A patch is
-//! the difference between the states before and after, so folding the patches gives exactly the state.
+//! The projections of a timeline: what each record changes in the state of its run and step, as patches. A patch is the
+//! difference between two states, so folding the patches gives exactly the state.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,14 +17,14 @@ use eddyline_language::time::Time;
 pub struct Projector {
     run: RunId,
     view: RunView,
-    /// What the patches so far say of the run itself, without its steps.
-    told: Snapshot,
-    /// Steps that have ended for good, as hashes of their keys. They are not in the view: a run can have 100,000 steps, and
-    /// what comes after the end of one (a log line) changes nothing that depends on what was before.
+    /// The run's state after the patches so far, without its steps.
+    last_head: Snapshot,
+    /// Steps that have finally ended, as hashes of their keys. They are not in the view: a run can have 100,000 steps,
+    /// and a record after a step's end (a log line) changes nothing that depends on its earlier state.
     ended: BTreeSet<u64>,
 }
 
-/// What one record adds to the projection streams; nothing where it changes nothing.
+/// The patches of one record; absent where nothing changes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Projections {
     pub snapshot: Option<SnapshotPatch>,
@@ -62,7 +62,7 @@ pub struct Pointer {
     pub id: String,
 }
 
-/// A run's line in the index of its flow.
+/// A run's entry in the index of its flow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunIndexed {
@@ -74,11 +74,11 @@ pub struct RunIndexed {
     pub source_id: String,
 }
 
-/// One of a few fixed words when we say it, any text when we read it.
+/// A fixed word when written, any text when read.
 pub type Word = Cow<'static, str>;
 
-/// Defines a state, its patch, and the way from one to the other and back, from one list of fields:
-/// a `value` is always there, a `maybe` can be absent (a patch clears it with null), a `count` only grows.
+/// Defines a state and its patch, with diff and apply, from one list of fields: a `value` is always present, a `maybe`
+/// can be absent (a patch clears it with null), a `count` only grows.
 macro_rules! state_and_patch {
     (
         $(#[$doc:meta])* $state:ident / $patch:ident { $($key:ident: $key_type:ty)? }
@@ -123,7 +123,8 @@ macro_rules! state_and_patch {
                 })?
             }
 
-            /// What leads from this state to `next`, if anything; parts are left to the caller, who knows which one.
+            /// The patch from this state to `next`, if they differ. The caller adds the parts, because it knows which
+            /// one changed.
             fn diff(&self, next: &$state) -> Option<$patch> {
                 (self != next).then(|| $patch {
                     $($key: next.$key.clone(),)?
@@ -172,10 +173,10 @@ state_and_patch! {
 
 impl Projector {
     pub fn new(run: RunId) -> Projector {
-        Projector { run, view: RunView::default(), told: Snapshot::default(), ended: BTreeSet::new() }
+        Projector { run, view: RunView::default(), last_head: Snapshot::default(), ended: BTreeSet::new() }
     }
 
-    /// About how many bytes of memory it takes.
+    /// Approximate memory use.
     pub fn bytes(&self) -> usize {
         const FIXED: usize = 4 << 10;
         const STEP: usize = 512;
@@ -183,7 +184,7 @@ impl Projector {
         FIXED + self.open_steps() * STEP + self.ended.len() * ENDED
     }
 
-    /// How many steps can still change.
+    /// The number of steps that can still change.
     pub fn open_steps(&self) -> usize {
         self.view.steps().len()
     }
@@ -206,8 +207,8 @@ impl Projector {
         }
 
         let head = self.view.head(self.run);
-        let mut snapshot = self.told.diff(&head);
-        self.told = head;
+        let mut snapshot = self.last_head.diff(&head);
+        self.last_head = head;
         let mut step = None;
         if let (Some(key), Some((summary, state))) = (key, after) {
             let (old_summary, old_state) = before.unwrap_or_default();
@@ -281,7 +282,7 @@ impl Projection<'_> {
     }
 }
 
-/// The same for a key in every process. Two of the 120,000 keys of a run share a hash once in billions of runs.
+/// Deterministic across processes. Two of a run's 120,000 keys collide once in billions of runs.
 fn hash(key: &str) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(key)
 }
@@ -292,7 +293,7 @@ pub fn timeline_stream(run: RunId) -> String {
 }
 
 impl RunView {
-    /// What the patches of its records add up to. The run's id is not in its records.
+    /// The sum of its patches. The run's id is not in its records.
     pub fn snapshot(&self, run: RunId) -> Snapshot {
         let steps = self.steps().iter().map(|(key, step)| (key.clone(), step.summary())).collect();
         Snapshot { steps, ..self.head(run) }
@@ -354,7 +355,7 @@ impl StepView {
     }
 }
 
-/// A gate's id as it is shown: `<run>.<activation>`.
+/// A gate's public id: `<run>.<activation>`.
 pub fn gate_name(gate: GateId) -> String {
     format!("{}.{}", gate.run, gate.activation)
 }
@@ -368,7 +369,7 @@ fn reason_word(reason: GateReason) -> Word {
     })
 }
 
-/// Tells a null, which clears, from an absent field, which keeps.
+/// Distinguishes null, which clears a field, from an absent field, which keeps it.
 fn null_or_value<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }
@@ -385,7 +386,7 @@ mod tests {
         serde_json::to_string(value).unwrap()
     }
 
-    /// After every record, what the patches say, read back from their JSON, is what the records say.
+    /// After every record, the folded patches, read back from JSON, equal the view of the records.
     fn check_folds(lines: &[String]) {
         let run = RunId::default();
         let (mut projector, records) = (Projector::new(run), timeline(lines));
@@ -408,7 +409,7 @@ mod tests {
         }
     }
 
-    /// The records but those that go on with a step which has ended.
+    /// Drops records that continue an ended step.
     fn without_a_life_after_the_end(lines: Vec<String>) -> Vec<String> {
         let mut ended = BTreeSet::new();
         let goes_on = |line: &String| {

@@ -1,4 +1,4 @@
-//! The timeline: what a run's records say. The store numbers them and stamps them with its time.
+//! The records of a timeline. The store numbers them and stamps them with its time.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis, RunId};
 use eddyline_language::data::Data;
 
-/// A record before the store has numbered it.
+/// A record, not yet numbered by the store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     #[serde(flatten)]
@@ -17,7 +17,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Whether a handler logged it for this activation.
+    /// Whether it is a log line of this activation.
     pub fn is_log_of(&self, activation: &str) -> bool {
         matches!(&self.entry, Entry::Log { step_key, .. } if step_key == activation)
     }
@@ -31,7 +31,7 @@ pub struct Attempt {
     pub queue: String,
 }
 
-/// A record of a timeline: its number in it (dense, from 1), the store's time, and what happened.
+/// A record of a timeline: its number (dense, from 1), the store's time, and the entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Numbered {
     pub n: u64,
@@ -40,7 +40,7 @@ pub struct Numbered {
     pub record: Record,
 }
 
-/// What happened. The names are the contract's: `kind` and the fields of `data`.
+/// What happened. The names (`kind`, the fields of `data`) are part of the public contract.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "data", rename_all_fields = "camelCase")]
 pub enum Entry {
@@ -53,7 +53,7 @@ pub enum Entry {
         queue: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         delay_ms: Option<Millis>,
-        /// It waits for its unique key before it begins.
+        /// It waits for its unique key.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         in_line: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,7 +64,7 @@ pub enum Entry {
     #[serde(rename = "flow.completed")]
     FlowCompleted {
         output: Data,
-        /// Not in records of older builds. How long the run took is told by its times; see [`crate::wire`].
+        /// Absent in records of older builds. The duration is derived from record times; see [`crate::wire`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step_count: Option<u32>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,7 +76,7 @@ pub enum Entry {
     FlowCancelled {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
-        /// What went wrong while it was undone.
+        /// Failures of undo and `finally`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         also: Vec<Failure>,
     },
@@ -130,7 +130,7 @@ pub enum Entry {
     AttemptCompleted {
         step_key: String,
         result: Data,
-        /// The function of a code run let go of its slot; it goes on when there is news.
+        /// The function of a code run suspended; it resumes at the next change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         suspended: bool,
     },
@@ -144,7 +144,7 @@ pub enum Entry {
         reason: GateReason,
         /// The id of the gate, not the secret that opens it.
         token: GateId,
-        /// From the record's time on, where the time is relative.
+        /// Relative to the record's time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         for_ms: Option<Millis>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,7 +166,7 @@ pub enum Entry {
         payload: Data,
         /// The activation that emitted it.
         step_key: String,
-        /// Not the first of its name in its scope: it changes nothing.
+        /// Not the first of its name in its scope, so without effect.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         repeat: bool,
     },
@@ -174,9 +174,9 @@ pub enum Entry {
     Log {
         step_key: String,
         level: String,
-        /// Empty where it is in `long`.
+        /// Empty if it is in `long`.
         msg: String,
-        /// A message that is too long for a record, as a stored value. On the wire it takes the place of `msg`.
+        /// A message too long for a record, as a stored value. On the wire it replaces `msg`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         long: Option<Data>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -188,7 +188,7 @@ pub enum Entry {
         by: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step_key: Option<String>,
-        /// Of a rerun: the step from which on it runs again.
+        /// For a rerun: the step it starts from.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,7 +196,7 @@ pub enum Entry {
     },
 }
 
-/// What was set going.
+/// What was scheduled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "as", rename_all = "lowercase", rename_all_fields = "camelCase")]
 pub enum Scheduled {
@@ -208,19 +208,19 @@ pub enum Scheduled {
     Child { flow: String, run_id: RunId },
 }
 
-/// Why something is tried again, or later.
+/// Why a task is enqueued again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
     /// An attempt failed.
     Retry,
-    /// The worker asked for it, which costs no attempt.
+    /// The worker deferred it; this uses no attempt.
     Deferred,
-    /// It was claimed but never delivered, which costs no attempt.
+    /// It was claimed but not delivered; this uses no attempt.
     Released,
-    /// A code run goes on because there is news.
+    /// A code run resumes because of a change.
     Resumed,
-    /// Somebody asked for it.
+    /// Requested through the API.
     Act,
 }
 
@@ -233,7 +233,7 @@ pub enum Skipped {
     If,
     /// Its gate timed out, with `on_timeout: skip`.
     Timeout,
-    /// Somebody asked for it.
+    /// Requested through the API.
     Act,
 }
 
@@ -266,12 +266,12 @@ pub enum ActName {
     Complete,
     Fail,
     Skip,
-    /// Of one activation: its next attempt now. Of a run: this one, which retries another.
+    /// On an activation: start its next attempt now. On a run: this run retries another.
     Retry,
     Rerun,
 }
 
-/// A gate, named by its run and the activation that it stands before. It is shown; the secret that opens it is not.
+/// A gate, identified by its run and activation. Public, unlike the secret that opens it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GateId {
     pub run: RunId,
@@ -279,7 +279,7 @@ pub struct GateId {
 }
 
 impl Entry {
-    /// The activation it is about.
+    /// The activation it belongs to.
     pub fn step_key(&self) -> Option<&str> {
         use Entry::*;
         match self {
@@ -305,7 +305,7 @@ impl Entry {
         }
     }
 
-    /// It ends the run; nothing follows it.
+    /// Whether it ends the run; nothing follows it.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Entry::FlowCompleted { .. } | Entry::FlowFailed { .. } | Entry::FlowCancelled { .. })
     }

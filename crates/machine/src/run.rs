@@ -1,4 +1,6 @@
-//! The state of a run: what `decide` reads and a store keeps. States are enums that cannot be wrong.
+//! The state of a run: what `decide` reads and a store keeps.
+
+mod reused;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,38 +15,40 @@ use crate::transition::{Start, Transition, Unique};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Action, Body, Flow, Graph, Retry};
 
-/// How many tasks of one activation are remembered, for reports that come twice.
+pub use reused::{Reused, TakenOver};
+
+/// How many tasks of one activation are kept, to recognise duplicate reports.
 pub const REMEMBERED_TASKS: usize = 8;
-/// How many sequence numbers that were left out are remembered per task.
+/// How many skipped sequence numbers are kept per task.
 pub const REMEMBERED_GAPS: usize = 64;
 
-/// A run, as far as it is loaded: everything but the payloads, of which it has those at hand.
+/// A run as loaded: everything but the payloads, of which only some are loaded.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     pub header: Header,
     pub activations: Vec<Activation>,
-    /// The first emit of each event, by scope and the event's place in it.
+    /// The first emit of each event, by scope and the event's index in it.
     pub emitted: BTreeMap<(ActId, u32), Emitted>,
-    /// Payloads at hand.
+    /// Loaded payloads.
     pub values: BTreeMap<ValueId, Data>,
-    /// What a retry took over from another run and has not reached yet, by activation.
+    /// What a retry takes over from another run and has not reached yet, by activation.
     pub reuse: BTreeMap<String, Reused>,
-    /// The position of the last event taken, by name and key, so that a later gate takes a later one.
+    /// The position of the last event consumed, by name and key, so that a later gate consumes a later event.
     pub cursors: BTreeMap<String, u64>,
     pub(crate) index: Index,
 }
 
-/// Rows are written with every transition; what a field says by default is left out of them.
+/// Rows are written with every transition, so fields with default values are left out.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// What can be looked up by more than a number; derived from the activations.
+/// Lookup tables derived from the activations.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Index {
-    /// Items and rounds, by what they are of.
+    /// Items and rounds, by spread or loop and index.
     pub parts: BTreeMap<(ActId, u32), ActId>,
-    /// Memo entries of a code run by name, the latest.
+    /// The latest memo entry of each name.
     pub memo: BTreeMap<Arc<str>, ActId>,
     /// Completed activations with an `undo`, by order of completion.
     pub undoable: BTreeMap<u32, ActId>,
@@ -63,28 +67,29 @@ pub struct Header {
     pub input: Option<Data>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub external_id: Option<String>,
-    /// Given at start, where it happens once under a key.
+    /// Given at start: a start with the same key is not repeated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub idempotency_key: Option<String>,
-    /// A small JSON object given at start. It is part of the header, so that lists show it and it is kept as long as that.
+    /// A small JSON object given at start. Stored in the header, so that lists show it and it lives as long as the
+    /// header.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metadata: Option<Data>,
-    /// Given at start: the queue of the steps that name none, or of the function of a code run.
+    /// Given at start: the queue of steps that name none, or of a code run's function.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queue: Option<String>,
-    /// Given at start: one run of the flow goes on under this key at a time.
+    /// Given at start: only one run of the flow is active under this key at a time.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unique: Option<Unique>,
-    /// It waits until it is the first of those that want its unique key.
+    /// It waits for its turn in the line for its unique key.
     #[serde(default, skip_serializing_if = "is_default")]
     pub in_line: bool,
     /// Its delay is not over.
     #[serde(default, skip_serializing_if = "is_default")]
     pub awaits_delay: bool,
-    /// How long after its creation it begins, if that was given.
+    /// Delay between creation and start, if given.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delay_ms: Option<Millis>,
-    /// How long after its creation it must have ended, if that was given.
+    /// Deadline, counted from creation, if given.
     #[serde(default, skip_serializing_if = "is_default")]
     pub deadline_ms: Option<Millis>,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -95,23 +100,23 @@ pub struct Header {
     pub parent: Option<Parent>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub retry_of: Option<RunId>,
-    /// The run whose idempotency keys its handlers get, if it is another; see [`Header::key_run`].
+    /// The run whose idempotency keys its handlers get, if not itself; see [`Header::key_run`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub key_run: Option<RunId>,
-    /// It is a retry or a rerun that has not got everything yet that it takes over.
+    /// It is a retry or a rerun that has not yet received all values that it takes over.
     #[serde(default, skip_serializing_if = "is_default")]
     pub taking_over: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub continued_as: Option<RunId>,
-    /// The run at the top of the tree of children that it is part of; none if it is at the top itself.
+    /// The root of its tree of child runs; none if it is the root itself.
     #[serde(default, skip_serializing_if = "is_default")]
     pub root: Option<RunId>,
-    /// How many runs are above it.
+    /// Its depth in the tree of child runs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub depth: u32,
-    /// Set once the run is on its way to its end; final at the end.
+    /// Set once the run is ending; final at the end.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RunOutcome>,
     /// Everything in it is being cancelled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cancelling: bool,
@@ -120,9 +125,9 @@ pub struct Header {
     /// Its first step has been decided.
     #[serde(default, skip_serializing_if = "is_default")]
     pub begun: bool,
-    /// Since when events count for its gates: its start, or that of the run it goes on from.
+    /// Events since this time count for its gates: its start, or that of the run it continues.
     pub events_since: Millis,
-    /// It has a deadline that still binds it.
+    /// It has a deadline that still applies.
     #[serde(default, skip_serializing_if = "is_default")]
     pub deadline: bool,
     /// Tasks queued or claimed.
@@ -131,11 +136,11 @@ pub struct Header {
     pub step_count: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     pub completed_steps: u32,
-    /// The names of the events that it emitted, each once, in the order of their first emits. A run that emitted some under
-    /// an older build has only the later ones.
+    /// The names of emitted events, each once, in order of first emit. Incomplete for runs that emitted events under an
+    /// older build.
     #[serde(default, skip_serializing_if = "is_default")]
     pub emitted_events: Vec<String>,
-    /// What is left of a transition that touched too much; a message of the run to itself goes on with it.
+    /// Work left over from a transition that reached its limits; a message of the run to itself continues it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub agenda: Vec<Work>,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -146,30 +151,31 @@ pub struct Header {
     pub next_end: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     pub next_publish: u32,
-    /// Where undo has got to: what completed before this is still to be undone.
+    /// Progress of undo: what completed before this is still to be undone.
     #[serde(default, skip_serializing_if = "is_default")]
     pub undo_below: Option<u32>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub code: Option<CodeHeader>,
-    /// The trace that it is part of, handed to every task.
+    /// The trace that it belongs to, passed to every task.
     #[serde(default, skip_serializing_if = "is_default")]
     pub traceparent: Option<String>,
 }
 
-/// What only a code run has.
+/// Fields that only a code run has.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct CodeHeader {
-    /// The number of the newest change of the memo.
+    /// The number of the latest change of the memo.
     pub n: u64,
-    /// The number of the newest change that the function did not bring about itself.
+    /// The number of the latest change that the function did not make itself.
     pub news: u64,
-    /// Entries that will bring news by themselves.
+    /// The number of entries that will change without the function: calls, sleeps, waits, children, retries.
     pub pending: u32,
-    /// The newest change when the function's task was offered: a lost lease counts only if there was none since.
+    /// The latest change when the function's task was enqueued: a lost lease counts as an attempt only if nothing
+    /// changed since.
     pub offered_at: u64,
     /// The build of the worker that runs it.
     pub build: Option<String>,
-    /// Given at start instead of the flow's.
+    /// Given at start; overrides the flow's.
     pub retry: Option<Retry>,
 }
 
@@ -178,10 +184,10 @@ pub enum Phase {
     /// Nothing has happened yet.
     #[default]
     New,
-    /// Until its delay is over, and it is the first in line if it waits for a unique key.
+    /// Waits for its delay, or for its turn if it has a unique key.
     Delayed,
     Going,
-    /// What completed is being undone.
+    /// Completed steps are being undone.
     Undoing,
     /// `finally` is running.
     Finally,
@@ -196,14 +202,14 @@ pub struct Parent {
 
 /// How a run ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum RunOutcome {
     Completed(Data),
     Failed(Failure),
-    /// With what went wrong on the way out.
+    /// With failures of undo and `finally`.
     Cancelled(Vec<Failure>),
 }
 
-/// The status of a run, as everybody sees it.
+/// The public status of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -222,29 +228,29 @@ pub struct Activation {
     pub id: ActId,
     pub place: Place,
     pub state: State,
-    /// One token an arm.
+    /// One token per arm.
     #[serde(default, skip_serializing_if = "is_default")]
     pub arms: Vec<Token>,
-    /// The scope whose steps were made inside it.
+    /// The scope whose steps were created inside it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub body: Option<ScopeBody>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub gate: GateState,
-    /// The secret of 256 bits that opens the gate, where a webhook or a person does.
+    /// The 256-bit secret that opens a webhook or manual gate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gate_token: Option<String>,
-    /// Of a spread's item: the item.
+    /// The item, for an item of a spread.
     #[serde(default, skip_serializing_if = "is_default")]
     pub item: Option<Data>,
-    /// Once it has begun.
+    /// Set once it has begun.
     #[serde(default, skip_serializing_if = "is_default")]
     pub input: Option<Data>,
-    /// The number of the newest attempt; 0 before the first.
+    /// The number of the current attempt; 0 before the first.
     #[serde(default, skip_serializing_if = "is_default")]
     pub attempt: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     pub tasks: Vec<TaskLog>,
-    /// Its place in the order of ends, once it has ended.
+    /// Its position in the order of ends, once it has ended.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ended: Option<u32>,
     /// Its failure was handled.
@@ -255,7 +261,7 @@ pub struct Activation {
     pub undone: bool,
 }
 
-/// Where an activation stands.
+/// What an activation is, and what it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     /// The flow itself: the scope of its steps, or the function of a code run.
@@ -279,7 +285,7 @@ pub enum Place {
         of: ActId,
     },
     Finally,
-    /// A remembered step of a code run.
+    /// A memo entry: a step of a code run.
     Memo(Memo),
 }
 
@@ -287,18 +293,18 @@ pub enum Place {
 pub struct Memo {
     pub name: Arc<str>,
     pub kind: MemoKind,
-    /// The attempt of the function that made it.
+    /// The attempt of the function that created it.
     pub made_by: u32,
-    /// An earlier entry of the name failed and was forgotten.
+    /// An earlier entry of this name failed and was discarded.
     pub again: bool,
-    /// The number of its newest change.
+    /// The number of its latest change.
     pub n: u64,
-    /// It will bring news by itself.
+    /// It will change without the function.
     pub pending: bool,
-    /// Its newest change is not the function's own doing.
+    /// Its latest change was not made by the function itself.
     #[serde(default, skip_serializing_if = "is_default")]
     pub news: bool,
-    /// Of a call: the handler and the queue.
+    /// For a call: the handler and the queue.
     pub call: Option<(String, String)>,
 }
 
@@ -324,13 +330,13 @@ impl MemoKind {
     }
 }
 
-/// What an arm has been told.
+/// The token of an arm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Token {
     Open,
     Live,
     Dead,
-    /// After its activation was decided: kept, without effect.
+    /// Arrived after its activation was decided: recorded, without effect.
     LateLive,
     LateDead,
 }
@@ -344,32 +350,32 @@ pub struct ScopeBody {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum State {
-    /// For its arms.
+    /// Waiting for its arms.
     Waiting,
-    /// Its tokens have made the answer certain; `ready` is the answer.
+    /// Its tokens have determined whether it is ready.
     Certain {
         ready: bool,
     },
-    /// At its gate; see [`Activation::gate`].
+    /// Waiting at its gate; see [`Activation::gate`].
     Gated,
-    /// Nothing stands before it any more, and nothing has come of it yet.
+    /// Its gate is open, and its action has not started yet.
     Ready,
     /// A task is queued or claimed.
     Queued(Fence),
-    /// Cancelled, but its task may be with a worker, whose report is still taken.
+    /// Cancelled, but a worker may have its task; a report is still accepted.
     Draining(Fence),
-    /// Until the next attempt, after the one with this fence.
+    /// Waiting for the next attempt, after the one with this fence.
     BackOff {
         after: Fence,
         reason: Reason,
     },
-    /// Something goes on inside it.
+    /// It has open parts inside.
     Open(Inside),
-    /// A child run.
+    /// Waiting for a child run.
     Child(RunId),
-    /// A detached child run, until it has started.
+    /// Waiting for a detached child run to start.
     Starting(RunId),
-    /// A step of a code run that its function tries again by itself, from `due` on.
+    /// A step of a code run that its function retries, once `due`.
     Retrying {
         due: bool,
         after_ms: Millis,
@@ -377,12 +383,12 @@ pub enum State {
     Ended(End),
 }
 
-/// A container: what goes on in it.
+/// The contents of a container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Inside {
     /// Parts that have not ended.
     pub open: u32,
-    /// It is to end like this as soon as nothing in it is open; what is undecided in it is being cancelled.
+    /// The end it gets once nothing in it is open; its open parts are being cancelled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub closing: Option<End>,
     pub what: What,
@@ -407,7 +413,7 @@ pub enum What {
     Code(Driver),
 }
 
-/// Where the function of a code run is.
+/// The state of a code run's function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Driver {
     Queued(Fence),
@@ -415,7 +421,7 @@ pub enum Driver {
         after: Fence,
         reason: Reason,
     },
-    /// It goes on at the first news beyond `seen`.
+    /// Resumes at the first change it did not make itself beyond `seen`.
     Suspended {
         seen: u64,
     },
@@ -431,23 +437,23 @@ pub enum End {
     Cancelled,
 }
 
-/// A gate's life.
+/// The state of a gate.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub enum GateState {
     #[default]
     None,
-    /// Its activation has not got there; an opening is kept.
+    /// Its activation has not reached it yet; an early opening is kept.
     Ahead {
         early: Option<(Data, TriggeredBy)>,
     },
     Waiting {
-        /// Of an event gate: what it waits for, as a key of [`Run::cursors`].
+        /// For an event gate: what it waits for, as a key of [`Run::cursors`].
         event: Option<String>,
-        /// The position of the last event taken under that name and key before it got here.
+        /// The position of the last event consumed under that name and key before it arrived.
         after: Option<u64>,
-        /// A timer is set for it.
+        /// It has a timer.
         timed: bool,
-        /// A person opens it, where a webhook could as well.
+        /// It is a manual gate, not a webhook gate.
         #[serde(default, skip_serializing_if = "is_default")]
         manual: bool,
     },
@@ -456,20 +462,20 @@ pub enum GateState {
     Cancelled,
 }
 
-/// What is remembered of a task, so that a repeated report gets its first answer.
+/// What is kept of a task, so that a repeated report gets its first answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskLog {
     pub fence: Fence,
     pub attempt: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     pub seq: u32,
-    /// Numbers below `seq` that were never applied.
+    /// Numbers below `seq` that were not applied.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gaps: Vec<u32>,
-    /// It did not come to its end by itself, by a report or for lack of one: nobody wanted it any more.
+    /// It was cancelled before a report or an expiry ended it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub called_off: bool,
-    /// How often in a row the attempt was claimed and did not get to its worker, up to this task.
+    /// How often in a row the attempt was claimed but not delivered, up to this task.
     #[serde(default, skip_serializing_if = "is_default")]
     pub undelivered: u32,
 }
@@ -484,52 +490,20 @@ impl TaskLog {
 pub struct Emitted {
     pub payload: Data,
     pub by: ActId,
-    /// How many events the run had emitted before.
+    /// The number of events that the run emitted before.
     #[serde(default, skip_serializing_if = "is_default")]
     pub order: u32,
 }
 
-/// What a retry or a rerun takes over.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Reused {
-    pub activation: String,
-    pub how: Taken,
-    pub input: Option<Data>,
-    /// Events it emitted, by name.
-    pub emits: Vec<(String, Data)>,
-    /// Of a memo entry.
-    pub memo: Option<MemoKind>,
-}
-
-/// How much of an activation is taken over.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Taken {
-    /// All of it: `Completed` or `Skipped`.
-    Whole(End),
-    /// What is inside it, since that may have to be undone; it passes its gate with what opened it before.
-    Inside { gate: Option<Data> },
-}
-
-impl Reused {
-    pub fn payloads(&self) -> impl Iterator<Item = &Data> {
-        let own = match &self.how {
-            Taken::Whole(End::Completed(output)) => Some(output),
-            Taken::Whole(_) => None,
-            Taken::Inside { gate } => gate.as_ref(),
-        };
-        own.into_iter().chain(&self.input).chain(self.emits.iter().map(|(_, payload)| payload))
-    }
-}
-
 impl Header {
-    /// The first part of the idempotency keys of its handlers; the second is the activation's name. A retry has the keys of
-    /// the run that it retries, so that what was done under one of them is not done again. The keys of a child come from
+    /// The first part of its handlers' idempotency keys; the second is the activation's name. A retry has the keys of
+    /// the run that it retries, so that what was done under a key is not done again. The keys of a child derive from
     /// those of its parent and the activation that started it, so a retry of the parent keeps them too.
     pub fn key_run(&self) -> RunId {
         self.key_run.unwrap_or(self.run)
     }
 
-    /// As everybody sees it.
+    /// The public status.
     pub fn status(&self) -> Status {
         match (&self.phase, &self.outcome) {
             (Phase::Ended, Some(outcome)) => outcome.status(),
@@ -540,21 +514,21 @@ impl Header {
         }
     }
 
-    /// Whether a child that it asked for may start: the step that waits for it is still open. A run that has completed
-    /// wants its detached children, though none of its steps waits for them any more.
+    /// Whether a child that it requested may still start: the step that waits for it must be open. A completed run
+    /// still starts its detached children, although none of its steps waits for them any more.
     pub fn wants(&self, child: &Start) -> bool {
-        // A later phase has cancelled whatever was open before. A continued run is not asked for in any phase.
+        // A later phase has cancelled whatever was open before. For a continued run `asked_in` is `New`.
         let same_phase = child.asked_in == Phase::New || child.asked_in == self.phase;
         (child.parent.is_none() && self.has_completed()) || (self.takes_children() && same_phase)
     }
 
-    /// Whether it has completed, except that `finally` may still run.
+    /// Whether it has completed; `finally` may still run.
     pub fn has_completed(&self) -> bool {
-        matches!(self.outcome, Some(Outcome::Completed(_)))
+        matches!(self.outcome, Some(RunOutcome::Completed(_)))
     }
 
-    /// Whether children may start below it: not after its end, and not while it is being cancelled. Steps of `finally` may
-    /// have children after that.
+    /// Whether children may start: not after its end, and not while it is being cancelled. Steps of `finally` may still
+    /// start children.
     pub fn takes_children(&self) -> bool {
         match self.phase {
             Phase::New | Phase::Delayed | Phase::Going => !self.cancelling,
@@ -563,19 +537,19 @@ impl Header {
         }
     }
 
-    /// Whether none of its tasks is given out: it is paused, or something with much in it is being cancelled, one
-    /// transition after the other, and what is to be cancelled must not begin meanwhile.
+    /// Whether its tasks are held back: it is paused, or a large container is being cancelled over several transitions
+    /// and its tasks must not start meanwhile.
     pub fn holds_tasks(&self) -> bool {
         self.paused || self.agenda.iter().any(|work| matches!(work, Work::Sweep { .. } | Work::Cancel(_)))
     }
 }
 
-impl Outcome {
+impl RunOutcome {
     pub fn status(&self) -> Status {
         match self {
-            Outcome::Completed(_) => Status::Completed,
-            Outcome::Failed(_) => Status::Failed,
-            Outcome::Cancelled(_) => Status::Cancelled,
+            RunOutcome::Completed(_) => Status::Completed,
+            RunOutcome::Failed(_) => Status::Failed,
+            RunOutcome::Cancelled(_) => Status::Cancelled,
         }
     }
 }
@@ -658,7 +632,7 @@ impl Activation {
         }
     }
 
-    /// The fence of the task it has out, if any.
+    /// The fence of its current task, if any.
     pub fn fence(&self) -> Option<Fence> {
         match &self.state {
             State::Queued(fence) | State::Draining(fence) => Some(*fence),
@@ -667,7 +641,7 @@ impl Activation {
         }
     }
 
-    /// What it is a part of.
+    /// The activation that contains it.
     pub(crate) fn parent(&self) -> Option<ActId> {
         match &self.place {
             Place::Root | Place::Finally | Place::Undo { .. } => None,
@@ -678,11 +652,11 @@ impl Activation {
     }
 }
 
-/// What can look activations up by number: a run, or a run with a transition on top.
+/// Lookup of activations by number: in a run, or in a run with a transition on top.
 pub(crate) trait Activations {
     fn at(&self, id: ActId) -> &Activation;
 
-    /// The step it is an activation of.
+    /// Its step in the definition.
     fn step_of(&self, id: ActId) -> Option<StepId> {
         match self.at(id).place {
             Place::Step { step, .. } => Some(step),
@@ -723,7 +697,7 @@ impl Run {
         Run { header: Header { run, ..Header::default() }, ..Run::default() }
     }
 
-    /// A run as a store has it: `rows`, with what can be derived from its activations.
+    /// Rebuilds the lookup tables of a run loaded from a store.
     pub fn load(mut rows: Run, flow: &Flow) -> Run {
         rows.index = Index::default();
         for activation in std::mem::take(&mut rows.activations) {
@@ -732,7 +706,7 @@ impl Run {
         rows
     }
 
-    /// The run after a transition that was committed.
+    /// Applies a committed transition.
     pub fn apply(&mut self, transition: &Transition, flow: &Flow) {
         self.header = transition.header.clone();
         for activation in &transition.activations {
@@ -753,12 +727,12 @@ impl Run {
         }
     }
 
-    /// Its public name.
+    /// The public name of an activation.
     pub fn activation_name(&self, flow: &Flow, id: ActId) -> String {
         self.name(flow.graph(), id)
     }
 
-    /// What an activation does, as the analysis of a flow and the memo of a code run call it.
+    /// What an activation does, in the terms of the flow's analysis and of a code run's memo.
     pub fn kind(&self, flow: &Flow, id: ActId) -> &'static str {
         let step = self.step_of(id).and_then(|step| flow.graph().map(|graph| graph.step(step)));
         match (&self.at(id).place, step) {
@@ -771,7 +745,7 @@ impl Run {
         }
     }
 
-    /// The queue that the tasks of an activation are offered on; none if it has no tasks of its own.
+    /// The queue of an activation's tasks; none if it has no tasks of its own.
     pub fn queue<'a>(&'a self, flow: &'a Flow, id: ActId) -> Option<&'a str> {
         match (&self.at(id).place, self.kind(flow, id)) {
             (Place::Root, _) if flow.graph().is_some() => None,
@@ -780,7 +754,7 @@ impl Run {
         }
     }
 
-    /// The step that it is an activation of; none for the run itself and for what a code run remembers.
+    /// The activation's step; none for the run itself and for memo entries.
     pub fn step(&self, id: ActId) -> Option<StepId> {
         self.activations.get(id.0 as usize).and_then(|activation| self.step_of(activation.id))
     }
@@ -811,8 +785,8 @@ impl Run {
     }
 }
 
-/// The queue of an activation's tasks: the one that its step or call names, else the one that its run was started with,
-/// else the flow's. Steps of a code run that are no calls are done by its function.
+/// The queue of an activation's tasks: that of its step or call, else the one its run was started with, else the
+/// flow's. Steps of a code run other than calls are done by its function.
 pub(crate) fn queue_of<'a>(
     activations: &'a impl Activations,
     flow: &'a Flow,
@@ -830,7 +804,7 @@ pub(crate) fn queue_of<'a>(
     }
 }
 
-/// Its place in the order of completion, if it is something that an undo can undo.
+/// Its position in the order of completion, if an undo can undo it.
 pub(crate) fn undo_order(activations: &impl Activations, graph: &Graph, id: ActId) -> Option<u32> {
     let activation = activations.at(id);
     if !matches!(activation.state, State::Ended(End::Completed(_))) {
@@ -842,6 +816,6 @@ pub(crate) fn undo_order(activations: &impl Activations, graph: &Graph, id: ActI
         _ => return None,
     };
     let is_item = matches!(activation.place, Place::Item { .. });
-    // The items of a spread are what was done; the spread itself did nothing.
+    // The items of a spread did the work, not the spread itself.
     if step.undo.is_none() || step.spread.is_some() != is_item { None } else { activation.ended }
 }

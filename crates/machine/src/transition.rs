@@ -1,4 +1,4 @@
-//! What goes into `decide` and what comes out of it: one atomic commit.
+//! The inputs of `decide` and its result: one atomic commit.
 
 use std::collections::BTreeMap;
 
@@ -17,29 +17,29 @@ use eddyline_language::flow::Retry;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Input {
     Start(Box<Start>),
-    /// Values that a retry or a rerun takes over, beyond those that it started with.
+    /// Values that a retry or a rerun takes over, beyond those it started with.
     TakeOver {
         values: Vec<(ValueId, Data)>,
-        /// More of them come.
+        /// More will follow.
         more: bool,
     },
     Report(Report),
-    /// A task's time is up, by the store's clock.
+    /// A task expired, by the store's clock.
     Expired {
         task: TaskRef,
         why: Expiry,
         claim: Claim,
     },
-    /// A claimed task could not be handed over to its worker.
+    /// A claimed task could not be delivered to its worker.
     Undelivered {
         task: TaskRef,
         claim: Claim,
-        /// What went wrong, for people.
+        /// The reason, for people.
         why: String,
     },
     /// A timer is due.
     Due(TimerKey),
-    /// A timer that the run waits for was lost: it is set again, for its own time.
+    /// A timer that the run waits for was lost: set it again, for its original time.
     Rearm {
         timer: TimerKey,
         due: Due,
@@ -79,12 +79,12 @@ pub enum Input {
         by: String,
         act: StepAct,
     },
-    /// The run goes on with what one transition left over.
+    /// Continue with the work that one transition left over.
     Continue,
-    /// A run that waits in line for its unique key is the first of that line now.
+    /// The run is now the first in the line for its unique key.
     Turn,
-    /// Which of the closed tasks no worker has. Sent to itself by a run that is ending; the engine adds the facts, which
-    /// stay true because closed tasks are not claimed.
+    /// Which of the closed tasks no worker has. An ending run sends this to itself; the engine adds the facts, which
+    /// stay true because closed tasks cannot be claimed.
     Drain {
         #[serde(default)]
         unclaimed: Vec<Fence>,
@@ -97,13 +97,13 @@ pub struct Start {
     pub external_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
-    /// A small JSON object, kept and given back.
+    /// A small JSON object, stored and returned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Data>,
-    /// The queue of steps that name none; of a code flow, of its function.
+    /// The queue of steps that name none, or of a code flow's function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// One run of the flow goes on under this key at a time.
+    /// Only one run of the flow is active under this key at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique: Option<Unique>,
     /// It waits for [`Input::Turn`] before it begins.
@@ -114,63 +114,64 @@ pub struct Start {
     pub delay_ms: Option<Millis>,
     pub deadline_ms: Option<Millis>,
     pub parent: Option<Parent>,
-    /// Of a detached run: the activation that completes when this run has started.
+    /// For a detached run: the activation that completes when this run has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_by: Option<Parent>,
-    /// Of a child, attached or detached: the phase in which its parent asked for it.
+    /// For a child, attached or detached: the phase in which its parent requested it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub asked_in: Phase,
-    /// The run at the top of the tree of children that it is part of.
+    /// The root of its tree of child runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<RunId>,
     pub depth: u32,
-    /// Of a code flow: attempts of the whole function.
+    /// For a code flow: the retry policy of the whole function.
     pub retry: Option<Retry>,
     pub retry_of: Option<RunId>,
-    /// Whose idempotency keys its handlers get: of a retry, those of the run it retries. See [`Header::key_run`].
+    /// The run whose idempotency keys its handlers get: for a retry, the run it retries. See [`Header::key_run`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_run: Option<RunId>,
-    /// Of a retry or a rerun: who asked for it.
+    /// For a retry or a rerun: who requested it.
     pub again: Option<Again>,
-    /// What a retry or a rerun takes over from `retry_of`. References in it, and in its input, are to values of that run,
-    /// which get the same ids in this one.
+    /// What a retry or a rerun takes over from `retry_of`. References in it, and in its input, are to values of that
+    /// run, which keep their ids in this one.
     pub reuse: Vec<Reused>,
-    /// Of a retry or a rerun: values of `retry_of` that are referred to.
+    /// For a retry or a rerun: the referenced values of `retry_of`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<(ValueId, Data)>,
-    /// More of them come as [`Input::TakeOver`], and the run does not begin before it has all.
+    /// More values follow as [`Input::TakeOver`]; the run does not begin before it has all.
     #[serde(default, skip_serializing_if = "is_default")]
     pub more_values: bool,
-    /// The first id of a value that is free.
+    /// The first free value id.
     #[serde(default, skip_serializing_if = "is_default")]
     pub next_value: u32,
-    /// Of a continued run: the events its forerunner took.
+    /// For a continued run: the events its predecessor consumed.
     pub cursors: BTreeMap<String, u64>,
-    /// Of a continued run: since when events count.
+    /// For a continued run: events since this time count.
     pub events_since: Option<Millis>,
-    /// The trace that it is part of, as W3C writes it.
+    /// The trace that it belongs to, in W3C format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
 
 impl Start {
-    /// The activation that asked for the run and waits to hear of it: a detached one only until the run has started.
+    /// The activation that requested the run and waits for it; for a detached run, only until it has started.
     pub fn asked_by(&self) -> Option<Parent> {
         self.parent.or(self.started_by)
     }
 
-    /// What is said to the activation that waits for a run, if the run cannot be started.
+    /// The message to the waiting activation if the run cannot be started.
     pub fn refused(&self, run: RunId, failure: Failure) -> Option<Message> {
         let waits = self.asked_by()?;
         let (activation, end) = (waits.activation, ChildEnd::Refused(failure));
-        // A run that was continued is still the child that its parent started.
+        // A continued run is still the child that its parent started.
         let child = child_id(waits.run, activation);
         let body = MessageBody::Input(Box::new(Input::ChildEnded { activation, child, end }));
         Some(Message { to: waits.run, id: format!("refused:{run}"), body })
     }
 }
 
-/// A key under which one run of a flow goes on at a time, and what becomes of a start while another run has it.
+/// A key under which only one run of a flow is active at a time, and what happens to a start while another run holds
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unique {
     pub key: String,
@@ -180,16 +181,16 @@ pub struct Unique {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnConflict {
-    /// The run that has the key is given back.
+    /// Return the run that holds the key.
     Return,
     Reject,
-    /// Every run that has the key or waits for it is cancelled, and the new one begins when they have ended.
+    /// Cancel every run that holds the key or waits for it; the new run begins when they have ended.
     Replace,
     /// The new run waits until all runs before it have ended.
     Queue,
 }
 
-/// How a run that has ended is run again, and who asked for it.
+/// How an ended run is run again, and who requested it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Again {
     Retry {
@@ -197,12 +198,12 @@ pub enum Again {
     },
     Rerun {
         by: String,
-        /// The step from which on it runs again; without one, from the start.
+        /// The step to rerun from; none for the start.
         from: Option<String>,
     },
 }
 
-/// A task, as a worker names it. The engine checks the token that binds these.
+/// A task, as named by a worker. The engine checks the token that binds these fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRef {
     pub activation: ActId,
@@ -217,11 +218,11 @@ pub struct Report {
     pub claim: Claim,
 }
 
-/// What is known of the claim of a task when something is said about the task.
+/// What is known of a task's claim when a report or an expiry arrives.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Claim {
     pub build: Option<String>,
-    /// Of a code run: the newest change in the memo that was handed over.
+    /// For a code run: the latest change in the memo that the worker received.
     pub memo: u64,
 }
 
@@ -239,7 +240,7 @@ pub enum Op {
     ContinueAs { input: Data },
 }
 
-/// What the function of a code run says of a step with a name.
+/// A report of a code run's function on a named step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CodeOp {
     Done { output: Data },
@@ -281,9 +282,9 @@ pub enum Expiry {
     LeaseLost,
     /// The attempt's `timeout`.
     Timeout,
-    /// No worker took it within `start_timeout`.
+    /// No worker claimed it within `start_timeout`.
     StartTimeout,
-    /// Claimed, but never delivered.
+    /// Claimed, but not delivered.
     Released,
 }
 
@@ -314,7 +315,7 @@ pub enum StepAct {
     Retry,
 }
 
-/// A timer of a run; setting one again replaces it.
+/// A timer of a run; setting it again replaces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TimerKey {
     pub activation: ActId,
@@ -335,39 +336,39 @@ pub enum TimerKind {
     Finally,
 }
 
-/// When: by the store's clock from the commit on, or at a moment of the wall clock.
+/// When something is due: relative to the commit, by the store's clock, or at a wall-clock time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Due {
     After(Millis),
     At(Millis),
 }
 
-/// What an input came to, in the order of the inputs.
+/// The result of an input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// Done. A code step's answer says more.
-    Applied(Said),
-    /// Said before; this was its answer.
-    Duplicate(Said),
-    /// The fence has moved on.
+    /// Applied. Details are set for code steps.
+    Applied(ReportResult),
+    /// A repeated report; this was its first answer.
+    Duplicate(ReportResult),
+    /// The fence is not current any more.
     Stale,
-    /// The run has ended, or is past the point where this could matter.
+    /// The run has ended, or this can no longer matter to it.
     Closed,
-    /// What is wrong with it; nothing changed.
+    /// The input is invalid, for this reason; nothing changed.
     Invalid(String),
-    /// It can't be done in this state; nothing changed.
+    /// Not possible in the current state; nothing changed.
     Conflict(String),
     /// There was nothing to do.
     Nothing,
 }
 
-/// What an applied report has to say.
+/// Details of an applied report.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Said {
+pub struct ReportResult {
     pub decision: Option<Decision>,
-    /// The secret that opens a code run's gate.
+    /// The secret that opens the gate of a code run.
     pub token: Option<String>,
-    /// Of a code step: the name was known, and this is what it has come to.
+    /// For a code step: the name was known, and this is its current result.
     pub known: bool,
 }
 
@@ -382,10 +383,10 @@ pub enum Decision {
 /// One atomic commit: nothing else changes a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Transition {
-    /// The version it was decided on: the commit is refused at any other.
+    /// The version it was decided on; at any other version the commit is rejected.
     pub base: Version,
     pub header: Header,
-    /// Those that changed or are new, by number.
+    /// Changed and new ones, by number.
     pub activations: Vec<Activation>,
     pub emitted: Vec<((ActId, u32), Emitted)>,
     pub values: Vec<(ValueId, Data)>,
@@ -398,22 +399,22 @@ pub struct Transition {
     pub timers: Vec<TimerChange>,
     pub messages: Vec<Message>,
     pub publishes: Vec<Publish>,
-    /// The positions of events that opened a gate of the run, one for each gate.
+    /// The positions of consumed events, one for each gate opened.
     pub events_taken: Vec<u64>,
-    /// Limits that a worker asked to slow down, and for how long.
+    /// Limits that a worker asked to close, and for how long.
     pub slow_limits: Vec<(String, Millis)>,
     pub records: Vec<Record>,
-    /// One for each input that was taken.
+    /// One per consumed input.
     pub answers: Vec<Answer>,
 }
 
 impl Transition {
-    /// There is nothing to commit: the inputs were refused, repeated or without effect.
+    /// Whether there is nothing to commit: the inputs were rejected, repeated or without effect.
     pub fn is_empty(&self) -> bool {
         self.header.version == self.base
     }
 
-    /// How many of the inputs it took; the rest are for the next one.
+    /// The number of inputs consumed; the rest are for the next transition.
     pub fn taken(&self) -> usize {
         self.answers.len()
     }
@@ -422,7 +423,7 @@ impl Transition {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum TaskChange {
     Add(Box<Task>),
-    /// No longer offered; if a worker has it, its report is still wanted.
+    /// No longer claimable; if a worker has it, its report is still accepted.
     Close(Fence),
     Remove(Fence),
 }
@@ -434,7 +435,7 @@ pub struct Task {
     pub activation: ActId,
     /// Its public name.
     pub name: String,
-    /// The step as the definition names it; of a code run, the flow.
+    /// The step's name in the definition; for a code run's function, the flow's name.
     pub step: String,
     pub handler: String,
     pub queue: String,
@@ -445,19 +446,19 @@ pub struct Task {
     pub gate: Option<Data>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
-    /// Names, each with its key as canonical JSON where it has one.
+    /// Names of limits, each with its key, if any, as canonical JSON.
     #[serde(default, skip_serializing_if = "is_default")]
     pub limits: Vec<(String, Option<String>)>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub requires: Vec<String>,
-    /// Tasks of a queue take turns by this, as canonical JSON.
+    /// Tasks of a queue are served round-robin by this key (canonical JSON).
     #[serde(default, skip_serializing_if = "is_default")]
     pub key: Option<String>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout_ms: Option<Millis>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub start_timeout_ms: Option<Millis>,
-    /// Only workers of this build are offered it.
+    /// Only workers of this build can claim it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub build: Option<String>,
 }
@@ -470,7 +471,7 @@ pub enum TaskKind {
 }
 
 impl Task {
-    /// The record of its claim, which the store appends when a worker takes it.
+    /// The record of its claim, which the store appends when a worker claims it.
     pub fn started(&self, worker: Option<String>) -> Record {
         Record {
             entry: Entry::AttemptStarted { step_key: self.name.clone(), worker },
@@ -481,11 +482,11 @@ impl Task {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum GateChange {
-    /// Its token is known from now on; it is not listed before its activation gets there.
+    /// Makes its token known; it is not listed before its activation arrives.
     Add { id: GateId, token: String },
-    /// Its activation has got there.
+    /// Its activation has arrived.
     Arrive(Box<GateArrival>),
-    /// No longer listed; its token still finds it, so that a late opening is told what became of it.
+    /// No longer listed; its token still resolves, so that a late opening is answered with the reason.
     Close { id: GateId },
 }
 
@@ -496,12 +497,12 @@ pub struct GateArrival {
     pub token: Option<String>,
     pub reason: GateReason,
     pub event: Option<EventWait>,
-    /// How long it is waited for; of a time gate, until it opens.
+    /// Its timeout; for a time gate, the time until it opens.
     pub timeout_ms: Option<Millis>,
 }
 
-/// What an event gate waits for. It looks back over events since `since` (a moment, or so long before the commit), later
-/// than `after`, oldest first.
+/// What an event gate waits for. It considers events since `since` (a time, or a duration before the commit) and after
+/// position `after`, oldest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventWait {
     pub name: String,
@@ -517,7 +518,7 @@ pub enum TimerChange {
     Clear(TimerKey),
 }
 
-/// What one run says to another, or to itself: written in the sender's commit, consumed in the target's.
+/// A message from one run to another or to itself: written in the sender's commit, consumed in the target's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub to: RunId,
@@ -527,12 +528,12 @@ pub struct Message {
 }
 
 impl Message {
-    /// Tells a run that waits in line that it is the first now. A run hears it once.
+    /// Tells a waiting run that it is now the first in line. Delivered once.
     pub fn turn(to: RunId) -> Message {
         Message { to, id: "turn".to_owned(), body: MessageBody::Input(Box::new(Input::Turn)) }
     }
 
-    /// Tells a run that has a unique key, or waits for it, that `by` takes its place.
+    /// Cancels a run that holds a unique key or waits for it, because `by` replaces it.
     pub fn replaced(to: RunId, by: RunId, cancel: Input) -> Message {
         Message { to, id: format!("replaced:{by}"), body: MessageBody::Input(Box::new(cancel)) }
     }
@@ -540,13 +541,13 @@ impl Message {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum MessageBody {
-    /// Start that run. References in it are to values of the sender.
+    /// Start the target run. References are to values of the sender.
     Start { flow: String, start: Box<Start> },
-    /// An input of the target; references in it are to values of the sender.
+    /// An input for the target. References are to values of the sender.
     Input(Box<Input>),
 }
 
-/// An event for the namespace.
+/// An event published to the namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Publish {
     pub id: String,

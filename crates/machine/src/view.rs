@@ -1,18 +1,20 @@
-//! A run as its timeline tells it: the fold of the records, one at a time. It decides nothing, knows no definition, and
-//! takes any sequence of records, since it must show what was recorded even where that is not what it expects.
+//! A run as shown by its timeline: a fold over its records. It decides nothing, knows no definition, and accepts any
+//! sequence of records, because it must show what was recorded even if that is unexpected.
+
+mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
-use serde_json::Number;
-
 use crate::failure::Failure;
 use crate::ids::{Millis, RunId};
-use crate::record::{ActName, Entry, GateId, GateReason, Numbered, Reason, Scheduled, Skipped};
+use crate::record::{ActName, Entry, Numbered, Scheduled};
 use eddyline_language::data::Data;
 
-/// The step key of a code run's function. It has a task and attempts, but it is no step: it is neither counted nor listed.
+pub use step::{AttemptState, AttemptView, Gate, Logs, Progress, StepOutcome, StepPhase, StepView};
+
+/// The step key of a code run's function. It has a task and attempts, but it is neither counted nor listed as a step.
 pub const DRIVER: &str = "@run";
 
 /// The public state of a run.
@@ -24,14 +26,14 @@ pub struct RunView {
     pub parent: Option<RunId>,
     pub retry_of: Option<RunId>,
     pub created_at: Option<Millis>,
-    /// When its delay was over, or when it was created if it had none.
+    /// When its delay ended, or when it was created if it had none.
     pub started_at: Option<Millis>,
     pub completed_at: Option<Millis>,
     pub last_event_at: Option<Millis>,
     pub logs: Logs,
-    /// Who asked for its cancellation; the run may still be undoing what it did.
+    /// Who cancelled it; the run may still be undoing its steps.
     pub cancel: Option<Cancel>,
-    end: Option<End>,
+    end: Option<RunEnd>,
     begun: bool,
     paused: bool,
     declared_steps: u32,
@@ -39,7 +41,7 @@ pub struct RunView {
     driver: Option<StepView>,
     emitted: Vec<Arc<str>>,
     emitted_names: BTreeSet<Arc<str>>,
-    // Counters and index that move with the phases of the steps, in `enter` alone, so that a record costs O(log n).
+    // Counters and an index over the steps' phases, updated only in `enter`, so that a record costs O(log n).
     tasks_open: usize,
     completed: u32,
     completed_top: u32,
@@ -48,7 +50,7 @@ pub struct RunView {
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
-pub enum End {
+pub enum RunEnd {
     Completed { output: Data, continued_as: Option<RunId> },
     Failed(Failure),
     Cancelled { reason: Option<String>, also: Vec<Failure> },
@@ -61,102 +63,12 @@ pub struct Cancel {
     pub at: Millis,
 }
 
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Logs {
-    pub count: u64,
-    pub last_level: Option<String>,
-}
-
-/// An activation.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct StepView {
-    pub phase: Phase,
-    /// Those that started or ended, by number. A try that cost no attempt gives its place to the next of its number.
-    pub attempts: Vec<AttemptView>,
-    pub started_at: Option<Millis>,
-    pub last_event_at: Option<Millis>,
-    pub logs: Logs,
-    pub progress: Option<Progress>,
-    /// The run that it started.
-    pub child: Option<RunId>,
-}
-
-/// Where an activation stands.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub enum Phase {
-    #[default]
-    Pending,
-    Gate(Gate),
-    BackOff,
-    Child(RunId),
-    /// A group, spread, repeat or round whose parts go on.
-    Container,
-    Queued,
-    Claimed,
-    /// Its task or gate is over; what follows from that is in one of the next records.
-    Between,
-    Ended {
-        at: Millis,
-        outcome: Outcome,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
-    Completed(Data),
-    Failed(Failure),
-    Skipped(Skipped),
-    Cancelled,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Gate {
-    pub id: GateId,
-    pub reason: GateReason,
-    pub until: Option<Millis>,
-    pub channel: Option<String>,
-    pub key: Option<String>,
-    /// The number of the record that placed it; gates are ordered by it.
-    pub placed: u64,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct AttemptView {
-    pub number: u32,
-    pub state: AttemptState,
-    /// Absent if no worker ever took it, or if it ran inside the function of a code run.
-    pub started_at: Option<Millis>,
-    pub ended_at: Option<Millis>,
-    pub worker: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum AttemptState {
-    Running,
-    /// The function of a code run let go of its slot.
-    Suspended,
-    /// Given back, which costs no attempt.
-    Deferred,
-    Released,
-    Completed,
-    Failed(Failure),
-    /// Its step ended without waiting for it.
-    Cancelled,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Progress {
-    pub done: Option<Number>,
-    pub total: Option<Number>,
-    pub msg: Option<String>,
-}
-
 impl RunView {
     pub fn status(&self) -> &'static str {
         match &self.end {
-            Some(End::Completed { .. }) => "completed",
-            Some(End::Failed(_)) => "failed",
-            Some(End::Cancelled { .. }) => "cancelled",
+            Some(RunEnd::Completed { .. }) => "completed",
+            Some(RunEnd::Failed(_)) => "failed",
+            Some(RunEnd::Cancelled { .. }) => "cancelled",
             None if self.paused => "paused",
             None if !self.begun => "pending",
             None if self.tasks_open == 0 => "waiting",
@@ -164,20 +76,20 @@ impl RunView {
         }
     }
 
-    pub fn end(&self) -> Option<&End> {
+    pub fn end(&self) -> Option<&RunEnd> {
         self.end.as_ref()
     }
 
     pub fn output(&self) -> Option<&Data> {
         match &self.end {
-            Some(End::Completed { output, .. }) => Some(output),
+            Some(RunEnd::Completed { output, .. }) => Some(output),
             _ => None,
         }
     }
 
     pub fn error(&self) -> Option<&Failure> {
         match &self.end {
-            Some(End::Failed(error)) => Some(error),
+            Some(RunEnd::Failed(error)) => Some(error),
             _ => None,
         }
     }
@@ -192,7 +104,7 @@ impl RunView {
         self.driver.as_ref()
     }
 
-    /// How many steps the flow declares; a code run declares none, so there it is how many have been seen.
+    /// The number of steps that the flow declares; for a code run, which declares none, the number seen.
     pub fn step_count(&self) -> u32 {
         if self.is_code() { self.steps.len() as u32 } else { self.declared_steps }
     }
@@ -202,17 +114,17 @@ impl RunView {
         if self.is_code() { self.completed } else { self.completed_top }
     }
 
-    /// The names of the events emitted, each once, in the order of their first emits.
+    /// The names of emitted events, each once, in order of first emit.
     pub fn emitted_events(&self) -> impl Iterator<Item = &str> {
         self.emitted.iter().map(|name| &**name)
     }
 
-    /// Tasks that are queued or claimed.
+    /// The number of tasks queued or claimed.
     pub fn tasks_open(&self) -> usize {
         self.tasks_open
     }
 
-    /// The open gates with the steps they stand before, oldest first.
+    /// The open gates with their steps, oldest first.
     pub fn open_gates(&self) -> impl Iterator<Item = (&str, &Gate)> {
         self.gates.values().filter_map(|key| Some((key.as_str(), self.get(key)?.gate()?)))
     }
@@ -240,63 +152,63 @@ impl RunView {
                 self.started_at = (!waits).then_some(ts);
             }
             FlowCompleted { output, continued_as, .. } => {
-                self.finish(ts, End::Completed { output: output.clone(), continued_as: *continued_as });
+                self.finish(ts, RunEnd::Completed { output: output.clone(), continued_as: *continued_as });
             }
-            FlowFailed { error } => self.finish(ts, End::Failed(error.clone())),
+            FlowFailed { error } => self.finish(ts, RunEnd::Failed(error.clone())),
             FlowCancelled { reason, also } => {
-                self.finish(ts, End::Cancelled { reason: reason.clone(), also: also.clone() });
+                self.finish(ts, RunEnd::Cancelled { reason: reason.clone(), also: also.clone() });
             }
             FlowPaused {} => self.paused = true,
             FlowResumed {} => self.paused = false,
             StepScheduled { step_key, work, reason } => match work {
                 Scheduled::Task { .. } => {
-                    self.step(step_key).let_go(*reason, ts);
-                    self.enter(step_key, ts, Phase::Queued);
+                    self.step(step_key).give_back_attempt(*reason, ts);
+                    self.enter(step_key, ts, StepPhase::Queued);
                 }
                 Scheduled::Child { run_id, .. } => {
                     self.step(step_key).child = Some(*run_id);
-                    self.enter(step_key, ts, Phase::Child(*run_id));
+                    self.enter(step_key, ts, StepPhase::Child(*run_id));
                 }
                 Scheduled::Group {} | Scheduled::Spread { .. } | Scheduled::Repeat {} | Scheduled::Round {} => {
-                    self.enter(step_key, ts, Phase::Container);
+                    self.enter(step_key, ts, StepPhase::Container);
                 }
             },
             StepCompleted { step_key, result, .. } => {
-                self.end_step(step_key, ts, Outcome::Completed(result.clone()));
+                self.end_step(step_key, ts, StepOutcome::Completed(result.clone()));
             }
-            StepFailed { step_key, error } => self.end_step(step_key, ts, Outcome::Failed(error.clone())),
-            StepSkipped { step_key, reason, .. } => self.end_step(step_key, ts, Outcome::Skipped(*reason)),
-            StepCancelled { step_key } => self.end_step(step_key, ts, Outcome::Cancelled),
+            StepFailed { step_key, error } => self.end_step(step_key, ts, StepOutcome::Failed(error.clone())),
+            StepSkipped { step_key, reason, .. } => self.end_step(step_key, ts, StepOutcome::Skipped(*reason)),
+            StepCancelled { step_key } => self.end_step(step_key, ts, StepOutcome::Cancelled),
             StepProgress { step_key, done, total, msg } => {
                 self.step(step_key).progress =
                     Some(Progress { done: done.clone(), total: total.clone(), msg: msg.clone() });
             }
             AttemptStarted { step_key, worker } => {
                 let attempt = self.step(step_key).attempt(number);
-                // A resumed function goes on with the attempt it suspended; any other try begins anew.
+                // A resumed function continues the attempt it suspended; any other start is a new one.
                 if attempt.state != AttemptState::Suspended || attempt.started_at.is_none() {
                     attempt.started_at = Some(ts);
                 }
                 attempt.ended_at = None;
                 attempt.state = AttemptState::Running;
                 attempt.worker.clone_from(worker);
-                self.enter(step_key, ts, Phase::Claimed);
+                self.enter(step_key, ts, StepPhase::Claimed);
             }
             AttemptCompleted { step_key, suspended, .. } => {
                 let attempt = self.step(step_key).attempt(number);
                 attempt.state = if *suspended { AttemptState::Suspended } else { AttemptState::Completed };
                 attempt.ended_at = (!suspended).then_some(ts);
-                self.enter(step_key, ts, Phase::Between);
+                self.enter(step_key, ts, StepPhase::Between);
             }
             AttemptFailed { step_key, error } => {
                 let attempt = self.step(step_key).attempt(number);
                 attempt.state = AttemptState::Failed(error.clone());
                 attempt.ended_at = Some(ts);
-                self.enter(step_key, ts, Phase::Between);
+                self.enter(step_key, ts, StepPhase::Between);
             }
             RetryScheduled { step_key, reason, .. } => {
-                self.step(step_key).let_go(Some(*reason), ts);
-                self.enter(step_key, ts, Phase::BackOff);
+                self.step(step_key).give_back_attempt(Some(*reason), ts);
+                self.enter(step_key, ts, StepPhase::BackOff);
             }
             AwaitScheduled { step_key, reason, token, for_ms, until_ms, channel, key } => {
                 let gate = Gate {
@@ -307,13 +219,13 @@ impl RunView {
                     key: key.clone(),
                     placed: *n,
                 };
-                self.enter(step_key, ts, Phase::Gate(gate));
+                self.enter(step_key, ts, StepPhase::Gate(gate));
             }
             AwaitTriggered { step_key, token, .. }
             | AwaitTimeout { step_key, token }
             | AwaitCancelled { step_key, token } => {
                 if self.step(step_key).gate().is_some_and(|gate| gate.id == *token) {
-                    self.enter(step_key, ts, Phase::Between);
+                    self.enter(step_key, ts, StepPhase::Between);
                 }
             }
             Emit { event, .. } => {
@@ -334,12 +246,12 @@ impl RunView {
         }
     }
 
-    /// A step without a past, for the records to come.
+    /// Adds a step without history.
     pub(crate) fn add_step(&mut self, key: &str) {
         self.step(key);
     }
 
-    /// Removes a step that is not waiting for anything; the counters stay as they are.
+    /// Removes a step that waits for nothing; the counters keep their values.
     pub(crate) fn remove_step(&mut self, key: &str) {
         self.steps.remove(key);
     }
@@ -356,12 +268,12 @@ impl RunView {
         if key == DRIVER { self.driver.get_or_insert_default() } else { self.steps.entry(key.to_owned()).or_default() }
     }
 
-    /// Every change of a phase passes here.
-    fn enter(&mut self, key: &str, ts: Millis, phase: Phase) {
+    /// The only place that changes a phase.
+    fn enter(&mut self, key: &str, ts: Millis, phase: StepPhase) {
         let (has_task, is_completed) = (phase.has_task(), phase.is_completed());
         let placed = phase.gate().map(|gate| gate.placed);
         let step = self.step(key);
-        if !matches!(phase, Phase::Ended { outcome: Outcome::Skipped(_) | Outcome::Cancelled, .. }) {
+        if !matches!(phase, StepPhase::Ended { outcome: StepOutcome::Skipped(_) | StepOutcome::Cancelled, .. }) {
             step.started_at.get_or_insert(ts);
         }
         let left = mem::replace(&mut step.phase, phase);
@@ -374,7 +286,7 @@ impl RunView {
             self.gates.insert(placed, key.to_owned());
         }
         if key != DRIVER {
-            // Only a failed entry of a code run is ever tried again, but no sequence may bring a count below zero.
+            // Only a failed entry of a code run is retried, but no sequence of records may take a count below zero.
             self.completed = self.completed + u32::from(is_completed) - u32::from(left.is_completed());
             if is_top_level(key) {
                 self.completed_top = self.completed_top + u32::from(is_completed) - u32::from(left.is_completed());
@@ -382,147 +294,23 @@ impl RunView {
         }
     }
 
-    fn end_step(&mut self, key: &str, ts: Millis, outcome: Outcome) {
+    fn end_step(&mut self, key: &str, ts: Millis, outcome: StepOutcome) {
         self.step(key).cancel_attempt(ts);
-        self.enter(key, ts, Phase::Ended { at: ts, outcome });
+        self.enter(key, ts, StepPhase::Ended { at: ts, outcome });
     }
 
-    fn finish(&mut self, ts: Millis, end: End) {
+    fn finish(&mut self, ts: Millis, end: RunEnd) {
         self.end = Some(end);
         self.completed_at = Some(ts);
-        // Steps have ended by records of their own; the function has none, its end is the run's.
+        // Steps end by their own records; the function has none and ends with the run.
         if let Some(driver) = &mut self.driver {
             driver.cancel_attempt(ts);
-            self.enter(DRIVER, ts, Phase::Between);
+            self.enter(DRIVER, ts, StepPhase::Between);
         }
     }
 }
 
-impl StepView {
-    pub fn status(&self) -> &'static str {
-        match &self.phase {
-            Phase::Pending => "pending",
-            Phase::Gate(_) | Phase::BackOff | Phase::Child(_) => "waiting",
-            Phase::Container | Phase::Queued | Phase::Claimed | Phase::Between => "running",
-            Phase::Ended { outcome: Outcome::Completed(_), .. } => "completed",
-            Phase::Ended { outcome: Outcome::Failed(_), .. } => "failed",
-            Phase::Ended { outcome: Outcome::Skipped(_), .. } => "skipped",
-            Phase::Ended { outcome: Outcome::Cancelled, .. } => "cancelled",
-        }
-    }
-
-    pub fn output(&self) -> Option<&Data> {
-        match &self.phase {
-            Phase::Ended { outcome: Outcome::Completed(output), .. } => Some(output),
-            _ => None,
-        }
-    }
-
-    pub fn error(&self) -> Option<&Failure> {
-        match &self.phase {
-            Phase::Ended { outcome: Outcome::Failed(error), .. } => Some(error),
-            _ => None,
-        }
-    }
-
-    /// It has ended and will not be tried again: a failed step of a code run may be.
-    pub(crate) fn has_ended_for_good(&self) -> bool {
-        matches!(&self.phase, Phase::Ended { outcome, .. } if !matches!(outcome, Outcome::Failed(_)))
-    }
-
-    pub fn ended_at(&self) -> Option<Millis> {
-        match &self.phase {
-            Phase::Ended { at, .. } => Some(*at),
-            _ => None,
-        }
-    }
-
-    /// The gate it waits for.
-    pub fn gate(&self) -> Option<&Gate> {
-        self.phase.gate()
-    }
-
-    /// The attempt that a record is about: the last one if that has this number and may go on, else a new one.
-    fn attempt(&mut self, number: Option<u32>) -> &mut AttemptView {
-        let last = self.attempts.last();
-        let open = last.filter(|last| last.may_go_on() && number.is_none_or(|number| number == last.number));
-        if open.is_none() {
-            let number = number.unwrap_or_else(|| last.map_or(1, |last| last.number.saturating_add(1)));
-            let state = AttemptState::Running;
-            self.attempts.push(AttemptView { number, state, started_at: None, ended_at: None, worker: None });
-        }
-        let last = self.attempts.len() - 1;
-        &mut self.attempts[last]
-    }
-
-    fn let_go(&mut self, reason: Option<Reason>, ts: Millis) {
-        if let Some(last) = self.attempts.last_mut().filter(|last| last.state == AttemptState::Running) {
-            let deferred = reason == Some(Reason::Deferred);
-            last.state = if deferred { AttemptState::Deferred } else { AttemptState::Released };
-            last.ended_at = Some(ts);
-        }
-    }
-
-    fn cancel_attempt(&mut self, ts: Millis) {
-        let open = |last: &&mut AttemptView| matches!(last.state, AttemptState::Running | AttemptState::Suspended);
-        if let Some(last) = self.attempts.last_mut().filter(open) {
-            last.state = AttemptState::Cancelled;
-            last.ended_at = Some(ts);
-        }
-    }
-}
-
-impl Phase {
-    pub fn gate(&self) -> Option<&Gate> {
-        match self {
-            Phase::Gate(gate) => Some(gate),
-            _ => None,
-        }
-    }
-
-    fn has_task(&self) -> bool {
-        matches!(self, Phase::Queued | Phase::Claimed)
-    }
-
-    fn is_completed(&self) -> bool {
-        matches!(self, Phase::Ended { outcome: Outcome::Completed(_), .. })
-    }
-}
-
-impl AttemptView {
-    pub fn status(&self) -> &'static str {
-        match self.state {
-            AttemptState::Running => "running",
-            AttemptState::Suspended => "suspended",
-            AttemptState::Deferred => "deferred",
-            AttemptState::Released => "released",
-            AttemptState::Completed => "completed",
-            AttemptState::Failed(_) => "failed",
-            AttemptState::Cancelled => "cancelled",
-        }
-    }
-
-    pub fn error(&self) -> Option<&Failure> {
-        match &self.state {
-            AttemptState::Failed(error) => Some(error),
-            _ => None,
-        }
-    }
-
-    fn may_go_on(&self) -> bool {
-        use AttemptState::*;
-        matches!(self.state, Running | Suspended | Deferred | Released)
-    }
-}
-
-impl Logs {
-    fn add(&mut self, level: &str) {
-        self.count += 1;
-        self.last_level = Some(level.to_owned());
-    }
-}
-
-/// When a wait is over that a record placed at `ts`.
+/// When a wait recorded at `ts` ends.
 pub(crate) fn due(ts: Millis, for_ms: Option<Millis>, until_ms: Option<Millis>) -> Option<Millis> {
     until_ms.or(for_ms.map(|span| ts.saturating_add(span)))
 }
@@ -542,7 +330,7 @@ pub(crate) mod tests {
 
     pub(crate) const STEPS: [&str; 7] = ["pay", "each", "each[0]", "each[1].price", "undo:pay", "finally", "@run"];
 
-    /// A record from a line such as `started pay 2`: what happened, where, in which attempt.
+    /// A record from a line such as `started pay 2`: what happened, to which step, in which attempt.
     pub(crate) fn record(line: &str) -> Record {
         let mut words = line.split_whitespace();
         let (what, key) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -600,7 +388,7 @@ pub(crate) mod tests {
         Record { entry, attempt }
     }
 
-    /// A timeline from its lines, a record each 10 ms.
+    /// A timeline from lines, one record every 10 ms.
     pub(crate) fn timeline<S: AsRef<str>>(lines: &[S]) -> Vec<Numbered> {
         let stamped = |(i, line): (usize, &S)| Numbered {
             n: i as u64 + 1,
@@ -659,7 +447,7 @@ pub(crate) mod tests {
         prop::collection::vec(line, 0..60)
     }
 
-    /// Timelines as the machine writes them: each step goes its way, one record at a time, and all end before the run.
+    /// Timelines as the machine writes them: each step advances one record at a time, and all end before the run.
     pub(crate) fn plausible() -> impl Strategy<Value = Vec<String>> {
         prop::collection::vec((0..STEPS.len(), 0u8..6), 0..80).prop_map(|choices| {
             let code = choices.len() % 3 == 0;
@@ -710,7 +498,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// Each line of a case is a record and, after `|`, the run's status and those of its steps after it.
+    /// Each line of a case is a record and, after `|`, the expected status of the run and of its steps.
     #[track_caller]
     fn check(case: &str) -> RunView {
         let lines: Vec<_> = case.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -780,7 +568,7 @@ pub(crate) mod tests {
              completed g        | waiting a:completed b:waiting g:completed g.c:failed",
         );
         let open: Vec<_> = view.open_gates().map(|(key, gate)| (key, gate.reason)).collect();
-        assert_eq!(open, [("b", GateReason::Webhook)]);
+        assert_eq!(open, [("b", crate::record::GateReason::Webhook)]);
         assert_eq!(view.completed_steps(), 2);
     }
 
@@ -830,7 +618,7 @@ pub(crate) mod tests {
         assert_eq!(attempts(&view(&timeline(&lines)), "pay"), "1 failed");
     }
 
-    /// The keys whose last record among those that matter satisfies `holds`, by looking at all of them again.
+    /// The keys whose last relevant record satisfies `holds`, found by scanning all records.
     fn keys(records: &[Numbered], holds: impl Fn(&Entry) -> Option<bool>) -> BTreeSet<&str> {
         let mut keys = BTreeSet::new();
         for entry in records.iter().map(|numbered| &numbered.record.entry) {

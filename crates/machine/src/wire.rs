@@ -1,4 +1,4 @@
-//! A record as users read it: payloads are plain JSON or a reference to where they are, times are RFC 3339.
+//! The wire form of records: payloads are plain JSON or a reference, times are RFC 3339.
 
 use std::io;
 
@@ -9,30 +9,30 @@ use crate::ids::{Millis, RunId};
 use crate::project::{Projection, gate_name, timeline_stream};
 use crate::record::{Entry, Numbered, Record, Scheduled};
 use crate::view::due;
-use eddyline_language::data::{Data, INLINE_BYTES};
+use eddyline_language::data::Data;
 use eddyline_language::time::{Time, iso};
 
-/// The JSON of a record takes no more than this.
+/// The largest JSON of a record.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
 
-/// What of a record is left for what stands around a log message, without the tags of the run and the step's name.
+/// The part of a record reserved for everything around a log message, except the run's tags and the step's name.
 pub const AROUND_LOG_BYTES: usize = 4 << 10;
 
-/// What ends a text that was too long.
+/// Ends a text that was cut.
 pub const CUT: &str = "… (cut)";
 
 /// Texts are never cut shorter than this, so that names and ids stay whole.
 const SHORTEST_CUT: usize = 256;
 
-/// What a run's records don't say themselves.
+/// Facts about a run that its records do not contain.
 #[derive(Debug, Clone, Copy)]
 pub struct WireContext<'a> {
     pub run: RunId,
     pub flow_name: &'a str,
-    /// Where the run's tasks go unless a record says otherwise.
+    /// The queue of the run's tasks, unless a record names another.
     pub queue: Option<&'a str>,
     pub tags: &'a [String],
-    /// When the run started, by the store's clock: what its duration is counted from.
+    /// When the run started, by the store's clock; its duration is counted from here.
     pub started_at: Millis,
 }
 
@@ -66,8 +66,8 @@ pub struct Meta<'a> {
     pub tags: &'a [String],
 }
 
-/// A record of the timeline. `resolve` gives a payload as JSON, or `None` where that is too large or no longer there; such
-/// a payload, and any that would not fit, is replaced by its [`reference`].
+/// A record of the timeline. `resolve` returns a payload as JSON, or `None` if it is too large or was deleted; such a
+/// payload, and any that would not fit, is replaced by its [`reference`].
 pub fn envelope<'a>(
     ctx: &WireContext<'a>,
     numbered: &'a Numbered,
@@ -127,7 +127,7 @@ impl Envelope<'_> {
     fn cut_to_size(&mut self) {
         let whole = self.bytes();
         let (mut bytes, mut longest) = (whole, MAX_RECORD_BYTES / 2);
-        // All texts to the same length, so that a long stack doesn't cost the message beside it.
+        // Cut all texts to the same length, so that a long stack does not displace the message.
         while bytes > MAX_RECORD_BYTES && longest >= SHORTEST_CUT {
             cut_texts(&mut self.data, longest);
             longest /= 2;
@@ -161,7 +161,7 @@ fn wrap<'a>(ctx: &WireContext<'a>, from: &'a Numbered, stream: String, kind: Str
     Envelope { id: from.n.to_string(), stream, ts: Time::at(from.ts), kind, subject: queue, data, meta, v: 1 }
 }
 
-/// The payload of an entry and the field it belongs in. No entry has two.
+/// The payload of an entry and its field. No entry has two.
 fn take_payload(entry: &mut Entry) -> Option<(&'static str, Data)> {
     let (field, data) = match entry {
         Entry::FlowCompleted { output, .. } => ("output", output),
@@ -183,8 +183,8 @@ fn kind_and_data(entry: &Entry) -> (String, Map<String, Value>) {
     }
 }
 
-/// Gates are shown by name, waits by their end, the end of a run with how long it took. That follows from the times of its
-/// records, which only the store gives, so it is not recorded.
+/// Shows gates by name, waits by their end, and the end of a run with its duration. The duration is not recorded,
+/// because only the store knows the times of its records.
 fn shape(data: &mut Map<String, Value>, entry: &Entry, numbered: &Numbered, ctx: &WireContext<'_>) {
     match entry {
         Entry::FlowCompleted { .. } => {
@@ -207,8 +207,8 @@ fn shape(data: &mut Map<String, Value>, entry: &Entry, numbered: &Numbered, ctx:
     }
 }
 
-/// What stands for a payload that is too large to be shown: a stored value is `{"$value": "<run>/<value>", "bytes": n}`,
-/// an aggregate has such references for its elements. A payload that is stored nowhere by itself has a null key.
+/// The placeholder of a payload that is too large to show: a stored value is `{"$value": "<run>/<value>", "bytes": n}`,
+/// an aggregate contains such references. A payload that is not stored by itself has a null key.
 pub fn reference(run: RunId, data: &Data) -> Value {
     match data {
         Data::Ref(value) => json!({"$value": format!("{run}/{}", value.id), "bytes": value.bytes}),
@@ -216,12 +216,12 @@ pub fn reference(run: RunId, data: &Data) -> Value {
         Data::Map(fields) => {
             fields.iter().map(|(key, item)| (key.to_string(), reference(run, item))).collect::<Map<_, _>>().into()
         }
-        Data::Json(json) if data.own_bytes(INLINE_BYTES) <= INLINE_BYTES => Value::clone(json),
+        Data::Json(json) if data.is_inline() => Value::clone(json),
         Data::Json(_) => json!({"$value": null, "bytes": data.bytes(eddyline_language::data::MAX_BUILT_BYTES)}),
     }
 }
 
-/// Shortens a text that has more bytes than that, at a character, so that with its mark it has no more.
+/// Cuts a text to at most `longest` bytes, including the mark, at a character boundary.
 pub(crate) fn cut(text: &mut String, longest: usize) {
     if text.len() > longest {
         text.truncate(text.floor_char_boundary(longest.saturating_sub(CUT.len())));
@@ -238,7 +238,7 @@ fn cut_texts(value: &mut Value, longest: usize) {
     }
 }
 
-/// Only a map whose keys are not strings can fail to be JSON, and none of ours is.
+/// Serialisation fails only for maps with non-string keys, and we have none.
 fn plain(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap_or_default()
 }
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn no_record_is_too_large() {
-        // Quotes double and control characters grow sixfold when they are written.
+        // In JSON, quotes double and control characters grow sixfold.
         for text in ["x", "\"", "\u{1}", "é", "🦀"] {
             let long = text.repeat(300_000);
             let mut error = Failure::new("Oops", long.clone());

@@ -1,4 +1,4 @@
-//! Budgets: what one decision may use, whatever the flow and its payloads are.
+//! The budget of a decision holds for any flow and payload.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -37,7 +37,7 @@ fn a_heavy_decision_is_told_and_made_without_the_limit() {
 
 #[test]
 fn the_expressions_of_one_step_have_one_budget() {
-    // Each takes about a third of it.
+    // Each takes about a third of the budget.
     let heavy = "sum(range(45000).map(x, x + 1)) > 0";
     let hole = format!("${{{heavy}}}");
     let text = format!(
@@ -82,7 +82,7 @@ fn what_is_written_out_for_children_counts() {
     let children = |transition: &Transition| transition.messages.len();
     assert!(children(&small) > 900, "{}", children(&small));
     assert!(children(&large) < 30, "{} children with 1 MiB each in one transition", children(&large));
-    assert!(!large.header.agenda.is_empty(), "the rest follows");
+    assert!(!large.header.agenda.is_empty(), "the rest is deferred");
 }
 
 #[test]
@@ -123,16 +123,16 @@ fn text_and_misses_are_charged_for() {
         "size(range(10000).map(i, keys(input.m)))",
         "size(range(10000).map(i, values(input.m)))",
     ] {
-        let message = evaluated(expr, text.clone()).unwrap_or_else(|| panic!("{expr} was not too much"));
+        let message = evaluated(expr, text.clone()).unwrap_or_else(|| panic!("{expr} did not exceed the budget"));
         assert!(message.contains("used more than 32 MiB of memory") || message.contains("steps"), "{expr}: {message}");
     }
-    // A field that is not there costs little, and what was meant is said only when it is shown.
+    // A missing field costs little; the hint is computed only when the error is shown.
     assert_eq!(evaluated("size(range(20000).filter(i, has(input.m.x)))", text.clone()), None);
     let shown = evaluated("input.m.field_7", text).unwrap();
     assert!(shown.contains("has no field `field_7`; did you mean `field 7`?"), "{shown}");
 }
 
-/// A spread over that many stored values of 1 MiB each, and a step that looks at what came of it.
+/// A spread over that many stored values of 1 MiB each, and a step that evaluates `expr` over its output.
 fn looked_at(values: usize, expr: &str) -> Trial {
     let text = format!(
         r#"{{name: f, steps: {{each: {{spread: "range({values})", as: n,
@@ -148,7 +148,7 @@ fn an_expression_that_reads_too_many_stored_values_fails_and_says_so() {
     assert_eq!(looked_at(20, sizes).output_of("all"), json!(20 * (1 << 20) + 30));
     let error = looked_at(40, sizes).error_of("all").message;
     assert!(error.contains("read more than 32 MiB of stored values"), "{error}");
-    // What is only counted or passed on is not read.
+    // Values that are only counted or passed on are not read.
     assert_eq!(looked_at(100, "size(steps.each.output)").output_of("all"), json!(100));
 }
 
@@ -164,8 +164,8 @@ fn a_transition_that_has_read_much_leaves_the_rest_to_the_next() {
     };
     let (passed_on, read, read_again) =
         (transitions("${x}"), transitions("${size(x)}"), transitions("${size(run.input)}"));
-    assert!(read >= passed_on + 2, "40 MiB were read in {read} transitions, and {passed_on} without");
-    assert_eq!(read_again, passed_on, "what is read again by each item is in memory once");
+    assert!(read >= passed_on + 2, "reading 40 MiB took {read} transitions, passing it on took {passed_on}");
+    assert_eq!(read_again, passed_on, "a value that every item reads is in memory once");
 }
 
 #[test]

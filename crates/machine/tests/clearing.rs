@@ -1,5 +1,5 @@
-//! What is too much to be cancelled in one transition is cancelled in several; between them nothing of it begins, and
-//! nothing that is said of it counts.
+//! A large container is cancelled over several transitions; between them none of its tasks starts, and no report on
+//! them counts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -20,14 +20,14 @@ fn spread(step: &str) -> Trial {
     t
 }
 
-/// The task of the last item, in a worker's hands.
+/// Claims the task of the last item.
 fn last(t: &mut Trial) -> Task {
     let fence = *t.kept().tasks.iter().find(|(_, row)| row.task.name == "e[59]").unwrap().0;
     let run = t.run;
     t.model.claim(run, fence).expect("it is offered")
 }
 
-/// One transition, and nothing after it.
+/// Submits one transition, without delivering messages.
 fn submit(t: &mut Trial, input: Input) -> Answer {
     let run = t.run;
     t.model.submit(run, vec![input]).remove(0)
@@ -111,7 +111,7 @@ fn word_of_tasks_that_nobody_has_says_nothing_of_those_that_are_closed_with_it()
     let mut t = Trial::new("{name: f, steps: {a: {undo: {run: u}}}}", json!(null));
     let (run, task) = t.claim("a");
     let cancel = Input::Cancel { by: "somebody".to_owned(), reason: None };
-    // What was found out before the cancel is decided on together with it.
+    // The facts collected before the cancel are decided together with it.
     t.model.submit(run, vec![cancel, Input::Drain { unclaimed: Vec::new() }]);
     assert!(matches!(complete(&mut t, &task), Answer::Applied(_)));
     t.model.deliver_all();

@@ -1,8 +1,9 @@
-//! The documentation says what is so: its flows are accepted, its mistakes are refused in the words it shows, its
+//! Checks the documentation: its flows are accepted, its wrong flows are rejected with the messages it shows, its
 //! expressions have the results it gives, and its records are those that runs write.
 //!
-//! Fences say what a block is. `yaml` is a flow; `yaml step` is steps of one, in which [`STAND_INS`] are known besides;
-//! `yaml fragment` is fields of one. `yaml wrong` is refused and `yaml warns` is warned of, as the block after it says.
+//! The fence says what a block is. `yaml` is a flow; `yaml step` is steps of one, which may name the [`STAND_INS`];
+//! `yaml fragment` is fields of one. `yaml wrong` is rejected and `yaml warns` is warned about, with the text of the
+//! next block.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -24,7 +25,7 @@ use serde_json::Value;
 /// Steps that examples of other steps may name.
 const STAND_INS: [&str; 3] = ["load", "pay", "review"];
 
-/// A block as the flow it is, or is part of.
+/// The complete flow of a block.
 fn whole(info: &str, text: &str) -> String {
     let has = |name: &str| text.lines().any(|line| line.split(':').next() == Some(name));
     let stand_ins = |indent: &str| {
@@ -81,7 +82,7 @@ fn what_is_wrong_is_refused_in_the_words_shown() {
     }
 }
 
-/// The parser lists what it knows to whoever writes what it does not know at all.
+/// For a field that is unlike any known one, the parser lists all known fields.
 #[test]
 fn every_field_has_a_row_and_an_example() {
     let rows: BTreeSet<String> =
@@ -123,12 +124,12 @@ fn the_limits_are_those_of_the_code() {
         .collect();
     for (what, limit) in [
         ("bytes of a definition", definition::MAX_TEXT_BYTES),
-        ("lists and maps inside each other", definition::MAX_DEPTH),
+        ("nesting depth of lists and maps", definition::MAX_DEPTH),
         ("values in a definition", definition::MAX_NODES),
         ("expressions in `${…}` in a definition", definition::MAX_EXPRESSIONS),
-        ("problems told at once", definition::MAX_PROBLEMS),
+        ("problems reported at once", definition::MAX_PROBLEMS),
         ("steps of a flow", definition::MAX_STEPS),
-        ("groups inside each other", definition::MAX_GROUP_DEPTH),
+        ("nesting depth of groups", definition::MAX_GROUP_DEPTH),
         ("arms of a step", definition::MAX_ARMS),
         ("events of a scope", definition::MAX_EVENTS),
         ("connections between the steps of a scope", definition::MAX_EDGES),
@@ -136,7 +137,7 @@ fn the_limits_are_those_of_the_code() {
         ("max_parallel", definition::MAX_PARALLEL as usize),
         ("characters of a name", definition::MAX_NAME_CHARS),
         ("days of a duration", (definition::MAX_DURATION_MS / 86_400_000) as usize),
-        ("runs that start each other", eddyline_machine::decide::MAX_DEPTH as usize),
+        ("nesting depth of child runs", eddyline_machine::decide::MAX_DEPTH as usize),
         ("activations a transition touches", eddyline_machine::decide::MAX_TOUCHED),
         ("failures listed in `also`", eddyline_machine::failure::MAX_ALSO),
         ("steps of an evaluation", expr::EVALUATION.steps as usize),
@@ -149,7 +150,7 @@ fn the_limits_are_those_of_the_code() {
     }
 }
 
-/// What the examples of expressions read: the JSON that the page shows.
+/// What the example expressions read: the JSON on the page.
 struct Shown<'a>(&'a BTreeMap<String, Data>, &'a BTreeMap<(String, String), Data>);
 
 impl<'a> Names<'a> for Shown<'a> {
@@ -236,7 +237,7 @@ fn every_function_has_a_row_and_an_example_that_calls_it() {
     assert_eq!(sorted, known);
 }
 
-/// A flow in which the field holds an expression that reads the name; everything the name could stand for is there.
+/// A flow whose `field` contains an expression that reads `name`; everything it could refer to exists.
 fn reading(field: &str, read: &str) -> String {
     let read = match read {
         "steps.x" => "steps.load.status",
@@ -331,7 +332,7 @@ fn every_record_shown_was_written() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     let kinds: BTreeSet<String> = told.iter().map(|told| told["kind"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(kinds.len(), KINDS + PROJECTIONS, "the stories bring about every kind");
+    assert_eq!(kinds.len(), KINDS + PROJECTIONS, "the stories produce every kind");
     assert_eq!(shown, kinds);
 }
 
@@ -365,15 +366,15 @@ fn every_field_of_every_kind_is_listed() {
 fn the_flow_of_the_readme_is_the_one_of_the_tour() {
     let flow = README.blocks().into_iter().find(|block| block.info == "yaml").expect("the flow");
     assert_eq!(flow.text.trim(), tour::FLOW.trim());
-    assert!(tour::tell().unwrap().ends_with("completed after 7 commits\n"));
+    assert!(tour::timeline().unwrap().ends_with("completed after 7 commits\n"));
 }
 
-/// The mistaken flow is not in the readme, but every line of it that matters is in what is said of it.
+/// The readme does not show the wrong flow, but the messages quote every relevant line of it.
 #[test]
 fn the_mistakes_of_the_readme_are_told_so() {
     let block = README.blocks().into_iter().find(|block| block.text.contains("flow validate")).expect("mistakes");
     let said = block.text.split_once("6 problems\n\n").expect("a first line").1;
-    let said = said.split_once("\nerror: 1 definition is not sound").expect("a last line").0;
+    let said = said.split_once("\nerror: 1 flow has errors").expect("a last line").0;
     let quoted = said.lines().filter_map(|line| line.split_once(" | ")?.0.parse::<u32>().ok().map(|n| (n, line)));
     let lines: BTreeMap<u32, &str> = quoted.map(|(n, line)| (n, line.split_once(" | ").unwrap().1)).collect();
     assert_eq!(lines.keys().copied().collect::<Vec<_>>(), [3, 4, 5, 6, 7]);

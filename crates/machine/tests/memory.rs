@@ -1,4 +1,4 @@
-//! Memory: what an evaluation really takes stays within a small factor of what it is charged for, whatever it computes.
+//! The real memory of any evaluation stays within a small factor of what it is charged.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
-/// By how much the memory of an evaluation may exceed what it is charged for.
+/// How much real memory may exceed the charge.
 const FACTOR: u64 = 3;
-/// What every evaluation takes, for which nothing is charged: its own tables, an error's text.
+/// Uncharged memory of every evaluation: its own tables, an error's text.
 const SLACK: u64 = 64 << 10;
-/// Small, so that it is often reached.
+/// Small, so that it is reached often.
 const LIMIT: Cost = Cost { steps: 40_000, bytes: 1 << 20, read: 1 << 20 };
 
 struct Roots(BTreeMap<&'static str, Data>);
@@ -54,7 +54,7 @@ fn roots() -> Roots {
     ]))
 }
 
-/// The most memory that was held at once while it ran, and what was charged for it.
+/// Peak memory while it ran, and what was charged.
 fn measured<T>(run: impl FnOnce(&mut Fuel) -> Result<T, Stop>) -> (u64, Cost) {
     let mut fuel = Fuel::new(LIMIT);
     let profiler = dhat::Profiler::builder().testing().build();
@@ -126,5 +126,5 @@ fn real_memory_stays_within_a_small_factor_of_the_budget() {
     if let Err(error) = outcome {
         panic!("{error}");
     }
-    assert!(spent_all.get() > 5, "hardly any of them ran out of memory: {}", spent_all.get());
+    assert!(spent_all.get() > 5, "too few cases exceeded the memory limit: {}", spent_all.get());
 }

@@ -1,4 +1,4 @@
-//! What people are told when something goes wrong in a run, all in one place, to be read as they read it.
+//! The messages for failures and refusals in a run, collected in snapshots to review them as users read them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -8,7 +8,7 @@ use eddyline_machine::*;
 use model::Trial;
 use serde_json::{Value, json};
 
-/// The error of a run after its steps `a` have completed with `outputs`, one after the other.
+/// The error of a run whose step `a` completes with each of `outputs` in turn.
 fn error(flow: &str, input: Value, outputs: &[Value]) -> String {
     let mut t = Trial::new(&format!("{{name: f, {flow}}}"), input);
     for output in outputs {
@@ -16,7 +16,7 @@ fn error(flow: &str, input: Value, outputs: &[Value]) -> String {
         t.complete(&next, output.clone());
     }
     while t.status() != "failed" {
-        assert!(t.tick(), "{}", t.model.tell(t.run));
+        assert!(t.tick(), "{}", t.model.dump(t.run));
     }
     shown(&t.error())
 }

@@ -1,4 +1,4 @@
-//! What a payload is said to take in memory is what it takes, about, however small its elements are.
+//! `Data::memory_bytes` is close to the real memory of a payload, however small its elements are.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -42,7 +42,7 @@ fn a_payload_takes_about_as_much_memory_as_it_says() {
         let data = make();
         let real = dhat::HeapStats::get().curr_bytes;
         drop(profiler);
-        let said = data.memory_bytes(usize::MAX);
-        assert!(said > real * 2 / 3 && said < real * 2, "{name}: {said} bytes are said, {real} are allocated");
+        let estimated = data.memory_bytes(usize::MAX);
+        assert!(estimated > real * 2 / 3 && estimated < real * 2, "{name}: estimated {estimated}, allocated {real}");
     }
 }

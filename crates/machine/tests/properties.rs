@@ -1,7 +1,7 @@
-//! Random flows, and random, reordered, repeated, late things that happen to their runs. The model checks after every
-//! commit what must always hold; here it is seen to that every run comes to its end.
+//! Random flows with random, reordered, repeated and late inputs. The model checks the invariants after every commit;
+//! these tests check that every run ends.
 //!
-//! A failure prints the tape that led to it, shrunk, and keeps its seed beside this file as a case for ever.
+//! A failure prints the shrunk tape and keeps its seed next to this file as a permanent case.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,8 +16,8 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use serde_json::json;
 
-/// How many random things happen to a run before it is helped to its end.
-const HAPPENINGS: usize = 60;
+/// How many random inputs a run gets before it is driven to its end.
+const INPUTS: usize = 60;
 
 proptest! {
     #![proptest_config(config())]
@@ -37,7 +37,7 @@ proptest! {
         graph(&tape);
     }
 
-    /// The model checks that nothing is read before it has ended.
+    /// The model checks that no step is read before it has ended.
     #[test]
     fn what_may_be_read_has_ended(tape in prop::collection::vec(any::<u8>(), 0..400)) {
         let mut tape = Tape::new(&tape);
@@ -53,7 +53,7 @@ proptest! {
     }
 }
 
-/// The cases are worth something only if they get everywhere.
+/// The random cases cover every kind of record, failure and end.
 #[test]
 fn the_cases_reach_everything() {
     let mut seen = std::collections::BTreeSet::new();
@@ -115,7 +115,7 @@ fn the_cases_reach_everything() {
     assert!(missing.is_empty(), "never reached: {missing:?}");
 }
 
-/// Five times 5,000 cases; more for a longer hunt. A seed that failed is kept in `properties.regressions`.
+/// Five times 5,000 cases; set `PROPTEST_CASES` for more. Failing seeds are kept in `properties.regressions`.
 #[allow(clippy::disallowed_methods)]
 fn config() -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(5_000);
@@ -142,27 +142,27 @@ fn code(bytes: &[u8]) {
 
 fn happen(tape: &mut Tape<'_>, flows: &[serde_json::Value]) -> World {
     let mut world = World::new(tape, flows);
-    for _ in 0..HAPPENINGS {
+    for _ in 0..INPUTS {
         if tape.is_over() {
             break;
         }
-        world.something_happens(tape);
+        world.random_input(tape);
     }
-    world.help_to_the_end();
+    world.drive_to_the_end();
     world.begin_again(tape);
-    for _ in 0..HAPPENINGS / 2 {
+    for _ in 0..INPUTS / 2 {
         if tape.is_over() {
             break;
         }
-        world.something_happens(tape);
+        world.random_input(tape);
     }
-    world.help_to_the_end();
+    world.drive_to_the_end();
     world
 }
 
 struct World {
     model: Model,
-    /// Tasks that a worker has or had: reports on them come early, late and twice.
+    /// Tasks that a worker has or had; reports on them come early, late and twice.
     claimed: Vec<(RunId, Task)>,
     seqs: u32,
     events: u64,
@@ -175,7 +175,7 @@ impl World {
         let mut model = Model::new();
         let names: Vec<String> = flows.iter().map(|flow| model.register(&flow.to_string())).collect();
         if tape.one_in(4) {
-            // So few that what is left over has to follow by messages, between which other things happen.
+            // Low limits, so that left-over work follows by messages, with other inputs in between.
             model.max_touched = 16 + tape.below(32);
             model.budget = Cost {
                 steps: tape.below(1_000) as u64,
@@ -194,7 +194,7 @@ impl World {
         World { model, claimed: Vec::new(), seqs: 0, events: 0, messages: Vec::new(), continued: 0 }
     }
 
-    fn something_happens(&mut self, tape: &mut Tape<'_>) {
+    fn random_input(&mut self, tape: &mut Tape<'_>) {
         match tape.below(24) {
             0..=4 => self.claim(tape),
             5..=11 => self.report(tape),
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// The first run is retried, or run again from a step.
+    /// Retries the first run, or reruns it from a step.
     fn begin_again(&mut self, tape: &mut Tape<'_>) {
         let run = *self.model.runs.keys().next().expect("a run");
         let kept = &self.model.runs[&run];
@@ -294,7 +294,7 @@ impl World {
         if self.model.inbox.is_empty() {
             return;
         }
-        // Any message may come first; messages that may be repeated are.
+        // Deliver messages in any order, and some of them twice.
         let at = tape.below(self.model.inbox.len());
         let message = self.model.inbox.remove(at).unwrap();
         if tape.one_in(3) {
@@ -326,7 +326,7 @@ impl World {
         };
         let task = TaskRef { activation: row.task.activation, fence: row.task.fence };
         let input = Input::Expired { task, why, claim: row.claim.clone() };
-        // The same expiry may be found by two instances.
+        // Two instances may find the same expiry.
         let inputs = if tape.one_in(3) { vec![input.clone(), input] } else { vec![input] };
         self.model.submit(run, inputs);
     }
@@ -398,7 +398,7 @@ impl World {
         assert!(open || !matches!(answer, Answer::Applied(_)), "an act on {name}, which had ended");
     }
 
-    /// What nobody should send.
+    /// Inputs that nobody should send.
     fn rubbish(&mut self, tape: &mut Tape<'_>) {
         let run = self.any_run(tape);
         let activation = ActId(u32::from(tape.byte()));
@@ -426,8 +426,8 @@ impl World {
         tasks.filter(|row| row.closed && !row.claimed).map(|row| row.task.fence).collect()
     }
 
-    /// Everything that is waited for comes.
-    fn help_to_the_end(&mut self) {
+    /// Provides everything that open runs wait for.
+    fn drive_to_the_end(&mut self) {
         let mut budget = 5_000;
         loop {
             self.model.deliver_all();
@@ -438,18 +438,18 @@ impl World {
             }
             let mut moved = false;
             for run in open {
-                moved |= self.help(run);
+                moved |= self.drive(run);
             }
             moved |= self.model.fire_next();
             budget -= 1;
             if !moved && self.model.inbox.is_empty() || budget == 0 {
                 let stuck = self.model.runs.iter().find(|(_, kept)| !kept.is_ended()).unwrap().0;
-                panic!("the run does not end\n{}", self.model.tell(*stuck));
+                panic!("the run does not end\n{}", self.model.dump(*stuck));
             }
         }
     }
 
-    fn help(&mut self, run: RunId) -> bool {
+    fn drive(&mut self, run: RunId) -> bool {
         let mut moved = false;
         if self.model.header(run).paused {
             self.model.submit(run, vec![Input::Resume { by: "ann".into() }]);
@@ -462,15 +462,15 @@ impl World {
             }
             let op = Op::Complete { output: json!({"n": 1}).into(), emits: Vec::new(), logs: Vec::new() };
             let answer = self.model.report(run, &row.task, None, op);
-            // What was left over of the transition before comes first, and may have ended it.
+            // Left-over work comes first, and may have ended the task.
             let ended = !self.model.runs[&run].tasks.contains_key(&fence);
-            assert!(matches!(answer, Answer::Applied(_)) || ended, "the task as it is now was refused: {answer:?}");
+            assert!(matches!(answer, Answer::Applied(_)) || ended, "a report on the current task got {answer:?}");
             moved = true;
         }
         for activation in self.model.runs[&run].gates.keys().copied().collect::<Vec<_>>() {
             let arrived = self.model.runs[&run].gates.get(&activation).is_some_and(|gate| gate.arrival.is_some());
             if arrived {
-                // Every event later than all before it, or a gate that has seen one would let it pass.
+                // Each event gets a later position, or a gate that has seen a later one would ignore it.
                 self.events += 1;
                 let by = OpenedBy::Event { position: self.events };
                 self.model.submit(run, vec![Input::OpenGate { activation, by, payload: json!({"n": 1}).into() }]);

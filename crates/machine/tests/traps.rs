@@ -1,4 +1,4 @@
-//! The cases that engines of this kind get wrong, each by its name.
+//! Cases that workflow engines typically get wrong, one test each.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ use eddyline_machine::*;
 use model::{Model, Trial};
 use serde_json::json;
 
-/// What is open, with what it waits for.
+/// The open activations, with what they wait for.
 fn waits(t: &Trial) -> String {
     let open = explain::explain(&t.kept().flow, &t.kept().run).into_iter();
     open.map(|open| format!("{} {}", open.activation, serde_json::to_string(&open.waits_for).unwrap()))
@@ -289,7 +289,7 @@ fn fail_fast_sees_a_handler_that_completed_in_the_same_decision() {
         t.complete("g.z", json!(1));
         assert_eq!(t.status(), "completed", "{handler}");
     }
-    // What fails, is skipped or was decided before handles nothing.
+    // A handler that fails, is skipped or was decided before handles nothing.
     for handler in [
         "{after: ['failed:a'], fail: no}",
         "{after: ['failed:a'], if: 'false', set: 1}",
@@ -565,7 +565,7 @@ fn a_need_in_the_middle_of_an_inline_chain_starts_the_decision_over() {
         "{name: f, output: '${steps.d.output}', steps: {a: {}, b: {after: [a], set: 1}, c: {after: [b], set: '${size(steps.a.output.long)}'}, d: {after: [c], set: '${steps.c.output + 1}'}}}",
         json!(null),
     );
-    // The model decides with no payload at hand, and loads what is asked for.
+    // The model decides with no payload loaded, and loads what the decision requests.
     t.complete("a", json!({"long": long}));
     assert_eq!((t.status(), t.output()), ("completed", json!(4001)));
 }
@@ -615,7 +615,7 @@ fn a_gate_opened_early_is_passed_on_arrival() {
     assert!(matches!(t.open_gate("g", json!("early")), Answer::Applied(_)));
     assert_eq!(
         t.open_gate("g", json!("twice")),
-        Answer::Conflict("the gate of g was opened before; a gate opens once".into())
+        Answer::Conflict("the gate of g is already open; a gate opens only once".into())
     );
     assert_eq!(t.step("g"), "waiting");
     t.complete("a", json!(1));
@@ -635,9 +635,9 @@ fn a_gate_opens_once_times_out_once_and_is_closed_by_cancel() {
     assert_eq!(t.input_of("z"), json!({"g": {"ok": true}}));
     assert_eq!(
         t.open_gate("g", json!(2)),
-        Answer::Conflict("the gate of g was opened before; a gate opens once".into())
+        Answer::Conflict("the gate of g is already open; a gate opens only once".into())
     );
-    assert!(!t.tick(), "the timer went with the gate");
+    assert!(!t.tick(), "the timer was cleared with the gate");
 
     let mut t = Trial::new(&flow(""), json!(null));
     t.tick();
@@ -728,7 +728,7 @@ fn a_child_that_ends_before_its_parent_hears_is_heard_once() {
     assert_eq!(t.input_of("x"), json!({"n": 1}));
     let (run, task) = t.claim("x");
     t.model.report(run, &task, None, Op::Complete { output: json!("done").into(), emits: vec![], logs: vec![] });
-    assert_eq!(t.step("c"), "child", "the message is on its way");
+    assert_eq!(t.step("c"), "child", "the message is not delivered yet");
     t.complete("s", json!(null));
     let message = t.model.inbox.front().cloned();
     assert!(message.is_none(), "delivered with the next ones");
@@ -785,12 +785,12 @@ fn the_step_of_a_detached_child_is_open_until_the_child_has_started() {
     let mut model = Model::new();
     let names = ["{name: p, steps: {c: {flow: k, detached: true}}}", CHILD].map(|flow| model.register(flow));
     let run = model.start(&names[0], Start::default());
-    assert_eq!(model.header(run).status().as_str(), "waiting", "its start is on its way");
+    assert_eq!(model.header(run).status().as_str(), "waiting", "its start is not delivered yet");
     model.submit(run, vec![Input::Cancel { by: "me".to_owned(), reason: None }]);
     model.deliver_all();
     let t = Trial { model, run };
     assert_eq!((t.status(), t.step("c")), ("cancelled", "cancelled"));
-    assert_eq!(t.model.runs.len(), 1, "nobody waits for the child any more");
+    assert_eq!(t.model.runs.len(), 1, "nothing waits for the child any more");
 }
 
 #[test]
@@ -1069,8 +1069,8 @@ fn a_task_that_never_gets_to_its_worker_is_offered_less_and_less_often() {
         }
         delays.push(t.model.now - before);
     }
-    assert_eq!(delays[..5], [0, 200, 400, 800, 1_600], "the first time costs nothing");
-    assert_eq!(delays[10..], [60_000; 4], "and it does not fail: workers that go away are not its fault");
+    assert_eq!(delays[..5], [0, 200, 400, 800, 1_600], "the first release has no delay");
+    assert_eq!(delays[10..], [60_000; 4], "releases never fail the attempt");
     let (_, task) = t.claim("a");
     assert_eq!(task.attempt, 1);
 }
@@ -1090,7 +1090,7 @@ fn a_task_that_cannot_be_handed_over_fails_after_ten_tries_and_says_why() {
         }
     }
     assert_eq!(t.step("a"), "queued");
-    // An attempt that was delivered in between, and failed, is not one of them.
+    // An attempt that was delivered in between, and failed, resets the count.
     t.fail_attempt("a", "on its own");
     t.tick();
     for _ in 0..10 {
@@ -1119,7 +1119,7 @@ fn a_timer_that_was_lost_is_set_again_for_its_own_time_while_it_is_waited_for() 
         let other = TimerKey { kind: TimerKind::BackOff(Fence(77)), ..timer };
         t.send(Input::Rearm { timer: other, due: Due::After(1) });
     }
-    assert_eq!(t.kept().timers.len(), 2, "nobody waits for another timer");
+    assert_eq!(t.kept().timers.len(), 2, "nothing waits for another timer");
     let before = t.model.now;
     t.tick();
     assert_eq!(t.model.now - before, 5_000);
@@ -1155,7 +1155,7 @@ fn a_report_numbered_zero_is_invalid_not_a_repeat() {
     let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
     let (run, task) = t.claim("a");
     let op = Op::Complete { output: json!(1).into(), emits: vec![], logs: vec![] };
-    assert_eq!(t.model.report(run, &task, Some(0), op), Answer::Invalid("`seq` counts from 1".into()));
+    assert_eq!(t.model.report(run, &task, Some(0), op), Answer::Invalid("`seq` starts at 1".into()));
     assert_eq!(t.step("a"), "queued");
 }
 
@@ -1189,9 +1189,8 @@ fn what_came_before_a_branch_is_read_after_it() {
 fn what_is_read_later_is_not_overtaken_by_hand() {
     let complete = || StepAct::Complete { output: json!("by hand").into() };
     let fail = || StepAct::Fail { error: Failure::new("", "by hand") };
-    let waits = |reader: &str| {
-        Answer::Conflict(format!("b still waits for a, and {reader} reads that after b: a has to end first"))
-    };
+    let waits =
+        |reader: &str| Answer::Conflict(format!("b still waits for a, which {reader} reads after b: a must end first"));
     let flow = "{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b], input: '${steps.a.output}'}}}";
     let mut t = Trial::new(flow, json!(null));
     assert_eq!(t.act("b", complete()), waits("c"));
@@ -1200,14 +1199,14 @@ fn what_is_read_later_is_not_overtaken_by_hand() {
     t.act("b", complete());
     assert_eq!(t.input_of("c"), json!(7));
 
-    // What does not run reads nothing.
+    // A step that is skipped reads nothing.
     for act in [StepAct::Skip, fail()] {
         let mut t = Trial::new(flow, json!(null));
         assert!(matches!(t.act("b", act), Answer::Applied(_)));
         assert_eq!((t.step("a"), t.step("c")), ("queued", "skipped"));
     }
 
-    // It may be read further down, or by what is inside a group, and after any end.
+    // The reader may be further downstream or inside a group, and any end counts.
     let deep = "{name: f, steps: {a: {}, b: {after: [a]}, m: {after: ['ended:b']}, n: {after: [m], set: 1},
         g: {after: [n], steps: {x: {if: 'steps.a.output > 1'}}}}}";
     for act in [complete(), fail(), StepAct::Skip] {
@@ -1215,7 +1214,7 @@ fn what_is_read_later_is_not_overtaken_by_hand() {
         assert_eq!(t.act("b", act), waits("g"));
     }
 
-    // Whoever waits for it, too, does not mind.
+    // A reader that also waits for it itself is no conflict.
     let mut t = Trial::new(
         "{name: f, steps: {a: {}, b: {after: [a]}, c: {after: [b, 'ended:a'], input: '${steps.a.output}'}}}",
         json!(null),
@@ -1237,7 +1236,7 @@ fn acts_on_one_activation() {
     t.act("d", StepAct::Fail { error: Failure::new("", "given up") });
     assert_eq!(t.steps(), "a queued, b completed, c skipped, d failed");
     assert_eq!(t.act("b", StepAct::Skip), Answer::Conflict("b has ended: completed".into()));
-    assert_eq!(t.act("a", StepAct::Retry), Answer::Conflict("a is not waiting for its next attempt".into()));
+    assert_eq!(t.act("a", StepAct::Retry), Answer::Conflict("a is not waiting for a retry".into()));
     t.fail_attempt("a", "x");
     t.act("a", StepAct::Retry);
     assert_eq!(t.step("a"), "queued");
@@ -1301,7 +1300,7 @@ fn an_act_on_a_group_that_is_ending_is_refused() {
     t.complete("g.b", json!(1));
     assert_eq!(t.step("g.a"), "draining");
     let answer = t.act("g", StepAct::Fail { error: Failure::new("", "by hand") });
-    assert_eq!(answer, Answer::Conflict("g is ending already".into()));
+    assert_eq!(answer, Answer::Conflict("g is already ending".into()));
     t.complete_claimed(run, &task, json!(2));
     assert_eq!((t.output_of("g"), t.status()), (json!(1), "completed"));
 }
@@ -1385,7 +1384,7 @@ fn a_code_run_remembers_its_steps_sleeps_and_completes() {
     let driver = t.claim("@run");
     assert_eq!((driver.1.handler.as_str(), driver.1.kind), ("job", TaskKind::Run));
     let answer = code(&mut t, &driver, "pay", done(json!("paid")));
-    assert_eq!(answer, Answer::Applied(Said { decision: Some(Decision::Recorded), ..Said::default() }));
+    assert_eq!(answer, Answer::Applied(ReportResult { decision: Some(Decision::Recorded), ..ReportResult::default() }));
     code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(5000) });
     assert!(matches!(t.say(driver.0, &driver.1, Op::Suspend { seen: None }), Answer::Applied(_)));
     assert_eq!((t.status(), t.offered().len()), ("waiting", 0));
@@ -1405,7 +1404,7 @@ fn the_task_of_a_function_has_the_limits_labels_and_priority_of_its_flow() {
     let limits = [("api".to_owned(), None), ("tenant".to_owned(), Some("\"acme\"".to_owned()))];
     assert_eq!((&driver.1.limits[..], driver.1.priority), (&limits[..], 4));
     assert_eq!(driver.1.requires, ["gpu"]);
-    // Its calls are tasks of their own.
+    // Its calls are separate tasks.
     code(&mut t, &driver, "embed", CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None });
     let call = t.claim("embed");
     assert_eq!((call.1.limits.len(), call.1.requires.len(), call.1.priority), (0, 0, 0));
@@ -1450,7 +1449,7 @@ fn a_known_name_of_the_same_kind_is_the_same_entry_and_pay_2_is_another() {
     let call = CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None };
     code(&mut t, &driver, "price", call.clone());
     let answer = code(&mut t, &driver, "price", call);
-    assert!(matches!(answer, Answer::Duplicate(Said { known: true, .. })), "in flight: {answer:?}");
+    assert!(matches!(answer, Answer::Duplicate(ReportResult { known: true, .. })), "in flight: {answer:?}");
     assert_eq!(t.offered(), ["price"]);
     code(&mut t, &driver, "pay", done(json!(1)));
     code(&mut t, &driver, "pay#2", done(json!(2)));
@@ -1466,7 +1465,7 @@ fn a_changed_kind_under_a_remembered_name_fails_the_run_clearly() {
     assert_eq!(t.status(), "failed");
     assert_eq!(
         t.error().message,
-        "`pay` is remembered as a step, but the function now asks for a sleep of that name; give the new one another name"
+        "`pay` is recorded as a step, but the function now uses the name for a sleep; choose another name"
     );
 }
 
@@ -1476,15 +1475,15 @@ fn a_failing_code_step_is_retried_by_its_function_and_then_failed() {
     let driver = t.claim("@run");
     let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
     let answer = code(&mut t, &driver, "pay", broken.clone());
-    let retry = Said { decision: Some(Decision::Retry { after_ms: 1000 }), ..Said::default() };
+    let retry = ReportResult { decision: Some(Decision::Retry { after_ms: 1000 }), ..ReportResult::default() };
     assert_eq!(answer, Answer::Applied(retry));
     t.say(driver.0, &driver.1, Op::Suspend { seen: None });
     assert_eq!(t.status(), "waiting");
     t.tick();
     let driver = t.claim("@run");
     let answer = code(&mut t, &driver, "pay", broken);
-    assert!(matches!(answer, Answer::Applied(Said { decision: Some(Decision::Failed), .. })));
-    // The function lets it fail: a new attempt of it forgets what failed.
+    assert!(matches!(answer, Answer::Applied(ReportResult { decision: Some(Decision::Failed), .. })));
+    // The function fails too: its next attempt discards failed entries.
     t.fail_attempt_of(driver.0, &driver.1);
     t.tick();
     let driver = t.claim("@run");
@@ -1501,11 +1500,11 @@ fn the_back_off_of_a_code_step_is_ended_by_an_act_and_its_function_hears_of_it()
     code(&mut t, &driver, "pay", broken.clone());
     let seen = t.kept().run.header.code.as_ref().unwrap().n;
     assert!(matches!(t.act("pay", StepAct::Retry), Answer::Applied(_)));
-    assert_eq!(memo(&t), ["pay Retry { due: true }"], "news for the task that is held");
+    assert_eq!(memo(&t), ["pay Retry { due: true }"], "a change for the claimed task");
     assert!(t.kept().run.header.code.as_ref().unwrap().news > seen);
-    let over = "the back-off of pay is over: its function tries it again by itself";
+    let over = "the back-off of pay is over: its function will retry it";
     assert_eq!(t.act("pay", StepAct::Retry), Answer::Conflict(over.into()));
-    assert!(!t.tick(), "the timer went with the back-off");
+    assert!(!t.tick(), "the timer was cleared with the back-off");
 
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
@@ -1548,9 +1547,9 @@ fn a_code_run_waits_for_a_person_and_for_a_child() {
     let driver = t.claim("@run");
     let wait = CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: Some(60_000) };
     let answer = code(&mut t, &driver, "ok", wait.clone());
-    let Answer::Applied(Said { token: Some(token), .. }) = answer else { panic!("{answer:?}") };
+    let Answer::Applied(ReportResult { token: Some(token), .. }) = answer else { panic!("{answer:?}") };
     let again = code(&mut t, &driver, "ok", wait);
-    assert!(matches!(again, Answer::Duplicate(Said { token: Some(same), .. }) if same == token));
+    assert!(matches!(again, Answer::Duplicate(ReportResult { token: Some(same), .. }) if same == token));
     assert!(
         waits(&t).contains(r#"ok {"what":"gate","reason":"manual","event":null,"key":null,"until":null}"#),
         "{}",
@@ -1618,7 +1617,7 @@ steps:
     let mut t = Trial::new(flow, json!(null));
     let run = t.run;
     t.model.submit(run, vec![Input::Act { activation: "e".into(), by: "ann".into(), act: StepAct::Skip }]);
-    // The rest of the sweep is still a message when the gate opens.
+    // The rest of the sweep is still an undelivered message when the gate opens.
     let gate = *t.kept().gates.keys().next().expect("a gate");
     t.model.submit(run, vec![Input::OpenGate { activation: gate, by: OpenedBy::Webhook, payload: json!(1).into() }]);
     t.model.deliver_all();
@@ -1690,7 +1689,7 @@ fn a_retry_waits_for_all_values_that_it_takes_over() {
     t.complete("b", large);
     assert_eq!((t.status(), t.kept().timers.len()), ("completed", 0));
     assert!(values.iter().all(|(id, _)| id.0 < first_new) && t.kept().run.header.next_value > first_new);
-    // Whoever sends them has died: the run fails, and takes nothing more.
+    // The sender of the values has died: the run fails and accepts no more.
     t.run = t.model.start("f", start);
     t.send(Input::Due(TimerKey { activation: ActId(0), kind: TimerKind::Delay }));
     assert_eq!(t.status(), "failed");
@@ -1725,7 +1724,7 @@ fn a_rerun_runs_a_step_again_with_everything_after_it() {
     let start = again(&t, decide::rerun(&t.kept().flow, &t.kept().run, "b").unwrap());
     t.run = t.model.start("f", start);
     assert_eq!(t.steps(), "a completed, b queued, c waiting, d completed");
-    assert!(!t.kinds().contains(&"act".to_owned()), "nobody said who asked for it");
+    assert!(!t.kinds().contains(&"act".to_owned()), "no requester was given");
     let wrong = decide::rerun(&t.kept().flow, &t.kept().run, "x");
     assert_eq!(wrong, Err("there is no step `x` at the top level of f".into()));
 }
@@ -1785,7 +1784,7 @@ fn a_retried_code_run_keeps_its_completed_entries() {
 fn a_retried_code_run_can_be_cancelled_while_it_remembers() {
     let reuse = |n| run::Reused {
         activation: format!("s{n:04}"),
-        how: run::Taken::Whole(run::End::Completed(json!(n).into())),
+        how: run::TakenOver::Whole(run::End::Completed(json!(n).into())),
         input: None,
         emits: Vec::new(),
         memo: Some(run::MemoKind::Step),

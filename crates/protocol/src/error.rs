@@ -1,4 +1,4 @@
-//! What is said when something cannot be done: one shape for all.
+//! Errors: one shape for all of them.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::nullable;
 
-/// The body of every answer that is not a success.
+/// The body of every response that is not a success.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorBody {
     pub error: ApiError,
@@ -17,51 +17,51 @@ pub struct ErrorBody {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ApiError {
-    /// What a program can switch on.
+    /// For programs.
     pub code: Code,
-    /// What a person can act on.
+    /// For people.
     pub message: String,
-    /// Each problem for itself, where there are several or where one has a place: texts, or objects with `path`,
-    /// `message`, `line`, `column` and `help`.
+    /// The individual problems, if there are several or one has a location: texts, or objects with `path`, `message`,
+    /// `line`, `column` and `help`.
     #[serde(default)]
     pub details: Vec<Value>,
 }
 
-/// The codes, each with one HTTP status.
+/// Error codes; each has one HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// 400: the request is not what it should be: its JSON, a parameter, a header.
+    /// 400: the request is malformed: its JSON, a parameter, a header.
     BadRequest,
-    /// 401: there is no key, or not one that is known.
+    /// 401: the key is missing or unknown.
     Unauthorized,
-    /// 403: the key's scopes do not reach so far, or the request comes from where it must not.
+    /// 403: the key lacks the scope, or the request comes from a forbidden origin.
     Forbidden,
-    /// 404: there is no such thing in this namespace.
+    /// 404: no such thing in this namespace.
     NotFound,
     /// 405.
     MethodNotAllowed,
     /// 408: the request took too long to arrive.
     Timeout,
-    /// 409: it cannot be done in the state that things are in.
+    /// 409: not possible in the current state.
     Conflict,
-    /// 410: its timeline is no longer kept.
+    /// 410: the timeline has been trimmed.
     Trimmed,
-    /// 413: the body or a payload is over its limit.
+    /// 413: the body or a payload exceeds its limit.
     TooLarge,
-    /// 415: the body is neither JSON nor, where that is taken, YAML.
+    /// 415: the body is neither JSON nor, where accepted, YAML.
     UnsupportedMediaType,
-    /// 422: it was understood, and is wrong: a definition with problems, an input that its schema refuses.
+    /// 422: well-formed but invalid: a definition with problems, an input that does not match its schema.
     Invalid,
-    /// 429: more than is taken at the moment; `Retry-After` says when to come back.
+    /// 429: over a limit at the moment; `Retry-After` says when to retry.
     TooMany,
-    /// 431: the headers are over their limit.
+    /// 431: the headers exceed their limit.
     HeadersTooLarge,
-    /// 500: a fault of the server's own. Nothing was changed.
+    /// 500: an error in the server. Nothing was changed.
     Internal,
-    /// 503: the store is away, or the server is stopping. The same request may be sent again.
+    /// 503: the store is unavailable, or the server is stopping. The request can be sent again.
     Unavailable,
-    /// One that this version does not know.
+    /// A code that this version does not know.
     #[serde(other)]
     Unknown,
 }
@@ -110,15 +110,15 @@ impl Code {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WrittenFailure")]
 pub struct Failure {
-    /// What a program can switch on: whatever a handler reports, or a kind of Eddyline's own such as `LeaseLost`.
+    /// For programs: a kind that a handler reports, or one of Eddyline's own such as `LeaseLost`.
     pub kind: String,
     pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stack: Option<String>,
-    /// The activation in which it began, where that is not the one that carries it.
+    /// The activation that failed first, if it is not the one that carries this failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
-    /// What failed besides: other steps, undo, `finally`.
+    /// Further failures: of other steps, undo, `finally`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Failure>,
 }
@@ -129,16 +129,16 @@ impl Failure {
     }
 }
 
-/// The failure of a handler that says nothing of it.
+/// The failure of a handler that gives no details.
 impl Default for Failure {
     fn default() -> Failure {
-        Failure::new("Error", "failed without saying why")
+        Failure::new("Error", "failed without an error message")
     }
 }
 
-/// A failure as handlers say it: as much of it as they like, or the message alone.
+/// A failure as handlers report it: any of its fields, or only the message.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected an error: an object with `kind`, `message` and `stack`, or its message alone")]
+#[serde(untagged, expecting = "expected an error: an object with `kind`, `message` and `stack`, or only the message")]
 enum WrittenFailure {
     Message(String),
     Parts {
@@ -154,19 +154,19 @@ enum WrittenFailure {
 
 impl From<WrittenFailure> for Failure {
     fn from(written: WrittenFailure) -> Failure {
-        let unsaid = Failure::default();
+        let default = Failure::default();
         match written {
-            WrittenFailure::Message(message) => Failure { message, ..unsaid },
+            WrittenFailure::Message(message) => Failure { message, ..default },
             WrittenFailure::Parts { kind, message, stack, step, also } => {
-                let (kind, message) = (kind.unwrap_or(unsaid.kind), message.unwrap_or(unsaid.message));
+                let (kind, message) = (kind.unwrap_or(default.kind), message.unwrap_or(default.message));
                 Failure { kind, message, stack, step, also }
             }
-            WrittenFailure::Nothing => unsaid,
+            WrittenFailure::Nothing => default,
         }
     }
 }
 
-/// A failure as people write it, who are told of a field that it does not have.
+/// A failure as people write it: unknown fields are errors.
 pub(crate) fn by_hand<'de, D: Deserializer<'de>>(written: D) -> Result<Option<Failure>, D::Error> {
     let written: Option<ByHand> = Option::deserialize(written)?;
     Ok(written.map(|ByHand(failure)| failure))
@@ -186,7 +186,7 @@ impl<'de> Visitor<'de> for FailureForms {
     type Value = Failure;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an error: an object with `kind`, `message` and `stack`, or its message alone")
+        f.write_str("an error: an object with `kind`, `message` and `stack`, or only the message")
     }
 
     fn visit_str<E: serde::de::Error>(self, message: &str) -> Result<Failure, E> {
@@ -217,9 +217,9 @@ mod tests {
     fn a_failure_is_said_in_parts_or_by_its_message_alone_or_not_at_all() {
         let read = |text: &str| serde_json::from_str::<Failure>(text).ok();
         assert_eq!(read("\"broken\""), Some(Failure::new("Error", "broken")));
-        assert_eq!(read("null"), Some(Failure::new("Error", "failed without saying why")));
-        assert_eq!(read("{}"), Some(Failure::new("Error", "failed without saying why")));
-        assert_eq!(read("{\"kind\": \"Declined\"}"), Some(Failure::new("Declined", "failed without saying why")));
+        assert_eq!(read("null"), Some(Failure::new("Error", "failed without an error message")));
+        assert_eq!(read("{}"), Some(Failure::new("Error", "failed without an error message")));
+        assert_eq!(read("{\"kind\": \"Declined\"}"), Some(Failure::new("Declined", "failed without an error message")));
         assert_eq!(read("{\"message\": \"\"}"), Some(Failure::new("Error", "")));
         for text in ["5", "{\"kind\": 5}"] {
             let error = serde_json::from_str::<Failure>(text).map(|_| ()).map_err(|error| error.to_string());

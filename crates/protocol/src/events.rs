@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::Timestamp;
 
-/// An event to be published to the namespace.
+/// An event to publish to the namespace.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PublishEvent {
     pub name: String,
@@ -13,34 +13,34 @@ pub struct PublishEvent {
     pub key: Option<Value>,
     #[serde(default)]
     pub payload: Value,
-    /// The same id again changes nothing.
+    /// Publishing the same id again has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 }
 
-/// What came of publishing events.
+/// The result of publishing events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
-    /// How many there were.
+    /// How many events the request contained.
     pub published: usize,
-    /// How many of them had been published before under the same id, and stand as they were.
+    /// How many of them had already been published under the same id; those are unchanged.
     #[serde(default, skip_serializing_if = "is_none")]
     pub existing: u32,
-    /// Their ids, in the order in which they were given.
+    /// Their ids, in the order of the request.
     #[serde(default)]
     pub ids: Vec<String>,
 }
 
-/// `GET /v1/events/{id}`: what became of an event.
+/// `GET /v1/events/{id}`: an event and its effects.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventInfo {
     pub id: String,
     pub name: String,
     pub key: Option<Value>,
     pub published_at: Timestamp,
-    /// Everything that waited for it has been told.
+    /// All gates and triggers have received it.
     pub delivered: bool,
-    /// Gates that it has opened: each is counted when its run has taken the event.
+    /// Gates that it opened; each is counted when its run has received the event.
     pub gates_opened: u64,
     pub runs_started: u64,
 }
@@ -59,10 +59,10 @@ pub struct GateInfo {
     pub activation: String,
     /// `time`, `webhook`, `event` or `manual`.
     pub reason: String,
-    /// Of an event gate: the name of the event.
+    /// For an event gate: the name of the event.
     #[serde(default)]
     pub event: Option<String>,
-    /// Of an event gate: the key that the event must have; `null` if any will do.
+    /// For an event gate: the key that the event must have; `null` for any.
     #[serde(default)]
     pub key: Value,
     pub deadline: Option<Timestamp>,

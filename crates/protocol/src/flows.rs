@@ -1,4 +1,4 @@
-//! Definitions.
+//! Flow definitions.
 
 use std::collections::BTreeMap;
 
@@ -7,32 +7,32 @@ use serde_json::Value;
 
 use crate::Timestamp;
 
-/// The answer to `PUT /v1/flows/{name}`.
+/// The response to `PUT /v1/flows/{name}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlowRegistered {
     pub name: String,
     pub version: String,
-    /// It was not the current version before.
+    /// Whether the current version changed.
     pub changed: bool,
     pub warnings: Vec<Problem>,
 }
 
-/// Something in a definition, with its place.
+/// A problem in a definition, with its location.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Where in the definition: `steps.pay.retry.attempts`.
+    /// The path in the definition: `steps.pay.retry.attempts`.
     pub path: String,
     pub message: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
-    /// Where in the text, both from 1.
+    /// The position in the text; line and column start at 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<u32>,
 }
 
-/// A flow, at its current version or the one asked for.
+/// A flow in its current version or the requested one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlowInfo {
     pub name: String,
@@ -46,16 +46,16 @@ pub struct FlowInfo {
     pub stats: FlowStats,
 }
 
-/// The graph as it was understood; of a code flow it is empty.
+/// The analysed graph; empty for a code flow.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Analysis {
-    /// Steps by how far they are from the start.
+    /// Steps by distance from the start.
     pub levels: Vec<Vec<String>>,
     pub edges: Vec<Edge>,
-    /// Steps that wait for nothing.
+    /// Steps without dependencies.
     pub entry: Vec<String>,
     pub steps: Vec<AnalysedStep>,
-    /// The same of each group, by the name of the step that is the group.
+    /// The analysis of each group, by the name of the group step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub groups: BTreeMap<String, Analysis>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ pub struct Analysis {
 pub struct Edge {
     pub from: String,
     pub to: String,
-    /// The arm as it is written: `load`, `failed:ship`, `step.a.done`.
+    /// The arm as written: `load`, `failed:ship`, `step.a.done`.
     pub arm: String,
     /// `step`, `failed`, `ended` or `event`.
     pub kind: String,
@@ -81,12 +81,12 @@ pub struct AnalysedStep {
     pub handler: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// How many times it happens: `spread`, `repeat`, or nothing for once.
+    /// `spread`, `repeat`, both, or empty for a step that runs once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub iterates: Vec<String>,
 }
 
-/// How many runs of a flow there are, by status.
+/// The number of runs of a flow, by status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowStats {

@@ -1,7 +1,7 @@
-//! What Eddyline's server, workers and clients say to each other: JSON over HTTP, and the same messages over a WebSocket.
+//! The wire protocol of Eddyline's server, workers and clients: JSON over HTTP, and the same messages over a WebSocket.
 //!
-//! Types only. Unknown fields are ignored and absent ones have a meaning, so that old and new parties understand each
-//! other; a change that they could not bear goes into another [`VERSION`].
+//! Types only. Unknown fields are ignored and absent fields have defaults, so that older and newer peers stay
+//! compatible; a breaking change needs a new [`VERSION`].
 
 mod error;
 mod events;
@@ -26,26 +26,26 @@ pub use workers::*;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The version of what is said here; `/v1` of every path.
+/// The protocol version: the `/v1` in every path.
 pub const VERSION: u32 = 1;
-/// The namespace of a request where keys are off.
+/// The header that selects the namespace when API keys are off.
 pub const NAMESPACE_HEADER: &str = "eddyline-namespace";
 
-/// A moment, RFC 3339 in UTC with milliseconds: `2026-01-02T03:04:05.678Z`.
+/// A time in RFC 3339, in UTC with milliseconds: `2026-01-02T03:04:05.678Z`.
 pub type Timestamp = String;
 
-/// A part of a list. `next` goes into `cursor` of the next request (of streams: into `after`); a short page with a `next`
-/// is not the last one.
+/// A page of a list. Pass `next` as `cursor` of the next request (for streams: as `after`). Only a missing `next` marks
+/// the last page; a page may be short.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Page<T> {
     pub items: Vec<T>,
     pub next: Option<String>,
-    /// How many there are in all, with `?count=true`.
+    /// The number of items in the whole list; only with `?count=true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
 }
 
-/// A field that is `null` is as good as left out: many languages write it so.
+/// Reads `null` as the default value: many languages serialise absent fields as `null`.
 pub(crate) fn nullable<'de, D, T>(written: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Queues, limits, keys, namespaces, and what a server says of itself.
+//! Queues, limits, keys, namespaces and server info.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::strict::words;
 use crate::{Span, Timestamp, nullable};
 
-/// So many in so much time: `{"count": 10, "per": "1s", "burst": 20}`. `per` is a second and `burst` is `count` where they
-/// are left out; a bare number is so many in a second, and a text such as `10/1s` is a rate too.
+/// Tasks per period: `{"count": 10, "per": "1s", "burst": 20}`. `per` defaults to one second and `burst` to `count`. A
+/// bare number is tasks per second; a text such as `10/1s` is a rate too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenRate")]
 pub struct Rate {
@@ -21,10 +21,7 @@ pub struct Rate {
 }
 
 #[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a rate: a number of tasks a second, a text such as 10/1s, or {count, per, burst}"
-)]
+#[serde(untagged, expecting = "expected a rate: tasks per second, a text such as 10/1s, or {count, per, burst}")]
 enum WrittenRate {
     PerSecond(u32),
     Text(String),
@@ -44,9 +41,7 @@ impl TryFrom<WrittenRate> for Rate {
     }
 }
 
-/// `10`, `10/s` or `100/5m`.
-/// A rate as people write it into rules. An object has no other fields, so that none that was meant to be one of them is
-/// without effect.
+/// A rate in the rules of a queue or limit. Unknown fields are errors, so that a misspelt one is not silently ignored.
 fn written_rate<'de, D: Deserializer<'de>>(written: D) -> Result<Option<Rate>, D::Error> {
     let written: Option<StrictRate> = Option::deserialize(written)?;
     Ok(written.map(|StrictRate(rate)| rate))
@@ -66,7 +61,7 @@ impl<'de> Visitor<'de> for RateForms {
     type Value = Rate;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a rate: a number of tasks a second, a text such as 10/1s, or {count, per, burst}")
+        f.write_str("a rate: tasks per second, a text such as 10/1s, or {count, per, burst}")
     }
 
     fn visit_u64<E: Error>(self, count: u64) -> Result<Rate, E> {
@@ -91,43 +86,44 @@ impl<'de> Visitor<'de> for RateForms {
     }
 }
 
+/// `10`, `10/s` or `100/5m`.
 impl FromStr for Rate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Rate, String> {
         let (count, written) = text.split_once('/').unwrap_or((text, "1s"));
         let count: u32 = count.parse().map_err(|_| format!("`{count}` is not a number of tasks"))?;
-        // A unit alone is one of it.
+        // A bare unit means one of it.
         let bare = !written.starts_with(|c: char| c.is_ascii_digit());
         let per = if bare { format!("1{written}").parse() } else { written.parse() };
         let per: Span = per.map_err(|_| {
             let shown: String = written.chars().take(40).collect();
-            format!("\"{shown}\" is not a length of time: expected one such as 1s or 5m, as in 10/1s")
+            format!("\"{shown}\" is not a duration: expected one such as 1s or 5m, as in 10/1s")
         })?;
         Ok(Rate { count, per, burst: count })
     }
 }
 
-/// What stands beside a rate goes before what it says itself.
+/// A `burst` next to the rate overrides the one inside it.
 fn with_burst(rate: Option<Rate>, burst: Option<u32>) -> Result<Option<Rate>, String> {
     match (rate, burst) {
         (Some(rate), Some(burst)) => Ok(Some(Rate { burst, ..rate })),
-        (None, Some(_)) => Err("`burst` says how many pass at once, and there is no `rate`".to_owned()),
+        (None, Some(_)) => Err("`burst` needs a `rate`".to_owned()),
         (rate, None) => Ok(rate),
     }
 }
 
-/// `PUT /v1/queues/{name}`: the rules as a whole; what is left out is without bounds.
+/// `PUT /v1/queues/{name}`: replaces all rules; a missing one means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueRules {
     pub concurrency: Option<u32>,
     #[serde(deserialize_with = "written_rate")]
     pub rate: Option<Rate>,
-    /// Of the rate; it may be in there as well.
+    /// Of the rate; can also be set inside it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
-    /// How many tasks of one flow are claimed at once.
+    /// How many tasks of one flow can be claimed at the same time.
     pub flow_concurrency: Option<u32>,
 }
 
@@ -145,13 +141,13 @@ pub struct QueueInfo {
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
     pub flow_concurrency: Option<u32>,
-    /// Tasks that wait for a worker.
+    /// Tasks waiting for a worker.
     pub ready: u64,
-    /// Tasks that a worker has.
+    /// Tasks held by a worker.
     pub claimed: u64,
-    /// Since when the task has waited that has waited longest.
+    /// When the oldest waiting task was queued.
     pub oldest: Option<Timestamp>,
-    /// Why its rules can't be read; it is paused then, until they are set anew.
+    /// Why the stored rules cannot be read. The queue is then paused until new rules are set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
 }
@@ -163,7 +159,7 @@ pub struct LimitRules {
     pub concurrency: Option<u32>,
     #[serde(deserialize_with = "written_rate")]
     pub rate: Option<Rate>,
-    /// Of the rate; it may be in there as well.
+    /// Of the rate; can also be set inside it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
 }
@@ -180,23 +176,24 @@ pub struct LimitInfo {
     pub name: String,
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
-    /// A worker asked to slow it down (`defer`): nothing passes it until then. Setting or deleting the limit lifts it.
+    /// Set by a worker that asked to slow down (`defer`): no task passes before this time. Setting or deleting the
+    /// limit clears it.
     #[serde(default)]
     pub closed_until: Option<Timestamp>,
-    /// Why its rules can't be read; nothing passes it then, until they are set anew or deleted.
+    /// Why the stored rules cannot be read. No task passes until new rules are set or the limit is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
 }
 
-/// What a key may be used for. `admin` is all of them, and keys, namespaces, queues and limits besides.
+/// What a key can be used for. `admin` includes all others, and allows managing keys, namespaces, queues and limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Look at everything but secrets.
+    /// Read everything but secrets.
     Read,
     /// Register flows, start runs and act on them.
     Start,
-    /// Publish events, open gates.
+    /// Publish events and open gates.
     Signal,
     /// Claim tasks and report on them.
     Worker,
@@ -205,25 +202,40 @@ pub enum Scope {
 
 impl Scope {
     pub const ALL: [Scope; 5] = [Scope::Read, Scope::Start, Scope::Signal, Scope::Worker, Scope::Admin];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scope::Read => "read",
+            Scope::Start => "start",
+            Scope::Signal => "signal",
+            Scope::Worker => "worker",
+            Scope::Admin => "admin",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Scope> {
+        Scope::ALL.into_iter().find(|scope| scope.as_str() == name)
+    }
 }
 
 /// `POST /v1/keys`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CreateKey {
-    /// What it is for, in a person's words.
+    /// A description for people.
     #[serde(deserialize_with = "nullable")]
     pub name: String,
     #[serde(deserialize_with = "words")]
     pub scopes: Vec<Scope>,
-    /// The namespace it is bound to; the caller's own where it is left out. Another one takes a key of `default`.
+    /// The namespace of the key; the caller's own if left out. Only keys of `default` can create keys of another
+    /// namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_in: Option<Span>,
 }
 
-/// The only time that the key itself is shown.
+/// The only response that contains the key itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyCreated {
     pub key: String,
@@ -247,7 +259,7 @@ pub struct CreateNamespace {
     pub name: String,
 }
 
-/// `PATCH /v1/namespaces/{name}`: what is left out stays as it is, null resets it to the server's setting.
+/// `PATCH /v1/namespaces/{name}`: fields left out keep their value, null resets to the server's setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChangeNamespace {
@@ -270,7 +282,7 @@ pub struct ChangeRetention {
     pub events: Option<Option<Span>>,
 }
 
-/// A field that is there, null or not; one that is left out is `None` by its default.
+/// Distinguishes null (`Some(None)`) from a missing field (`None`).
 fn given<'de, D, T>(written: D) -> Result<Option<Option<T>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -279,33 +291,33 @@ where
     Option::deserialize(written).map(Some)
 }
 
-/// A namespace with its settings; null is where the server's setting applies.
+/// A namespace with its settings; null means the server's setting applies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceInfo {
     pub name: String,
     pub created_at: Option<Timestamp>,
-    /// Requests with keys of it are refused.
+    /// Requests with keys of this namespace are refused.
     #[serde(default)]
     pub disabled: bool,
-    /// How many tasks wait for workers before starts get 429.
+    /// How many tasks can wait for workers before starts get 429.
     #[serde(default)]
     pub backlog: Option<u64>,
     #[serde(default)]
     pub retention: RetentionInfo,
-    /// What applies, with the server's settings.
+    /// The settings in effect, including the server's.
     #[serde(default)]
     pub effective: EffectiveSettings,
 }
 
-/// How long things are kept, as durations such as `7d`.
+/// Retention periods, as durations such as `7d`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RetentionInfo {
-    /// Timelines, steps and values, after the end of their run.
+    /// Timelines, steps and values, after their run has ended.
     pub timelines: Option<String>,
-    /// Headers and the run index, after the end of the run.
+    /// Headers and the run index, after the run has ended.
     pub runs: Option<String>,
-    /// Events, after they were published.
+    /// Events, after publication.
     pub events: Option<String>,
 }
 
@@ -335,7 +347,7 @@ pub struct ServerInfo {
     /// How far the store's time is ahead of the server's clock.
     #[serde(default)]
     pub clock_ahead_ms: i64,
-    /// Until then nothing is deleted for its age, since time had jumped when the store was opened.
+    /// Nothing is deleted for its age before this time, because the clock had jumped when the store was opened.
     #[serde(default)]
     pub deletion_waits_until: Option<Timestamp>,
 }
@@ -364,6 +376,6 @@ mod tests {
         assert!("ten".parse::<Rate>().is_err());
         assert!("10/".parse::<Rate>().is_err());
         let wrong = "10/x".parse::<Rate>().err().unwrap_or_default();
-        assert!(wrong.starts_with("\"x\" is not a length of time"), "what was written is quoted: {wrong}");
+        assert!(wrong.starts_with("\"x\" is not a duration"), "what was written is quoted: {wrong}");
     }
 }

@@ -1,4 +1,4 @@
-//! Runs: started, read, acted upon.
+//! Runs: starts, headers, steps and acts.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -10,18 +10,18 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, Failure, by_hand};
 use crate::{Span, Timestamp, nullable};
 
-/// `POST /v1/flows/{name}/runs`, and an item of `POST /v1/runs/batch`, which names the flow as well.
+/// `POST /v1/flows/{name}/runs`, and an item of `POST /v1/runs/batch`, which also names the flow.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StartRun {
-    /// Of an item of a batch.
+    /// Only in an item of a batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flow: Option<String>,
     pub input: Value,
     /// A label.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub external_id: Option<String>,
-    /// The same key gives the same run back, as long as that is kept; with another input it is a conflict.
+    /// A start with the same key returns the existing run while that is kept; with another input it is a conflict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,25 +34,25 @@ pub struct StartRun {
     pub deadline: Option<Deadline>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// A small JSON object, kept and given back; at most 16 KiB.
+    /// A small JSON object, stored and returned; at most 16 KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Map<String, Value>>,
-    /// The queue of steps that name none; of a code flow, of its function.
+    /// The queue of steps that name none; for a code flow, the queue of its function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// Of a code flow: the retry policy of the whole function.
+    /// For a code flow: the retry policy of the whole function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Value>,
-    /// One run of the flow goes on under this key at a time.
+    /// At most one run of the flow is active under this key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique: Option<Unique>,
-    /// The trace that it is part of, as W3C writes it: handed to every task, and to the runs that it starts. It goes
-    /// before the header of the same name.
+    /// The W3C trace that the run is part of: passed to every task and to child runs. It takes precedence over the
+    /// header of the same name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
 
-/// A key under which one run of a flow goes on at a time.
+/// A key under which at most one run of a flow is active.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unique {
@@ -61,26 +61,26 @@ pub struct Unique {
     pub on_conflict: OnConflict,
 }
 
-/// What becomes of a start while another run has its unique key.
+/// What a start does while another run holds its unique key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnConflict {
-    /// The run that has it is given back.
+    /// Return the run that holds the key.
     #[default]
     Return,
-    /// It is refused.
+    /// Refuse the start.
     Reject,
-    /// The runs that have it or wait for it are cancelled, and the new one begins when they have ended.
+    /// Cancel the runs that hold the key or wait for it; the new run begins when they have ended.
     Replace,
-    /// The new run begins when those before it have ended.
+    /// The new run begins when the runs before it have ended.
     Queue,
 }
 
-/// By when a run has to have ended.
+/// When a run must have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a duration, such as \"1h\" or a number of milliseconds, or a time in RFC 3339")]
 pub enum Deadline {
-    /// So long after its start.
+    /// This long after its start.
     After(Span),
     At(Timestamp),
 }
@@ -97,7 +97,7 @@ impl From<Duration> for Deadline {
     }
 }
 
-/// Of a flag: what is no length of time is taken for a moment, which the server reads.
+/// For a flag: what is not a duration is passed on as a timestamp for the server to parse.
 impl FromStr for Deadline {
     type Err = Infallible;
 
@@ -109,20 +109,20 @@ impl FromStr for Deadline {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStarted {
     pub run_id: String,
-    /// It was there already, under the same idempotency key or unique key.
+    /// A run with the same idempotency key or unique key already existed.
     pub existing: bool,
-    /// What is allowed, and hardly wise.
+    /// Things that are legal, but probably a mistake.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// `POST /v1/runs/batch`; a bare list is taken as well.
+/// `POST /v1/runs/batch`; the server also accepts a bare list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StartBatch {
     pub runs: Vec<StartRun>,
 }
 
-/// What came of each start, in their order.
+/// The result of each start, in order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchStarted {
     pub items: Vec<BatchItem>,
@@ -151,7 +151,7 @@ pub struct RunInfo {
     pub completed_at: Option<Timestamp>,
     pub step_count: u32,
     pub completed_steps: u32,
-    /// Names, each once, in the order of their first emits.
+    /// Names without duplicates, in the order of their first emit.
     pub emitted_events: Vec<String>,
     /// From its start to its end, once it has ended.
     #[serde(default)]
@@ -162,25 +162,25 @@ pub struct RunInfo {
     pub idempotency_key: Option<String>,
     #[serde(default)]
     pub namespace: String,
-    /// As it was given at start; `null` without.
+    /// As given at the start, or `null`.
     #[serde(default)]
     pub metadata: Option<Map<String, Value>>,
-    /// As it was given at start; `null` without.
+    /// As given at the start, or `null`.
     #[serde(default)]
     pub queue: Option<String>,
-    /// As it was given at start, without what is the default; `null` without.
+    /// As given at the start, without default values, or `null`.
     #[serde(default)]
     pub retry: Option<Value>,
-    /// As it was given at start; `null` without.
+    /// As given at the start, or `null`.
     #[serde(default)]
     pub unique: Option<Unique>,
-    /// When its delay is over, or was.
+    /// When its delay ends or ended.
     #[serde(default)]
     pub delay_until: Option<Timestamp>,
-    /// By when it has to have ended.
+    /// When it must have ended.
     #[serde(default)]
     pub deadline: Option<Timestamp>,
-    /// Of a code run: the attempts of its function.
+    /// For a code run: the attempts of its function.
     #[serde(default)]
     pub attempts: Vec<AttemptInfo>,
     /// The reason given with its cancel.
@@ -188,13 +188,13 @@ pub struct RunInfo {
     pub reason: Option<String>,
     pub priority: i32,
     /// The activations that have not ended, with what they wait for.
-    pub waiting_for: Vec<Waiting>,
+    pub waiting_for: Vec<WaitingActivation>,
     pub parent: Option<ParentInfo>,
     /// The run that this is a retry or a rerun of.
     pub retry_of: Option<String>,
-    /// The run that goes on where this one left off.
+    /// The run that continues this one.
     pub continued_as: Option<String>,
-    /// Its timeline and payloads are no longer kept.
+    /// Its timeline and payloads have been deleted.
     pub trimmed: bool,
 }
 
@@ -210,7 +210,7 @@ pub struct RunSummary {
     pub completed_at: Option<Timestamp>,
     pub step_count: u32,
     pub completed_steps: u32,
-    /// Names, each once, in the order of their first emits.
+    /// Names without duplicates, in the order of their first emit.
     #[serde(default)]
     pub emitted_events: Vec<String>,
     /// From its start to its end, once it has ended.
@@ -231,9 +231,10 @@ pub struct ParentInfo {
     pub activation: String,
 }
 
-/// `waits_for` is an object whose `what` says which: `delay`, `gate` and `back_off` (each with `until`, if a time is set), `arms`, `worker`, `child`, `inside`, …
+/// `waits_for` is an object; its `what` is `delay`, `gate` or `back_off` (each with `until`, if a time is set), `arms`,
+/// `worker`, `child`, `inside`, …
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Waiting {
+pub struct WaitingActivation {
     pub activation: String,
     pub waits_for: Value,
 }
@@ -242,7 +243,7 @@ pub struct Waiting {
 pub struct StepInfo {
     pub activation: String,
     pub step: String,
-    /// `worker`, `set`, `fail`, `return`, `group`, `child`, `gate`, `spread` or `repeat`; of a code run `step`, `call`,
+    /// `worker`, `set`, `fail`, `return`, `group`, `child`, `gate`, `spread` or `repeat`; in a code run `step`, `call`,
     /// `sleep`, `wait` or `child`.
     #[serde(default)]
     pub kind: String,
@@ -258,7 +259,7 @@ pub struct StepInfo {
     /// The run that it started.
     #[serde(default)]
     pub child_run_id: Option<String>,
-    /// When its next attempt is made.
+    /// When its next attempt starts.
     #[serde(default)]
     pub retry_at: Option<Timestamp>,
     /// The queue of its tasks.
@@ -277,7 +278,7 @@ pub struct AttemptInfo {
     pub error: Option<Failure>,
 }
 
-/// What stands for a payload that is too large to be shown in one piece. `GET /v1/runs/{id}/values/{key}` reads it.
+/// Replaces a payload that is too large to be shown inline. `GET /v1/runs/{id}/values/{key}` reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reference {
@@ -288,13 +289,13 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// The reference that this is, if it is one.
+    /// Parses `value` if it is a reference.
     pub fn read(value: &Value) -> Option<Reference> {
         let reference = Reference::deserialize(value.as_object().filter(|fields| fields.len() == 2).map(|_| value)?);
         reference.ok().filter(|reference| reference.parts().is_some())
     }
 
-    /// The first reference in there, whether it is one or has one for an element.
+    /// The first reference in `value`, at any depth.
     pub fn find(value: &Value) -> Option<Reference> {
         match value {
             Value::Array(items) => items.iter().find_map(Reference::find),
@@ -303,7 +304,7 @@ impl Reference {
         }
     }
 
-    /// The run, and the key of the value in it.
+    /// The run id, and the key of the value in that run.
     pub fn parts(&self) -> Option<(&str, &str)> {
         let (run, key) = self.value.split_once('/')?;
         let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit());
@@ -311,20 +312,20 @@ impl Reference {
     }
 }
 
-/// 200 with it when the run has ended; 202 with `status` alone while it goes on. Of a run that was continued it tells of the
-/// last one, and `run_id` is that.
+/// Returned with 200 when the run has ended, with 202 and only `status` before. For a continued run it describes the
+/// last run, and `run_id` is that run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     pub run_id: String,
     pub status: String,
-    /// Of more than 2 MiB, a [`Reference`], or a list or an object of references.
+    /// If larger than 2 MiB: a [`Reference`], or a list or object of references.
     #[serde(default)]
     pub output: Value,
     #[serde(default)]
     pub error: Option<Failure>,
 }
 
-/// The body of `POST /v1/runs/{id}/cancel`, which may be left out.
+/// The optional body of `POST /v1/runs/{id}/cancel`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CancelRun {
@@ -332,14 +333,14 @@ pub struct CancelRun {
     pub reason: Option<String>,
 }
 
-/// The body of `POST /v1/runs/{id}/rerun`, which may be left out.
+/// The optional body of `POST /v1/runs/{id}/rerun`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RerunRun {
-    /// A top-level step; without it everything runs again.
+    /// A top-level step; without it the whole run is repeated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Instead of the old run's input. `null` is an input; leave it out to keep the old one.
+    /// Replaces the old run's input. `null` is an input; leave it out to keep the old one.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub input: Option<Value>,
 }
@@ -348,18 +349,18 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<V
     Value::deserialize(deserializer).map(Some)
 }
 
-/// The answer to `retry` and `rerun`: the new run.
+/// The response to `retry` and `rerun`: the new run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewRun {
     pub run_id: String,
 }
 
-/// The answer to `cancel`, `pause`, `resume` and the acts on a step.
+/// The response to `cancel`, `pause`, `resume` and the acts on a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acted {
-    /// Of the cancel of a run that was continued: the last one, which was cancelled.
+    /// For the cancel of a continued run: the last run, which was cancelled.
     pub run_id: String,
-    /// The run's, now.
+    /// The run's status after the act.
     pub status: String,
 }
 
@@ -379,7 +380,7 @@ pub struct FailStep {
     pub error: Option<Failure>,
 }
 
-/// `DELETE /v1/runs/{id}`: what stays of the run elsewhere.
+/// `DELETE /v1/runs/{id}`: what remains of the run elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunDeleted {
@@ -391,11 +392,11 @@ pub struct RunDeleted {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Remains {
-    /// Events that it published: kept as long as other events.
+    /// Events that the run published; they have their own retention.
     pub events: u64,
-    /// Runs below it in its tree of children: each is deleted by its own id.
+    /// Descendant runs; each must be deleted by its own id.
     pub children: u64,
-    /// Runs that name it, as a child, or as what they retry: at most 101.
+    /// Runs that refer to it, as their child or as the run they retry; at most 101 are listed.
     pub referred_to_by: Vec<String>,
 }
 

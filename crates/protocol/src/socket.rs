@@ -1,5 +1,5 @@
-//! `GET /v1/workers/connect`: the same messages over a WebSocket, one JSON text a message. The worker says
-//! [`FromWorker::Hello`] first; the server pushes tasks for as long as there are credits, each task using one up.
+//! `GET /v1/workers/connect`: the same messages over a WebSocket, one JSON text per message. The worker sends
+//! [`FromWorker::Hello`] first; the server pushes tasks as long as the worker has credits. Each task uses one credit.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,10 +12,10 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::nullable;
-use crate::tasks::{News, Outcome, Report, Task};
+use crate::tasks::{News, Report, ReportOutcome, Task};
 use crate::workers::{Beat, Heartbeat, RegisterWorker, WorkerRegistered};
 
-/// The code with which a socket is closed whose key was revoked, has expired or lacks the scope by now.
+/// The close code of a socket whose key was revoked, has expired or no longer has the scope.
 pub const CLOSE_UNAUTHORIZED: u16 = 4401;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -24,24 +24,24 @@ pub enum FromWorker<R = Report> {
     Hello {
         #[serde(flatten)]
         worker: RegisterWorker,
-        /// The ids of the tasks that the worker has, from a connection before this one. Others that were pushed to it
-        /// there never arrived, and are offered again without costing an attempt.
+        /// The ids of the tasks that the worker still holds from an earlier connection. Other tasks that were pushed to
+        /// it there never arrived; they are offered again without using up an attempt.
         tasks: Vec<String>,
     },
-    /// Room for so many more tasks.
+    /// Adds `n` credits.
     Credit { n: u32 },
     /// Answered by [`FromServer::Reported`] with the same id.
     Report {
         id: u64,
         reports: Vec<R>,
-        /// Room that became free with them.
+        /// Credits to add, for slots that these reports free.
         credit: u32,
     },
     Heartbeat {
         #[serde(flatten)]
         beat: Heartbeat,
     },
-    /// No more tasks: the worker finishes what it has.
+    /// The worker takes no more tasks and finishes those it has.
     Drain,
 }
 
@@ -57,23 +57,23 @@ pub enum FromServer {
     },
     Reported {
         id: u64,
-        outcomes: Vec<Outcome>,
+        outcomes: Vec<ReportOutcome>,
         news: News,
     },
-    /// The answer to a heartbeat; also unasked, when a task is cancelled or lost, or the worker is to drain.
+    /// The answer to a heartbeat; also sent unasked when a task is cancelled or lost, or the worker should drain.
     Beat {
         #[serde(flatten)]
         beat: Beat,
     },
-    /// The server closes the connection after it.
+    /// The server closes the connection after this.
     Error {
         error: ApiError,
     },
 }
 
-/// A message whose type says what its other fields are. Where the type comes first, as Eddyline writes it, the fields are
-/// read as what they are, once; in any other order they are gathered before. Every step is several messages, and reading
-/// them is most of what a worker does besides its work.
+/// A message whose `type` determines its other fields. If `type` comes first, as Eddyline writes it, the fields are
+/// deserialised directly; otherwise they are buffered first. Every step takes several messages, and parsing them is
+/// most of a worker's overhead.
 trait Typed: Sized {
     type Kind: for<'de> Deserialize<'de>;
     fn read<'de, D: Deserializer<'de>>(kind: Self::Kind, fields: D) -> Result<Self, D::Error>;
@@ -108,7 +108,7 @@ impl<'de, T: Typed> Visitor<'de> for Message<T> {
     }
 }
 
-/// The name of a field, not copied if that can be avoided.
+/// A field name, borrowed if possible.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -190,7 +190,7 @@ impl Typed for FromServer {
         #[derive(Deserialize)]
         struct Reported {
             id: u64,
-            outcomes: Vec<Outcome>,
+            outcomes: Vec<ReportOutcome>,
             #[serde(default)]
             news: News,
         }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// As it is written, and with the type at the end.
+    /// Round trip with the type first and last.
     fn both_ways<T: Serialize + for<'a> Deserialize<'a> + PartialEq + fmt::Debug>(message: &T) {
         let text = serde_json::to_string(message).unwrap();
         assert!(text.starts_with(r#"{"type":""#), "{text}");

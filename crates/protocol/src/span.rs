@@ -1,4 +1,4 @@
-//! A length of time, as people write it.
+//! Durations, as people write them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-/// A hundred years: more is a mistake.
+/// A hundred years. Anything longer is a mistake.
 const MOST_MS: u64 = 100 * 366 * 86_400_000;
 
-/// A length of time: whole numbers with units (`"30s"`, `"1h30m"`), or a number of milliseconds.
+/// A duration: whole numbers with units (`"30s"`, `"1h30m"`), or a number of milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Span {
     pub ms: u64,
@@ -24,7 +24,7 @@ impl Span {
         Span { ms }
     }
 
-    /// The same in a flag, the environment or a query, where all is text: a bare number is of milliseconds, as in JSON.
+    /// For flags, the environment and query parameters: a bare number is in milliseconds, as in JSON.
     pub fn from_text(text: &str) -> Result<Span, NotASpan> {
         match text.trim().parse() {
             Ok(ms) if ms <= MOST_MS => Ok(Span { ms }),

@@ -1,5 +1,5 @@
-//! Objects are known by the names of their fields, and words are texts. Left to itself, serde also takes a list for the
-//! fields of an object in their order, and an object with one field for a word: nobody means that.
+//! Stricter deserialisation: objects are JSON objects and enum values are strings. By default serde also accepts a list
+//! of field values in order for an object, and an object with one field for an enum value.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// An object, or none.
+/// An optional object.
 pub(crate) fn object<'de, D, T>(written: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -18,7 +18,7 @@ where
     Ok(object.map(|Object(read)| read))
 }
 
-/// A list of objects; null is none.
+/// A list of objects; null is an empty list.
 pub(crate) fn objects<'de, D, T>(written: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -28,7 +28,7 @@ where
     Ok(objects.unwrap_or_default().into_iter().map(|Object(read)| read).collect())
 }
 
-/// A list of words; null is none.
+/// A list of enum values; null is an empty list.
 pub(crate) fn words<'de, D, T>(written: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Tasks: claimed and reported on.
+//! Tasks: claims and reports.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::{Span, Timestamp, nullable};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClaimTasks {
-    /// As given at registration. A worker that did not register is taken by this name as well, for its `queues` alone.
+    /// From the registration. An unregistered worker can use any name, and then claims from `queues` only.
     #[serde(deserialize_with = "nullable")]
     pub worker_id: String,
-    /// Those of the registration where it is left out.
+    /// Defaults to the queues of the registration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -24,8 +24,8 @@ pub struct ClaimTasks {
     /// How long to wait for the first task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
-    /// A text of the worker's own, of 1 to 200 characters. The same again gets the same tasks again: what to send after a
-    /// lost reply.
+    /// Chosen by the worker, 1 to 200 characters. Repeating a claim with the same id returns the same tasks: use it
+    /// after a lost response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
 }
@@ -42,12 +42,12 @@ pub enum TaskKind {
     Run,
 }
 
-/// An attempt, handed to a worker.
+/// An attempt that a worker has claimed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     /// New with each attempt.
     pub task_id: String,
-    /// Goes with every report.
+    /// Required in every report.
     pub token: String,
     pub run_id: String,
     pub flow: String,
@@ -61,20 +61,21 @@ pub struct Task {
     pub run_input: Value,
     /// What opened the gate before this step.
     pub gate: Value,
-    /// The same for every attempt: what a handler makes its effects idempotent by.
+    /// The same for every attempt: use it as the idempotency key of side effects.
     pub key: String,
     pub lease_ms: u64,
     pub deadline: Option<Timestamp>,
-    /// Of a code run: what it remembers, by name.
+    /// For a code run: its memo, by name.
     pub memo: Option<Map<String, Value>>,
     pub traceparent: Option<String>,
-    /// The flow undoes what its steps did if the run fails or is cancelled: a task that is called off is best finished and
-    /// reported on, so that what it did is undone too.
+    /// The flow undoes its steps if the run fails or is cancelled. If this task is cancelled, the worker should still
+    /// finish and report it, so that its effects are undone too.
     #[serde(default)]
     pub undo: bool,
 }
 
-/// `POST /v1/tasks/report`. The server reads each report for itself, so that a bad one does not sink the others.
+/// `POST /v1/tasks/report`. The server parses each report separately, so that an invalid one does not affect the
+/// others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportTasks<R = Report> {
     #[serde(default, deserialize_with = "nullable")]
@@ -86,7 +87,7 @@ pub struct ReportTasks<R = Report> {
     pub claim: Option<ClaimMore>,
 }
 
-/// A claim that comes with reports.
+/// A claim sent with reports.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClaimMore {
@@ -96,21 +97,21 @@ pub struct ClaimMore {
     pub queues: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-    /// How long to wait for the first task once the reports are done. Without it, not at all.
+    /// How long to wait for the first task after the reports are committed. Defaults to no wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
 }
 
-/// What a worker says of one of its tasks.
+/// A report on one task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub task_id: String,
     pub token: String,
-    /// Counts per task from 1; a repeat gets its first outcome.
+    /// Counts per task from 1; a repeated report gets its first outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u32>,
-    /// Of a code run: the highest `n` of the memo that was read. News is what comes after it; without it, what came after
-    /// the claim.
+    /// For a code run: the highest memo `n` that the worker has read; only later entries are sent as news. Defaults to
+    /// that of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<u64>,
     #[serde(flatten)]
@@ -131,13 +132,13 @@ pub enum Op {
     Fail {
         #[serde(default)]
         error: Failure,
-        /// Without it the retry policy decides.
+        /// If false, the attempt is not retried; otherwise the retry policy decides.
         #[serde(default = "yes", deserialize_with = "yes_or_no")]
         retryable: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_after: Option<Span>,
     },
-    /// Not now, and no attempt used up.
+    /// Return the task to its queue without using up an attempt.
     Defer {
         #[serde(default, deserialize_with = "nullable")]
         after: Span,
@@ -145,9 +146,9 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },
-    /// An event of the run, durable and visible at once.
+    /// An event in the run, durable and visible immediately.
     Emit(Emit),
-    /// An event of the namespace.
+    /// An event in the namespace.
     Publish {
         name: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -164,7 +165,7 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         msg: Option<String>,
     },
-    /// Of a code run: a step ran here, and came to `output`, or to `error`.
+    /// For a code run: the result of a step that ran in this worker.
     Step {
         name: String,
         #[serde(default)]
@@ -176,7 +177,7 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_after: Option<Span>,
     },
-    /// Of a code run: a step that another worker runs.
+    /// For a code run: a step that another worker runs.
     Call {
         name: String,
         handler: String,
@@ -192,7 +193,7 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         until: Option<Timestamp>,
     },
-    /// Of a code run: one of `event` (with `key`), `webhook` and `manual`.
+    /// For a code run: one of `event` (with `key`), `webhook` and `manual`.
     Wait {
         name: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,9 +215,10 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_no", deserialize_with = "nullable")]
         detached: bool,
     },
-    /// Of a code run: all that is left hangs on others. The task is offered again when there is news beyond `seen`.
+    /// For a code run: the function waits for other work only. The task is offered again when there is news beyond
+    /// `seen`.
     Suspend,
-    /// Of a code run: it goes on as a new run.
+    /// For a code run: continue as a new run.
     Continue {
         #[serde(default)]
         input: Value,
@@ -259,48 +261,58 @@ fn is_no(value: &bool) -> bool {
     !*value
 }
 
-/// The answer to reports: outcomes in their order.
+/// The response to reports, with outcomes in their order.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReportedTasks {
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<ReportOutcome>,
     pub tasks: Vec<Task>,
     pub news: News,
 }
 
-/// What code runs that the worker has have come to remember, by task and by name.
+/// New memo entries of code runs that the worker holds, by task and name.
 pub type News = BTreeMap<String, Map<String, Value>>;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct ReportOutcome {
     pub task_id: String,
     pub outcome: Verdict,
-    /// It was said before, and this was its outcome.
+    /// The report was received before; this is its first outcome.
     #[serde(default, skip_serializing_if = "is_no")]
     pub duplicate: bool,
-    /// What is wrong, of an `invalid` one.
+    /// What is wrong with an `invalid` report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// It was applied, and something about it is better done otherwise, such as a payload near its limit.
+    /// The report was applied, but something about it should change, such as a payload near its limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
-    /// Of a code step: `recorded`, `retry` (with `after_ms`) or `failed`.
+    /// For a step of a code run: `recorded`, `retry` (with `after_ms`) or `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
-    /// Of `wait` for a webhook or a person: what opens it, and where.
+    /// For `wait` on a webhook or a person: the token and URL that open it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
 }
 
-impl Outcome {
-    /// One that has nothing more to say.
-    pub fn new(task_id: impl Into<String>, outcome: Verdict) -> Outcome {
+impl ReportOutcome {
+    /// An outcome without details.
+    pub fn new(task_id: impl Into<String>, outcome: Verdict) -> ReportOutcome {
         let (message, warning, decision, after_ms, token, url) = (None, None, None, None, None, None);
-        Outcome { task_id: task_id.into(), outcome, duplicate: false, message, warning, decision, after_ms, token, url }
+        ReportOutcome {
+            task_id: task_id.into(),
+            outcome,
+            duplicate: false,
+            message,
+            warning,
+            decision,
+            after_ms,
+            token,
+            url,
+        }
     }
 }
 
@@ -308,11 +320,11 @@ impl Outcome {
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Applied,
-    /// The fence has moved on: another attempt has the step.
+    /// The fence has moved on: another attempt is in progress.
     Stale,
     /// The run has ended.
     Closed,
-    /// Something is wrong with the report; the task, if it is known, is still the worker's.
+    /// The report is wrong; the task, if known, still belongs to the worker.
     Invalid,
     /// An earlier report of the same task in the same request was not applied.
     NotTried,

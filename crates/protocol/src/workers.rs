@@ -1,4 +1,4 @@
-//! Workers: who they are, and that they are alive.
+//! Workers: registration and heartbeats.
 
 use std::collections::BTreeMap;
 
@@ -8,38 +8,39 @@ use serde_json::{Map, Value};
 use crate::tasks::News;
 use crate::{Timestamp, nullable};
 
-/// `POST /v1/workers`. The same `instance` again is the same worker; without one, every registration is a new worker.
+/// `POST /v1/workers`. Registering the same `instance` again gives the same worker; without one, each registration is a
+/// new worker.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegisterWorker {
-    /// `["default"]` where it is left out.
+    /// Defaults to `["default"]`.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "nullable")]
     pub queues: Vec<String>,
-    /// With neither handlers nor flows the worker is offered everything on its queues.
+    /// A worker with neither handlers nor flows is offered every task on its queues.
     #[serde(deserialize_with = "nullable")]
     pub handlers: Vec<String>,
-    /// Those that are not there are registered.
+    /// Unknown flows are registered.
     #[serde(deserialize_with = "nullable")]
     pub flows: BringsFlows,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_concurrent: Option<u32>,
     #[serde(deserialize_with = "nullable")]
     pub labels: Vec<String>,
-    /// The build of the worker.
+    /// The worker's build.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// A random text of 1 to 200 characters that the process makes once and keeps to itself: whoever knows it can connect
-    /// as this worker. It is not shown to anybody.
+    /// A random text of 1 to 200 characters that the process generates once and keeps secret: whoever knows it can
+    /// connect as this worker. It is never shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// For people who look at the list of workers.
+    /// For people reading the list of workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
 
-/// Code flows that a worker brings along: a list, or their names each with the build of its function.
+/// Code flows that a worker registers: a list, or an object from name to build.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -65,13 +66,14 @@ pub enum BringsFlow {
         /// The build of its function.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         build: Option<String>,
-        /// The definition, as far as it is not left to what is there: `queue`, `retry`, `step_retry`, `timeout`, …
+        /// The rest of the definition: `queue`, `retry`, `step_retry`, `timeout`, … Fields left out keep their
+        /// registered value.
         #[serde(flatten)]
         definition: Map<String, Value>,
     },
 }
 
-/// Code flows that a worker has: their names, or their names each with the build of its function.
+/// The code flows of a worker: their names, or an object from name to build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Flows {
@@ -96,15 +98,15 @@ pub struct WorkerRegistered {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Heartbeat {
-    /// The ids of the tasks that the worker has.
+    /// The ids of the tasks that the worker holds.
     #[serde(deserialize_with = "nullable")]
     pub tasks: Vec<String>,
-    /// Since it started; as it was, where it is left out.
+    /// Counted since the worker started; unchanged if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<u64>,
-    /// Of code runs: the highest `n` of the memo that the worker has, by task. Without it, that of the claim.
+    /// For code runs: the highest memo `n` that the worker has, by task. Defaults to that of the claim.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nullable")]
     pub seen: BTreeMap<String, u64>,
 }
@@ -112,11 +114,12 @@ pub struct Heartbeat {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Beat {
-    /// Tasks that the worker no longer has: their lease was lost, their time is up, or it has reported the last of them.
+    /// Tasks that the worker no longer holds: the lease expired, the attempt timed out, or it has sent the final
+    /// report.
     pub lost: Vec<String>,
-    /// Tasks whose result nobody wants any more: their run, or their step, was cancelled or ended without them.
+    /// Tasks whose result is no longer needed: their run or step was cancelled or ended without them.
     pub cancel: Vec<String>,
-    /// The worker is to finish what it has and leave.
+    /// The worker should finish its tasks and leave.
     pub drain: bool,
     pub news: News,
 }
@@ -136,7 +139,7 @@ pub struct WorkerInfo {
     pub pid: Option<u32>,
     pub started_at: Timestamp,
     pub seen_at: Timestamp,
-    /// Tasks that it said it has, with its last sign of life.
+    /// The number of tasks in its last heartbeat.
     pub tasks: u32,
     pub completed: u64,
     pub failed: u64,

@@ -1,6 +1,6 @@
-//! A run that waits for a person: its gate is found, and opened by its token.
+//! A run that waits for a person: finds its gate and opens it by its token.
 //!
-//! Needs a server (`EDDY_URL`) and no worker: the steps of this flow are decided by the server itself.
+//! Needs a server (`EDDY_URL`) but no worker: the server itself evaluates the steps of this flow.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ async fn main() -> Result<(), Error> {
     client.register_flow("expense", FLOW).await?;
     let run = client.start("expense", &json!({"amount": 120})).await?;
     let gate = first_gate(&client, &run).await?;
-    println!("{} waits for somebody at {}", gate.run_id, gate.activation);
+    println!("{} waits for approval at {}", gate.run_id, gate.activation);
 
-    // What a person does who was sent the token, here or at the gate's URL.
+    // What a person with the token does, here or at the gate's URL.
     let token = gate.token.ok_or_else(|| Error::Config("this key may not see tokens: it lacks `signal`".to_owned()))?;
     client.open_gate(&token, &json!({"by": "Grace"})).await?;
     println!("{}", run.result::<Value>().await?);
 
-    // A gate opens once.
+    // A gate opens only once.
     match client.open_gate(&token, &json!({"by": "Mallory"})).await {
         Err(error) if error.is_conflict() => println!("the second time: {error}"),
         other => println!("the second time: {other:?}"),
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// The run gets to its gate a moment after it was started.
+/// The run reaches its gate a moment after it was started.
 async fn first_gate(client: &Client, run: &Run) -> Result<GateInfo, Error> {
     loop {
         if let Some(gate) = client.gates().run(run.id()).await?.into_iter().next() {

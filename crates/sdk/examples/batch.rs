@@ -1,7 +1,7 @@
-//! Many runs in one call. Each has an idempotency key, so that the whole batch can be sent again after a failure without
-//! starting anything twice.
+//! Many runs in one call. Each has an idempotency key, so that the whole batch can be sent again after a failure
+//! without starting anything twice.
 //!
-//! Needs a server (`EDDY_URL`) and no worker: the steps of this flow are decided by the server itself.
+//! Needs a server (`EDDY_URL`) but no worker: the server itself evaluates the steps of this flow.
 
 use eddyline::{Client, Error};
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Error> {
     let runs = client.start_batch(batch(&client)?).await?;
     let again = client.start_batch(batch(&client)?).await?;
     let known = again.iter().flatten().filter(|run| run.existing()).count();
-    println!("started {}, and {known} of them were there the second time", runs.len());
+    println!("started {}, {known} of them already existed the second time", runs.len());
 
     let mut sum = 0;
     for run in runs {

@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         None => println!("not yet"),
     }
 
-    // Dropping it would do as well: the worker finishes what it has, then the engine stops.
+    // Dropping it would do as well: the worker finishes its tasks, then the engine stops.
     let _ = stop.send(());
     worker.await??;
     engine.shutdown().await;

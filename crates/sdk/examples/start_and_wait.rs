@@ -1,6 +1,6 @@
 //! Registers a flow, starts a run of it, follows its timeline and waits for its output.
 //!
-//! Its steps are carried out by `cargo run --example worker`; the server is the one that `EDDY_URL` names.
+//! `cargo run --example worker` executes its steps; `EDDY_URL` names the server.
 
 use eddyline::{Client, Error};
 use serde::{Deserialize, Serialize};

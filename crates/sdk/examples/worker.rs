@@ -1,4 +1,4 @@
-//! A worker with two handlers, `greet` and `shout`. It works until Ctrl-C, then finishes what it has.
+//! A worker with two handlers, `greet` and `shout`. It works until Ctrl-C, then finishes its tasks.
 //!
 //! Start a server with `eddy serve`, then this, then a run: `cargo run --example start_and_wait`.
 
@@ -18,13 +18,13 @@ struct Greeting {
 /// The first step: its input is the run's.
 async fn greet(ctx: StepCtx, guest: Guest) -> Result<Greeting, StepError> {
     if guest.name.is_empty() {
-        return Err(StepError::permanent("nobody can be greeted without a name").kind("NoName"));
+        return Err(StepError::permanent("the name is missing").kind("NoName"));
     }
     ctx.log(format!("greeting {}, attempt {}", guest.name, ctx.attempt()));
     Ok(Greeting { text: format!("Hello, {}", guest.name) })
 }
 
-/// The second step: the flow says what its input is.
+/// The second step: the flow defines its input.
 async fn shout(ctx: StepCtx, greeting: Greeting) -> Result<Greeting, StepError> {
     ctx.progress(1.0, Some(1.0), Some("shouted"));
     Ok(Greeting { text: format!("{}!", greeting.text.to_uppercase()) })

@@ -1,11 +1,11 @@
-//! How long to wait before the next try.
+//! Exponential backoff with jitter.
 
 use std::time::Duration;
 
 use uuid::Uuid;
 
-/// Waits that double from `first` up to `most`, each with half of it left to chance, so that many who were cut off at the
-/// same moment do not come back at the same moment.
+/// Waits that double from `first` up to `most`. Half of each wait is random, so that clients disconnected at the same
+/// moment do not reconnect at the same moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -13,7 +13,7 @@ pub(crate) struct Backoff {
     tries: u32,
 }
 
-/// Beyond this many doublings every wait is the longest one.
+/// After this many doublings every wait is the longest.
 const MAX_DOUBLINGS: u32 = 20;
 
 impl Backoff {
@@ -21,7 +21,7 @@ impl Backoff {
         Backoff { first, most, tries: 0 }
     }
 
-    /// How many waits there have been.
+    /// The number of waits so far.
     pub fn tries(&self) -> u32 {
         self.tries
     }
@@ -37,7 +37,7 @@ impl Backoff {
     }
 }
 
-/// A number from 0 up to 1.
+/// A random number in 0..1.
 fn chance() -> f64 {
     let bits = Uuid::new_v4().as_u128() as u32;
     f64::from(bits) / (f64::from(u32::MAX) + 1.0)

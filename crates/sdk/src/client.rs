@@ -1,4 +1,4 @@
-//! Everything that can be asked of a server.
+//! The client: calls to a server.
 
 mod address;
 mod events;
@@ -61,13 +61,13 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of the server at `url`: `http://` or `https://`, with a path where it is behind a proxy. Nothing is sent
-    /// until something is asked.
+    /// A client for the server at `url`: `http://` or `https://`, with a path if the server is behind a proxy. Does not
+    /// connect until the first call.
     pub fn new(url: &str) -> Result<Client, Error> {
         Ok(Client { http: Arc::new(Http::new(Address::parse(url)?)?), key: None, namespace: None })
     }
 
-    /// As the environment says: `EDDY_URL` (`http://127.0.0.1:7070` without it), `EDDY_KEY`, `EDDY_NAMESPACE`.
+    /// Configured by the environment: `EDDY_URL` (default `http://127.0.0.1:7070`), `EDDY_KEY`, `EDDY_NAMESPACE`.
     pub fn from_env() -> Result<Client, Error> {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let mut client = Client::new(set("EDDY_URL").as_deref().unwrap_or(DEFAULT_URL))?;
@@ -76,19 +76,19 @@ impl Client {
         Ok(client)
     }
 
-    /// Shows this key with every request.
+    /// Sends this key with every request.
     pub fn with_key(mut self, key: impl Into<String>) -> Client {
         self.key = Some(Arc::from(key.into()));
         self
     }
 
-    /// Asks for this namespace, where keys are off. A key has a namespace of its own.
+    /// Selects a namespace when keys are off. A key belongs to one namespace.
     pub fn with_namespace(mut self, namespace: impl Into<String>) -> Client {
         self.namespace = Some(Arc::from(namespace.into()));
         self
     }
 
-    /// The same client, but for its connections: it shares none.
+    /// The same client with its own connections.
     pub(crate) fn with_own_connections(mut self) -> Client {
         self.http = Arc::new(self.http.anew());
         self
@@ -99,9 +99,10 @@ impl Client {
         &self.http.address.url
     }
 
-    /// Any call of the API: JSON out, JSON in; an empty answer reads as `null`. What cannot stand in a path is
-    /// percent-encoded, percent signs are taken as they are: see [`segment`]. A `GET` is sent again when the connection
-    /// breaks or the server is busy, up to a bound; other calls only if they cannot have reached the server.
+    /// Any call of the API, with JSON request and response; an empty response reads as `null`. Characters that are not
+    /// allowed in a path are percent-encoded, except percent signs: see [`segment`]. A `GET` is retried when the
+    /// connection breaks or the server is busy, a limited number of times; other calls only if they cannot have reached
+    /// the server.
     pub async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -113,7 +114,7 @@ impl Client {
         self.ask(repeat, method, path, query, body).await
     }
 
-    /// A call whose body is not JSON: a definition in YAML, the payload of a webhook.
+    /// A call with a body other than JSON: a definition in YAML, the payload of a webhook.
     pub async fn send_text<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -121,7 +122,7 @@ impl Client {
         content_type: &str,
         text: &str,
     ) -> Result<T, Error> {
-        // What is put is the same however often it is put.
+        // PUT is idempotent.
         let repeat = if method == Method::PUT { Repeat::Safe } else { Repeat::Never };
         let body = Bytes::copy_from_slice(text.as_bytes());
         let content_type = Some(content_type);
@@ -129,18 +130,18 @@ impl Client {
         self.exchange(&Outgoing { method, path, query: &[], content_type, body, repeat, wait }).await
     }
 
-    /// Registers a flow, in YAML or JSON. Every problem is in the details of the error.
+    /// Registers a flow in YAML or JSON. The details of the error list every problem.
     pub async fn register_flow(&self, name: &str, text: &str) -> Result<FlowRegistered, Error> {
         let content_type = if text.trim_start().starts_with('{') { JSON } else { "application/yaml" };
         self.send_text(Method::PUT, &format!("/v1/flows/{}", segment(name)), content_type, text).await
     }
 
-    /// A flow at its current version.
+    /// The current version of a flow.
     pub async fn flow(&self, name: &str) -> Result<FlowInfo, Error> {
         self.get(&format!("/v1/flows/{}", segment(name)), &[]).await
     }
 
-    /// What the server says of itself.
+    /// Information about the server.
     pub async fn info(&self) -> Result<ServerInfo, Error> {
         self.get("/v1/info", &[]).await
     }
@@ -158,7 +159,7 @@ impl Client {
         self.ask(repeat, Method::POST, path, &[], Some(body)).await
     }
 
-    /// One try, for callers that have a way of their own to try again. `wait` is how long the body asks the server to wait.
+    /// A single attempt, for callers with their own retries. `wait` is how long the body asks the server to wait.
     pub(crate) async fn post_once<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -211,7 +212,7 @@ fn encode(body: &(impl Serialize + ?Sized)) -> Result<Bytes, Error> {
 fn decode<T: DeserializeOwned>(request: &Outgoing<'_>, body: &[u8]) -> Result<T, Error> {
     let body = if body.is_empty() { b"null" } else { body };
     serde_json::from_slice(body).map_err(|source| {
-        let what = format!("the answer to {} {}", request.method, route(request.path));
+        let what = format!("the response to {} {}", request.method, route(request.path));
         Error::Decode { what, source }
     })
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between a program and the server, and what to do about it.
+//! Errors of calls to the server.
 
 use std::time::Duration;
 
@@ -6,49 +6,49 @@ use eddyline_protocol::{ApiError, Code, Failure};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a call came to nothing. [`Error::is_retryable`] says whether the same call may help later.
+/// Why a call failed. [`Error::is_retryable`] says whether the same call may succeed later.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server answered, and the answer is no. The message is meant for people, `error.code` for programs.
+    /// The server refused the call. The message is for people, `error.code` for programs.
     #[error("{}{}", .error.message, details(.error))]
     Api { status: u16, error: ApiError },
-    /// There is no connection to the server: nothing was asked of it. Is it running, and is this its address?
+    /// The server could not be reached, so the call had no effect. Check that it is running at this address.
     #[error("cannot reach Eddyline at {url}: {}; is `eddy serve` running there?", chain(.source.as_ref()))]
     Connect { url: String, source: Cause },
-    /// The connection ended before the answer came: what was asked may or may not have been done.
-    #[error("the connection to {url} ended before the answer came: {}", chain(.source.as_ref()))]
+    /// The connection ended before the response arrived: the call may or may not have taken effect.
+    #[error("the connection to {url} ended before the response arrived: {}", chain(.source.as_ref()))]
     Interrupted { url: String, source: Cause },
-    /// The answer did not come in time: what was asked may or may not have been done.
-    #[error("the server did not answer in time")]
+    /// The response did not arrive in time: the call may or may not have taken effect.
+    #[error("the server did not respond in time")]
     Timeout,
-    /// The answer is not what this version of the library understands.
-    #[error("{what} cannot be read: {source}")]
+    /// This version of the library cannot parse the response.
+    #[error("cannot parse {what}: {source}")]
     Decode { what: String, source: serde_json::Error },
-    /// A value given by the caller is not expressible as JSON.
-    #[error("{what} cannot be written as JSON: {source}")]
+    /// A value from the caller cannot be serialised as JSON.
+    #[error("cannot serialise {what} as JSON: {source}")]
     Encode { what: String, source: serde_json::Error },
-    /// The answer is larger than this library takes.
-    #[error("the answer has more than {limit} bytes; ask for fewer items at a time")]
+    /// The response exceeds the size limit of this library.
+    #[error("the response has more than {limit} bytes; request fewer items at a time")]
     TooLarge { limit: usize },
-    /// The address, the key or the namespace cannot be used as it is written.
+    /// The address, the key or the namespace is invalid.
     #[error("{0}")]
     Config(String),
-    /// The run that was waited for has failed.
+    /// The run has failed.
     #[error("run {run_id} failed: {}: {}", .failure.kind, .failure.message)]
     RunFailed { run_id: String, failure: Box<Failure> },
-    /// The run that was waited for has completed, and its output is larger than 2 MiB: there are references in it, which
-    /// [`crate::Run::value`] follows.
+    /// The run has completed, but its output is larger than 2 MiB. The output contains references; read them with
+    /// [`crate::Run::value`].
     #[error("the output of run {run_id} is larger than 2 MiB: read the references in it with `Run::value`")]
     LargeOutput { run_id: String, output: Box<serde_json::Value> },
-    /// The run that was waited for was cancelled.
+    /// The run was cancelled.
     #[error("run {run_id} was cancelled")]
     RunCancelled { run_id: String },
 }
 
 impl Error {
-    /// Whether the same call may well succeed later. Of a call that changes something, see the variant for whether it may
-    /// have been done already.
+    /// Whether the same call may succeed later. For a call that changes something, the variant says whether it may
+    /// already have taken effect.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Api { status, .. } => matches!(status, 408 | 429 | 502 | 503 | 504),
@@ -57,7 +57,7 @@ impl Error {
         }
     }
 
-    /// The code of a refusal.
+    /// The error code, if the server refused the call.
     pub fn code(&self) -> Option<Code> {
         match self {
             Error::Api { error, .. } => Some(error.code),
@@ -70,13 +70,13 @@ impl Error {
         self.code() == Some(Code::NotFound)
     }
 
-    /// It cannot be done in the state that things are in.
+    /// Not possible in the current state.
     pub fn is_conflict(&self) -> bool {
         self.code() == Some(Code::Conflict)
     }
 }
 
-/// An error, and what the server said about when to come back.
+/// An error with the server's `Retry-After`.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub error: Error,
@@ -89,7 +89,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// An error with the errors behind it: the outermost alone often says only that there was one.
+/// An error with its sources: the outermost alone often carries little information.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let (mut text, mut at) = (error.to_string(), error.source());
     while let Some(source) = at {
@@ -103,7 +103,7 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Every problem on a line of its own.
+/// Each problem on its own line.
 fn details(error: &ApiError) -> String {
     let line = |detail: &serde_json::Value| match (detail.as_str(), detail["path"].as_str(), detail["message"].as_str())
     {

@@ -1,4 +1,4 @@
-//! Durable flows from Rust: start and follow runs with a [`Client`], carry out their steps with a [`Worker`].
+//! Durable flows from Rust: start and follow runs with a [`Client`], execute their steps with a [`Worker`].
 
 mod backoff;
 mod client;
@@ -11,7 +11,7 @@ pub use error::Error;
 pub use http::Method;
 pub use worker::{StepCtx, StepError, Worker};
 
-/// The snippets of the guide are compiled with the tests.
+/// Compiles the snippets of the guide with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/rust.md")]
 struct Guide;

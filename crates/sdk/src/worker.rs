@@ -1,6 +1,5 @@
-//! Workers: processes that carry out the steps of flows.
+//! Workers: processes that execute the steps of flows.
 
-mod apart;
 mod ctx;
 mod failure;
 mod handler;
@@ -11,6 +10,7 @@ mod line;
 mod link;
 mod online;
 mod outbox;
+mod own_thread;
 mod shift;
 mod signals;
 mod socket;
@@ -21,7 +21,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use eddyline_protocol::{Op, Outcome, RegisterWorker, Task};
+use eddyline_protocol::{Op, RegisterWorker, ReportOutcome, Task};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
@@ -30,7 +30,7 @@ use crate::client::Client;
 use crate::error::Error;
 use handler::{Handler, erase};
 use online::Online;
-use shift::{Rules, Shift, Told};
+use shift::{OnOutcome, Rules, Shift};
 use signals::Signals;
 
 pub use ctx::StepCtx;
@@ -39,7 +39,7 @@ pub use failure::StepError;
 const MAX_CONCURRENT: u32 = 50;
 const DRAIN: Duration = Duration::from_secs(30);
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
-/// As good as for ever, and no clock overflows by it.
+/// Practically for ever, without overflowing clocks.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 /// A worker: handlers by name, and where their tasks come from.
@@ -59,7 +59,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
 /// Worker::connect("http://127.0.0.1:7070").handler("pay", pay).run().await
 /// # }
 /// ```
-#[must_use = "a worker works once it is run"]
+#[must_use = "call `run` to start the worker"]
 pub struct Worker {
     target: Target,
     key: Option<String>,
@@ -68,7 +68,7 @@ pub struct Worker {
     handlers: Vec<(String, Handler)>,
     me: RegisterWorker,
     rules: Rules,
-    told: Option<Told>,
+    on_answer: Option<OnOutcome>,
 }
 
 enum Target {
@@ -78,10 +78,10 @@ enum Target {
     Engine(eddyline_engine::Engine),
 }
 
-/// A shift by how its server is reached, and so where its loop runs.
+/// A shift, by its transport, which determines where its loop runs.
 enum Ready {
     Online(Shift),
-    /// Where the engine is, whose threads do its work.
+    /// On the engine's runtime.
     #[cfg(feature = "engine")]
     InProcess(Shift),
 }
@@ -94,17 +94,17 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// A worker for the server at that address. Nothing happens before it is run.
+    /// A worker for the server at this address. It connects when it is run.
     pub fn connect(url: impl Into<String>) -> Worker {
         Worker::of(Target::Url(url.into()))
     }
 
-    /// A worker that reaches the server as the client does, with its key and namespace.
+    /// A worker with the address, key and namespace of the client.
     pub fn with_client(client: Client) -> Worker {
         Worker::of(Target::Client(client))
     }
 
-    /// A worker of an engine in this process.
+    /// A worker for an engine in this process.
     #[cfg(feature = "engine")]
     pub fn in_process(engine: eddyline_engine::Engine) -> Worker {
         Worker::of(Target::Engine(engine))
@@ -113,29 +113,29 @@ impl Worker {
     fn of(target: Target) -> Worker {
         let rules = Rules { max_concurrent: MAX_CONCURRENT, drain_timeout: DRAIN, cancel_grace: CANCEL_GRACE };
         let (me, handlers) = (RegisterWorker::default(), Vec::new());
-        Worker { target, key: None, namespace: None, http_only: false, handlers, me, rules, told: None }
+        Worker { target, key: None, namespace: None, http_only: false, handlers, me, rules, on_answer: None }
     }
 
-    /// The key to show; it needs the scope `worker`.
+    /// The key; it needs the scope `worker`.
     pub fn key(mut self, key: impl Into<String>) -> Worker {
         self.key = Some(key.into());
         self
     }
 
-    /// The namespace, where keys are off or the engine is in this process.
+    /// The namespace, if keys are off or the engine is in this process.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Worker {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// A queue to take tasks from; `default` if none is named. May be called several times.
+    /// A queue to take tasks from; defaults to `default`. Can be called several times.
     pub fn queue(mut self, queue: impl Into<String>) -> Worker {
         self.me.queues.push(queue.into());
         self
     }
 
-    /// What carries out the steps that say `run: name`. The input is decoded into the handler's type, its output is the
-    /// step's. An input that does not fit fails the step for good; an error or a panic fails the attempt.
+    /// The handler of steps with `run: name`. The input is deserialised into the handler's type; its output is the
+    /// step's output. An input that does not fit fails the step without retries; an error or a panic fails the attempt.
     pub fn handler<F, Fut, In, Out, E>(mut self, name: impl Into<String>, handler: F) -> Worker
     where
         F: Fn(StepCtx, In) -> Fut + Send + Sync + 'static,
@@ -148,13 +148,13 @@ impl Worker {
         self
     }
 
-    /// How many tasks are at work at once: 50 if nothing else is said.
+    /// The maximum number of tasks at the same time; defaults to 50.
     pub fn max_concurrent(mut self, tasks: u32) -> Worker {
         self.rules.max_concurrent = tasks;
         self
     }
 
-    /// What this worker has that steps may require: `gpu`, `eu-west`.
+    /// Labels of this worker that steps can require: `gpu`, `eu-west`.
     pub fn labels<L: Into<String>>(mut self, labels: impl IntoIterator<Item = L>) -> Worker {
         self.me.labels.extend(labels.into_iter().map(Into::into));
         self
@@ -166,56 +166,55 @@ impl Worker {
         self
     }
 
-    /// How long tasks may take to finish once the worker is to stop: 30 s. What is left then is let go, and tried again
-    /// elsewhere when its lease ends.
+    /// How long tasks may take to finish when the worker stops; defaults to 30 s. Unfinished tasks are dropped and
+    /// retried elsewhere when their leases expire.
     pub fn drain_timeout(mut self, timeout: Duration) -> Worker {
         self.rules.drain_timeout = timeout.min(LONGEST);
         self
     }
 
-    /// How long a handler may go on after its task was cancelled, before it is stopped where it stands: 10 s.
+    /// How long a handler may continue after its task was cancelled, before it is aborted; defaults to 10 s.
     pub fn cancel_grace(mut self, grace: Duration) -> Worker {
         self.rules.cancel_grace = grace.min(LONGEST);
         self
     }
 
-    /// Calls `told` whenever a task is done, with its last report and the server's answer to that: a result counts once it
-    /// was applied. A result that the server does not take is reported as a failure of the kind `BadReport`, and it is that
-    /// which is told of. Leases are kept by the thread that calls, so it must not block; if it panics the worker ends.
-    pub fn on_answer(mut self, told: impl Fn(&Task, &Op, &Outcome) + Send + Sync + 'static) -> Worker {
-        self.told = Some(Box::new(told));
+    /// Calls `callback` whenever a task is done, with its final report and the outcome: a result counts once it was
+    /// applied. A result that the server rejects is reported as a failure of the kind `BadReport`, and the callback
+    /// gets that. The calling thread also keeps leases, so the callback must not block; if it panics, the worker ends.
+    pub fn on_answer(mut self, callback: impl Fn(&Task, &Op, &ReportOutcome) + Send + Sync + 'static) -> Worker {
+        self.on_answer = Some(Box::new(callback));
         self
     }
 
-    /// Plain HTTP, without trying a WebSocket first.
+    /// Uses plain HTTP without trying a WebSocket first.
     pub fn http_only(mut self) -> Worker {
         self.http_only = true;
         self
     }
 
-    /// Works until the process gets SIGTERM or SIGINT, or until the server tells it to drain; then finishes what it has.
-    /// A second signal does not wait for that.
+    /// Works until the process gets SIGTERM or SIGINT, or the server tells it to drain; then finishes its tasks. A
+    /// second signal does not wait for them.
     ///
-    /// Connections that end are made anew for as long as it takes. An error means that the worker could not begin, since the
-    /// address, the key or the handlers are not right, or that its key was revoked or has expired: then what is at work is
-    /// let go.
+    /// Reconnects for as long as it takes. An error means that the worker could not start, because the address, the key
+    /// or the handlers are wrong, or that its key was revoked or has expired: then running tasks are dropped.
     pub async fn run(self) -> Result<(), Error> {
         let (stop, stopped) = oneshot::channel();
         match self.ready(stopped)? {
-            Ready::Online(shift) => apart::work(shift, Some(stop)).await,
+            Ready::Online(shift) => own_thread::work(shift, Some(stop)).await,
             #[cfg(feature = "engine")]
             Ready::InProcess(mut shift) => until_signalled(Signals::new()?, shift.work(), stop).await,
         }
     }
 
-    /// Works until `stop` comes back (whatever it gives), or until the server tells it to drain; then finishes what it
-    /// has. Dropping the future instead lets go of everything.
+    /// Works until `stop` completes, or the server tells it to drain; then finishes its tasks. Dropping the future
+    /// drops all tasks instead.
     pub async fn run_until(self, stop: impl Future) -> Result<(), Error> {
-        let (tell, told) = oneshot::channel();
-        let ready = self.ready(told)?;
+        let (stop_worker, stopped) = oneshot::channel();
+        let ready = self.ready(stopped)?;
         let working = async {
             match ready {
-                Ready::Online(shift) => apart::work(shift, None).await,
+                Ready::Online(shift) => own_thread::work(shift, None).await,
                 #[cfg(feature = "engine")]
                 Ready::InProcess(mut shift) => shift.work().await,
             }
@@ -225,17 +224,17 @@ impl Worker {
             result = &mut working => return result,
             _ = &mut stop => {}
         }
-        // If it has just ended by itself, nobody listens.
-        let _ = tell.send(());
+        // The worker may just have ended by itself.
+        let _ = stop_worker.send(());
         working.await
     }
 
     fn ready(self, stop: oneshot::Receiver<()>) -> Result<Ready, Error> {
         let ((handlers, me), rules) = (self.described()?, self.rules);
-        let shift = |transport| Shift::new(handlers, me, rules, self.told, transport, stop);
+        let shift = |transport| Shift::new(handlers, me, rules, self.on_answer, transport, stop);
         let mut client = match self.target {
             Target::Url(url) => Client::new(&url)?,
-            // What its connections get is heard by the runtime that made them.
+            // Connections belong to the runtime that opened them.
             Target::Client(client) => client.with_own_connections(),
             #[cfg(feature = "engine")]
             Target::Engine(engine) => {
@@ -257,19 +256,19 @@ impl Worker {
         let mut handlers = HashMap::new();
         for (name, handler) in &self.handlers {
             if handlers.insert(name.clone(), handler.clone()).is_some() {
-                return wrong(format!("there are two handlers called `{name}`"));
+                return wrong(format!("two handlers have the name `{name}`"));
             }
         }
         if handlers.is_empty() {
             return wrong("a worker needs at least one handler".to_owned());
         }
         if self.rules.max_concurrent == 0 {
-            return wrong("a worker that takes no task at once takes none at all".to_owned());
+            return wrong("`max_concurrent` must be 1 or more".to_owned());
         }
         let mut me = self.me.clone();
         me.handlers = self.handlers.iter().map(|(name, _)| name.clone()).collect();
         me.max_concurrent = Some(self.rules.max_concurrent);
-        // For as long as this worker runs, over all its connections.
+        // One id for all connections of this worker.
         me.instance = Some(uuid::Uuid::new_v4().to_string());
         me.host = Some(host());
         me.pid = Some(std::process::id());
@@ -277,7 +276,7 @@ impl Worker {
     }
 }
 
-/// Has the work told to stop by the first signal, and lets go of it at the second.
+/// The first signal stops the worker gracefully, the second drops its tasks.
 async fn until_signalled(
     mut signals: Signals,
     work: impl Future<Output = Result<(), Error>>,
@@ -285,20 +284,20 @@ async fn until_signalled(
 ) -> Result<(), Error> {
     let twice = async {
         signals.next().await;
-        // Nobody listens if the worker has just ended by itself.
+        // The worker may just have ended by itself.
         let _ = stop.send(());
         signals.next().await;
     };
     tokio::select! {
         result = work => result,
         () = twice => {
-            tracing::warn!("asked to stop a second time: what is at work is let go");
+            tracing::warn!("second signal: dropping running tasks");
             Ok(())
         }
     }
 }
 
-/// The machine's name, as people know it.
+/// The machine's host name.
 fn host() -> String {
     let named = std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok();
     let named = named.or_else(|| std::fs::read_to_string("/etc/hostname").ok());

@@ -1,4 +1,4 @@
-//! A client against scripted answers: what it sends, what it makes of what comes back, and when it asks again.
+//! The client against scripted responses: what it sends, how it interprets responses, and when it retries.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -57,7 +57,7 @@ async fn a_refusal_says_what_is_wrong_to_people_and_to_programs() {
     assert_eq!(client.flow("x").await.unwrap_err().code(), Some(Code::Unknown));
     script(&fake, 200, None, "{\"no\": 1}");
     assert!(
-        matches!(client.flow("x").await, Err(Error::Decode { what, .. }) if what == "the answer to GET /v1/flows/…")
+        matches!(client.flow("x").await, Err(Error::Decode { what, .. }) if what == "the response to GET /v1/flows/…")
     );
 }
 
@@ -68,12 +68,12 @@ async fn what_can_be_repeated_is_and_what_cannot_is_not() {
     script(&fake, 503, Some(0), "{}");
     fake.script(200, json!({"run_id": "r", "status": "completed", "output": 7}));
     assert_eq!(client.run("r").result::<u64>().await.unwrap(), 7);
-    assert_eq!(fake.set(|state| std::mem::take(&mut state.seen)).len(), 3, "a GET is repeated");
+    assert_eq!(fake.set(|state| std::mem::take(&mut state.seen)).len(), 3, "a GET is retried");
 
     cut(&fake);
     let error = client.start("order", &json!({})).await.unwrap_err();
     assert!(matches!(error, Error::Interrupted { .. }) && error.is_retryable(), "{error}");
-    assert_eq!(fake.set(|state| std::mem::take(&mut state.seen)).len(), 1, "a start may have happened");
+    assert_eq!(fake.set(|state| std::mem::take(&mut state.seen)).len(), 1, "the start may have taken effect");
 
     cut(&fake);
     fake.script(200, json!({"run_id": "r7", "existing": true}));
@@ -81,7 +81,7 @@ async fn what_can_be_repeated_is_and_what_cannot_is_not() {
     assert_eq!((run.id(), run.existing()), ("r7", true));
     let seen = fake.set(|state| std::mem::take(&mut state.seen));
     assert_eq!(seen[0].body, json!({"input": {"id": 7}, "idempotency_key": "7", "priority": 3, "tags": ["a"]}));
-    assert_eq!(seen[0].body, seen[1].body, "with a key it is sent again as it was");
+    assert_eq!(seen[0].body, seen[1].body, "with a key the same request is sent again");
 
     cut(&fake);
     fake.script(200, json!({}));
@@ -91,11 +91,11 @@ async fn what_can_be_repeated_is_and_what_cannot_is_not() {
 
     (0..10).for_each(|_| script(&fake, 429, Some(0), "{}"));
     assert!(matches!(client.info().await, Err(Error::Api { status: 429, .. })));
-    assert_eq!(fake.set(|state| std::mem::take(&mut state.seen)).len(), 5, "tries are bounded");
+    assert_eq!(fake.set(|state| std::mem::take(&mut state.seen)).len(), 5, "the number of attempts is bounded");
 
     fake.set(|state| state.scripted.clear());
     script(&fake, 503, Some(3_600), "{}");
-    assert!(matches!(client.info().await, Err(Error::Api { status: 503, .. })), "nobody waits an hour unasked");
+    assert!(matches!(client.info().await, Err(Error::Api { status: 503, .. })), "a long `Retry-After` is an error");
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ async fn a_key_and_a_namespace_go_with_every_request_and_the_key_into_no_message
     assert!(!format!("{client:?}").contains("secret"));
     for strange in ["naïve", "tab\u{7f}"] {
         let error = client.clone().with_key(strange).info().await.unwrap_err();
-        assert!(matches!(&error, Error::Config(why) if why.contains("which no key has")), "{error}");
+        assert!(matches!(&error, Error::Config(why) if why.contains("the key is invalid")), "{error}");
     }
     let error = client.with_key("line\nbreak").info().await.unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error}");

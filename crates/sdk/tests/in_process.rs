@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// Longer than anything here takes; reached only when something hangs.
+/// Longer than anything here takes; only reached if something hangs.
 const LONG: Duration = Duration::from_secs(30);
 
 struct Rig {
@@ -151,7 +151,7 @@ steps:
     let kinds: Vec<&str> = error.also.iter().map(|failure| failure.kind.as_str()).collect();
     assert_eq!((error.kind.as_str(), kinds), ("Panic", vec!["Hopeless", "BadInput", "BadReport"]));
     assert!(error.also[2].message.contains("never declared"), "{:?}", error.also[2]);
-    assert_eq!(tries.load(Ordering::SeqCst), 1, "a permanent failure is not tried again");
+    assert_eq!(tries.load(Ordering::SeqCst), 1, "a permanent failure is not retried");
     rig.end().await;
     let told = [("panics", 1, "Panic"), ("panics", 2, "Panic"), ("fails", 1, "Hopeless"), ("misfits", 1, "BadInput")];
     let told = told.into_iter().chain([("leaks", 1, "BadReport")]);
@@ -195,7 +195,7 @@ async fn a_cancelled_run_cancels_its_handler() {
     let run = rig.start("long", json!(null)).await;
     begun.notified().await;
     rig.engine.cancel(&Namespace::default(), run, "test", None).await.unwrap();
-    tokio::time::timeout(LONG, cancelled.notified()).await.expect("the handler is told");
+    tokio::time::timeout(LONG, cancelled.notified()).await.expect("the handler is cancelled");
     assert_eq!(rig.result(run).await.status, Status::Cancelled);
     rig.end().await;
 }

@@ -1,4 +1,4 @@
-//! A worker in a process of its own is asked to stop. The process is this test again, told by its environment to be the
+//! A worker in its own process is asked to stop. The process is this test again; its environment tells it to be the
 //! worker.
 
 #![cfg(unix)]
@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 
 const URL: &str = "SIGNALS_TEST_URL";
 
-/// Says that it has begun, and goes on until it is cancelled.
+/// Says that it has begun, and continues until it is cancelled.
 async fn wait(ctx: StepCtx, (): ()) -> Result<&'static str, StepError> {
     ctx.emit_now("begun", ()).await?;
     ctx.cancelled().await;
@@ -29,7 +29,7 @@ fn worker_process(test: &str, fake: &Fake) -> Child {
     command.spawn().unwrap()
 }
 
-/// The worker, if this process is to be one. It ends the process.
+/// The worker, if this process should be one. Exits the process.
 async fn be_the_worker_if_told() {
     let Ok(url) = std::env::var(URL) else { return };
     let result = Worker::connect(url).handler("wait", wait).run().await;
@@ -74,5 +74,5 @@ async fn a_second_signal_does_not_wait() {
     terminate(&worker).await;
     let status = tokio::time::timeout(LONG, worker.wait()).await.expect("it ends").unwrap();
     assert!(status.success(), "{status}");
-    assert_eq!(fake.set(|state| state.effects.len()), 1, "what was at work is let go");
+    assert_eq!(fake.set(|state| state.effects.len()), 1, "running tasks are dropped");
 }

@@ -1,4 +1,4 @@
-//! A worker against a server that breaks connections, holds answers back and changes its mind.
+//! A worker against a server that breaks connections and delays or changes responses.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -39,7 +39,7 @@ impl AtWork {
     async fn stop(self, fake: &Fake) {
         self.stop.send(()).unwrap();
         tokio::time::timeout(LONG, self.worker).await.expect("the worker drains").unwrap().unwrap();
-        assert!(fake.set(|state| state.left), "it says that it goes");
+        assert!(fake.set(|state| state.left), "it unregisters");
     }
 }
 
@@ -110,7 +110,7 @@ async fn a_report_whose_answer_was_lost_is_sent_again_under_its_number_and_count
         assert!(matches!(&effects[1].op, Op::Emit(emit) if emit.event == "seen"));
         assert!(matches!(&effects[2].op, Op::Complete { logs, .. } if logs[0].msg == "done"));
         for report in &reports {
-            assert!(effects.contains(report), "{way:?}: a repeat says the same: {report:?}");
+            assert!(effects.contains(report), "{way:?}: a repeated report is the same: {report:?}");
         }
         if way == Way::Socket {
             let named = fake.set(|state| state.hellos.iter().map(|(_, tasks)| tasks.clone()).collect::<Vec<_>>());
@@ -200,13 +200,13 @@ async fn a_heartbeat_that_hangs_is_given_up_while_others_on_the_line_are_answere
         done += 1;
         fake.offer("double", [json!(done)]);
         fake.until("a result", completed(done)).await;
-        assert!(since.elapsed() < Duration::from_millis(3_000), "a lease has ended");
+        assert!(since.elapsed() < Duration::from_millis(3_000), "a lease has expired");
     }
     fake.set(|state| state.hold_beats = false);
     worker.stop(&fake).await;
 }
 
-/// A list in a list, and so on.
+/// Nested lists.
 fn nested(depth: usize) -> Value {
     (0..depth).fold(json!(1), |inner, _| json!([inner]))
 }
@@ -360,8 +360,8 @@ async fn a_cancelled_task_tells_its_handler_and_one_that_does_not_heed_it_is_sto
         fake.until("both failures", |state| (state.effects.len() == 2).then_some(())).await;
         assert_eq!(fake.set(|state| kinds(state)), ["deaf-1 Cancelled", "heeds-0 Heeded"], "{way:?}");
         worker.stop(&fake).await;
-        assert_eq!(dropped.load(Ordering::SeqCst), 2, "both deaf ones were stopped");
-        assert_eq!(fake.set(|state| state.effects.len()), 2, "nothing is said of a lost task that was stopped");
+        assert_eq!(dropped.load(Ordering::SeqCst), 2, "both handlers that ignore cancellation were aborted");
+        assert_eq!(fake.set(|state| state.effects.len()), 2, "a lost task that was aborted is not reported");
     }
 }
 
@@ -404,13 +404,13 @@ async fn a_worker_that_is_to_stop_finishes_what_it_has_and_takes_nothing_new() {
             go_on.notify_one();
             tokio::time::timeout(LONG, worker).await.expect("it ends").unwrap().unwrap();
             assert_eq!(fake.set(|state| outputs(state)), [json!("finished")], "{way:?}");
-            assert_eq!(fake.set(|state| state.queue.len()), 1, "the new task is for somebody else");
+            assert_eq!(fake.set(|state| state.queue.len()), 1, "another worker gets the new task");
             assert!(fake.set(|state| state.left));
         }
     }
 }
 
-/// With a handler that says when it begins and when it is dropped, and never ends.
+/// With a handler that signals when it begins and when it is dropped, and never ends.
 fn stuck(worker: Worker, begun: &Arc<Notify>, dropped: &Arc<AtomicUsize>) -> Worker {
     let (begun, dropped) = (begun.clone(), dropped.clone());
     worker.handler("stuck", move |_: StepCtx, (): ()| {
@@ -496,7 +496,7 @@ async fn a_server_that_comes_up_later_is_found() {
     passing_on.abort();
 }
 
-/// As in a program: a runtime of its own.
+/// As in a program: with its own runtime.
 fn put_to_work_elsewhere(
     way: Way,
     fake: &Fake,
@@ -525,7 +525,7 @@ async fn handlers_that_block_every_thread_keep_no_heartbeat_back() {
         let fake = Fake::new().await;
         fake.set(|state| state.lease_ms = 300);
         let blocking = threads.unwrap_or(1);
-        // Each waits for a word of its own, since the one that hears the first keeps the others from hearing.
+        // Each waits for its own signal, since the one that gets the first keeps the others from getting it.
         let (go_on, blocked): (Vec<_>, Vec<_>) = (0..blocking).map(|_| std::sync::mpsc::channel::<()>()).unzip();
         let blocked: Arc<Vec<_>> = Arc::new(blocked.into_iter().map(std::sync::Mutex::new).collect());
         let worker = put_to_work_elsewhere(way, &fake, threads, |worker| {
@@ -623,7 +623,7 @@ async fn a_worker_that_is_dropped_lets_go_of_everything() {
         begun.notified().await;
         worker.abort();
         fake.until("the connections to end", |state| (state.open == 0).then_some(())).await;
-        // Handlers are stopped by their runtime, which is this one.
+        // Handlers are aborted by their runtime, which is this one.
         let stopped = async {
             while dropped.load(Ordering::SeqCst) == 0 {
                 tokio::task::yield_now().await;

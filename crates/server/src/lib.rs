@@ -1,7 +1,6 @@
-//! Eddyline as a server: the HTTP and WebSocket API over an [`eddyline_engine::Engine`], and what `eddy serve` does.
+//! Eddyline's server: the HTTP and WebSocket API on top of an [`eddyline_engine::Engine`], and `eddy serve`.
 //!
-//! Everything is said in one table, [`routes`]: it builds the router, decides who may call what, and is what the tests
-//! and `openapi.json` are compared with.
+//! One table, [`routes`], builds the router and decides who may call what; tests compare it with `openapi.json`.
 
 mod api;
 mod serve;

@@ -1,5 +1,5 @@
-//! The Rust client and worker against the server itself, over connections that are cut again and again, and the examples
-//! of the crate as their readers run them.
+//! The Rust client and worker against a real server, over connections that are cut again and again; and the examples of
+//! the crate as readers run them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ use tokio::process::Command;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Longer than anything here takes; reached only when something hangs.
+/// Longer than anything here takes; only reached if something hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 async fn server() -> Server {
@@ -46,7 +46,7 @@ impl AtWork {
     }
 }
 
-/// Passes connections on to a server, and cuts all of them whenever it is told to.
+/// Forwards connections to a server, and cuts all of them on demand.
 struct Proxy {
     url: String,
     cut: watch::Sender<u32>,
@@ -196,7 +196,7 @@ async fn a_cancelled_run_reaches_its_handler_long_before_the_next_heartbeat() {
     let info = client.info().await.unwrap();
     run.cancel(Some("no need")).await.unwrap();
     let soon = Duration::from_millis(info.heartbeat_ms / 2);
-    tokio::time::timeout(soon, cancelled.notified()).await.expect("the handler is told at once");
+    tokio::time::timeout(soon, cancelled.notified()).await.expect("the handler is cancelled immediately");
     assert!(matches!(run.result::<Value>().await, Err(Error::RunCancelled { .. })));
     worker.stop().await;
     server.stop().await;
@@ -251,7 +251,10 @@ async fn the_examples_do_what_they_say() {
     };
     assert!(run("batch").await.ends_with("the sum of their outputs is 5177125\n"));
     let approvals = run("approvals").await;
-    assert!(approvals.contains("\"approved_by\":\"Grace\"") && approvals.contains("a gate opens once"), "{approvals}");
+    assert!(
+        approvals.contains("\"approved_by\":\"Grace\"") && approvals.contains("a gate opens only once"),
+        "{approvals}"
+    );
     assert_eq!(run("in_process").await, "completed: 100\n");
     let mut worker =
         example("worker").env("EDDY_URL", server.url()).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
@@ -263,7 +266,8 @@ async fn the_examples_do_what_they_say() {
     server.stop().await;
 }
 
-/// An example of the crate `eddyline`. `cargo test` of the workspace has built it; of this package alone it has not.
+/// An example of the crate `eddyline`. `cargo test` of the workspace builds it; `cargo test` of this package alone does
+/// not.
 fn example(name: &str) -> Command {
     let tests = std::env::current_exe().unwrap();
     let path: PathBuf = tests.parent().unwrap().parent().unwrap().join("examples").join(name);

@@ -1,4 +1,4 @@
-//! Claims: a worker gets tasks, each at most once, for as long as it keeps its lease.
+//! Claims: a worker gets tasks, each exclusively for as long as it keeps its lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::ids::Namespace;
 
-/// Given by whoever claims; the same again gets the same tasks again, as far as they are still held.
+/// Chosen by the caller. A repeated request gets the same tasks again, as far as they are still claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequestId(pub Uuid);
@@ -22,12 +22,12 @@ pub struct ClaimRequest {
     pub queues: Vec<String>,
     pub offer: Arc<Offer>,
     pub max: usize,
-    /// How many tasks the worker may have in all, with those it got by other claims.
+    /// The most tasks the worker may hold in all, including those from other claims.
     pub most_held: Option<usize>,
     pub lease_ms: Millis,
 }
 
-/// What a worker can do. With neither handlers nor flows it is offered everything.
+/// What a worker can execute. Without handlers and flows it is offered everything.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Offer {
@@ -35,7 +35,7 @@ pub struct Offer {
     /// Code flows by name, each with the build of its function.
     pub flows: BTreeMap<String, Option<String>>,
     pub labels: BTreeSet<String>,
-    /// The build of the worker, for what `flows` does not name.
+    /// The build of the worker, for everything not named in `flows`.
     pub build: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Offer {
     }
 }
 
-/// A task that a worker has.
+/// A task that a worker holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claimed {
     pub ns: Namespace,
@@ -67,7 +67,7 @@ pub struct Claimed {
     pub held: Held,
 }
 
-/// How a worker has a task.
+/// Who holds a task, and until when.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     pub worker: String,
@@ -75,23 +75,23 @@ pub struct Held {
     pub since: Millis,
     pub lease_ms: Millis,
     pub lease_until: Millis,
-    /// The end of the attempt's time.
+    /// When the `timeout` of the attempt ends.
     pub deadline: Option<Millis>,
     pub claim: Claim,
 }
 
-/// What came of one claim.
+/// The result of one claim.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Claims {
     pub tasks: Vec<Claimed>,
-    /// Of a claim that got less than it asked for: when to ask again. No later than the first of the tasks it suits, and
-    /// that wait for nothing but a moment (a rate, a limit that a worker closed), may be claimed.
+    /// If the claim got fewer tasks than it asked for: when to ask again. No later than the first matching task becomes
+    /// claimable among those that wait only for a point in time (a rate, a limit that a worker closed).
     pub retry_at: Option<Millis>,
-    /// It got less than it asked for because its worker has as many tasks as it may have.
+    /// The claim got fewer tasks than it asked for because its worker reached `most_held`.
     pub full: bool,
 }
 
-/// A lease to be kept.
+/// Identifies a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease {
     pub run: RunId,
@@ -103,26 +103,26 @@ pub enum Extended {
     Until {
         lease_until: Millis,
         deadline: Option<Millis>,
-        /// Only its last report is wanted: the run is on its way to its end.
+        /// Only its final report is accepted: the run is ending.
         closed: bool,
-        /// Of a code run: the newest change in the memo that was handed over.
+        /// Of a code run: the newest change in the memo that the worker was given.
         memo: Option<u64>,
     },
-    /// The worker does not have it (any more).
+    /// The worker does not hold it (any more).
     Lost,
 }
 
-/// How it stands with a lease, as [`crate::Store::leases`] tells it.
+/// The state of a lease, from [`crate::Store::leases`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseState {
     Held {
         task: TaskRef,
         claim: Claim,
-        /// Only its last report is wanted: the run is on its way to its end.
+        /// Only its final report is accepted: the run is ending.
         closed: bool,
-        /// Of the function of a code run: the newest change of the run's memo by now.
+        /// Of the function of a code run: the newest change in the run's memo now.
         memo: Option<u64>,
     },
-    /// The worker does not have it (any more).
+    /// The worker does not hold it (any more).
     Lost,
 }

@@ -1,10 +1,10 @@
-//! Time comes in from outside; what a store makes of it never goes back.
+//! Clocks are injected; the time a store derives from them never goes back.
 //!
-//! Store time is the wall's when the store is opened, and from there on what has really passed, as the clock counts it
-//! that goes on while the machine is suspended. A virtual machine that is paused has no such clock: only its wall clock is
-//! ahead afterwards, and that looks like a wall clock that was set. So the wall clock is believed only after it has been
-//! ahead for [`BELIEVED_AFTER`], by less than [`MOST_LAG_MS`], and is then approached at a rate that leaves every wait
-//! nearly as long as it was meant ([`StoreTime::catch_up`]).
+//! Store time starts at the wall clock when the store is opened and then advances with a monotonic clock that also
+//! counts while the machine is suspended. A paused virtual machine has no such clock: afterwards only its wall clock is
+//! ahead, which looks the same as a wall clock that somebody set. So store time follows the wall clock only after it
+//! has been ahead for [`BELIEVED_AFTER`], by at most [`MOST_LAG_MS`], and then approaches it slowly, so that waits are
+//! hardly shortened ([`StoreTime::catch_up`]).
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -17,7 +17,7 @@ use eddyline_machine::Millis;
 pub trait Clock: Debug + Send + Sync + 'static {
     /// Milliseconds since the Unix epoch. It may jump.
     fn wall(&self) -> Millis;
-    /// How long it has run, time in which the machine was suspended included. It never jumps and never goes back.
+    /// Monotonic time since the clock was created, including time in which the machine was suspended.
     fn running(&self) -> Duration;
 }
 
@@ -62,7 +62,7 @@ fn boot_time() -> Duration {
     Duration::new(at.tv_sec.max(0) as u64, at.tv_nsec as u32)
 }
 
-/// Elsewhere suspended time is caught up with by the wall clock.
+/// Elsewhere store time catches up with suspended time by the wall clock.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 struct Started(std::time::Instant);
@@ -93,13 +93,13 @@ impl ManualClock {
         Arc::new(ManualClock { wall: AtomicI64::new(wall), running: AtomicI64::new(0) })
     }
 
-    /// Time passes.
+    /// Advances both clocks.
     pub fn advance(&self, ms: Millis) {
         self.wall.fetch_add(ms, Ordering::SeqCst);
         self.running.fetch_add(ms, Ordering::SeqCst);
     }
 
-    /// The wall clock jumps; no time passes.
+    /// Moves the wall clock only.
     pub fn jump(&self, ms: Millis) {
         self.wall.fetch_add(ms, Ordering::SeqCst);
     }
@@ -115,25 +115,25 @@ impl Clock for ManualClock {
     }
 }
 
-/// A lag of less than this is not worth catching up with.
+/// A smaller lag is ignored.
 const LEAST_LAG_MS: Millis = 1_000;
-/// A wall clock that is ahead by more than this is never believed while the store is open.
+/// A wall clock that is ahead by more than this is ignored while the store is open.
 const MOST_LAG_MS: Millis = 24 * 60 * 60 * 1_000;
 /// How long the wall clock must have been ahead.
 const BELIEVED_AFTER: Duration = Duration::from_secs(10 * 60);
-/// While it catches up, store time gains one part in so many: a wait that falls into it ends at most a tenth early.
+/// While it catches up, store time runs faster by 1/`GAIN`: a wait ends at most a tenth early.
 const GAIN: Millis = 10;
 
 /// A store's time.
 #[derive(Debug)]
 pub(crate) struct StoreTime {
     clock: Arc<dyn Clock>,
-    /// Store time less what the clock has run. It only grows.
+    /// Store time minus `Clock::running`. It only grows.
     base: AtomicI64,
     lag: Mutex<Option<Lag>>,
 }
 
-/// The wall clock is ahead, by the clock that runs.
+/// Since when the wall clock has been ahead, and when that was last checked, by `Clock::running`.
 #[derive(Debug, Clone, Copy)]
 struct Lag {
     since: Duration,
@@ -141,7 +141,7 @@ struct Lag {
 }
 
 impl StoreTime {
-    /// `not_before`: the latest time that is stored already.
+    /// `not_before`: the latest time already stored.
     pub(crate) fn open(clock: Arc<dyn Clock>, not_before: Millis) -> StoreTime {
         let base = clock.wall().max(not_before) - clock.running().as_millis() as Millis;
         StoreTime { clock, base: AtomicI64::new(base), lag: Mutex::new(None) }
@@ -151,12 +151,12 @@ impl StoreTime {
         self.base.load(Ordering::Relaxed) + self.clock.running().as_millis() as Millis
     }
 
-    /// What moments that people name are compared with.
+    /// For comparison with absolute times that users give.
     pub(crate) fn wall(&self) -> Millis {
         self.clock.wall()
     }
 
-    /// Approaches a wall clock that has been ahead for long. To be called now and then; by one at a time.
+    /// Approaches a wall clock that has been ahead for a while. Call it periodically, from one thread.
     pub(crate) fn catch_up(&self) {
         let (behind, running) = (self.clock.wall() - self.now(), self.clock.running());
         let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,7 @@ impl StoreTime {
         }
         let Lag { since, looked } = *lag.get_or_insert(Lag { since: running, looked: running });
         *lag = Some(Lag { since, looked: running });
-        // What passed before it was believed gains nothing.
+        // Time before `BELIEVED_AFTER` had passed gains nothing.
         let from = looked.max(since + BELIEVED_AFTER);
         let gained = running.saturating_sub(from).as_millis() as Millis / GAIN;
         self.base.fetch_add(gained.min(behind), Ordering::Relaxed);
@@ -180,7 +180,7 @@ mod tests {
 
     const MINUTE: Millis = 60_000;
 
-    /// Time passes as it does for a store that is open: it looks at the wall clock all the while.
+    /// Advances time in small steps, checking the wall clock at each, as an open store does.
     fn pass(clock: &ManualClock, time: &StoreTime, ms: Millis) {
         for _ in 0..ms / 100 {
             clock.advance(100);
@@ -197,11 +197,11 @@ mod tests {
     #[test]
     fn a_machine_that_was_paused_is_caught_up_with_gently_and_never_beyond_the_wall() {
         let (clock, time) = opened();
-        // The machine stood still for ten minutes, and all its clocks but the one on the wall.
+        // The machine was paused for ten minutes, with all its clocks except the wall clock.
         clock.jump(10 * MINUTE);
         time.catch_up();
         pass(&clock, &time, 10 * MINUTE);
-        assert_eq!(clock.wall() - time.now(), 10 * MINUTE, "it is not believed yet");
+        assert_eq!(clock.wall() - time.now(), 10 * MINUTE, "not followed yet");
         let before = time.now();
         pass(&clock, &time, 10 * MINUTE);
         assert_eq!(time.now() - before, 11 * MINUTE, "a tenth faster");

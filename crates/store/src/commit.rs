@@ -1,4 +1,4 @@
-//! What is written: one transition of a run, or a change of documents, each as a whole or not at all.
+//! Commands: one transition of a run, or a change of documents. Each is written as a whole or not at all.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::document::DocumentChange;
 use crate::ids::Namespace;
 
-/// Given by whoever submits a command, so that submitting it again after an unknown outcome does it at most once.
+/// Chosen by the caller. A command submitted again under the same id (after an unknown outcome) is applied only once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CommandId(pub Uuid);
@@ -25,46 +25,46 @@ pub enum Command {
 pub struct RunCommit {
     pub ns: Namespace,
     pub command: CommandId,
-    /// Refused unless the run is at its `base`; base 0 makes the run. Its messages and publishes are not looked at: they
-    /// refer to values of the run, and are given below with their payloads instead.
+    /// Refused unless the run is at its `base`; base 0 creates the run. Its messages and publishes are ignored: they
+    /// refer to values of the run; `messages` and `events` below carry them with their payloads.
     pub transition: Arc<Transition>,
     pub messages: Vec<Message>,
     pub events: Vec<NewEvent>,
-    /// What it was decided from. All of it goes with the commit; what is gone already refuses it.
-    pub takes: Vec<Taken>,
-    /// Of a start: the key under which it happens once.
+    /// The due items it was decided from. The commit deletes them; it is refused if one no longer exists.
+    pub takes: Vec<Consumed>,
+    /// Of a start: its idempotency key.
     pub key: Option<StartKey>,
-    /// Of a start with a unique key: what every run is told that is before it in line; see [`LINE_LIMIT`].
+    /// Of a start with a unique key: an input sent to every run ahead of it in line; see [`LINE_LIMIT`].
     pub tells_line: Option<Box<Input>>,
 }
 
-/// How many runs of a flow have or want one unique key at a time.
+/// The most runs of a flow that have or wait for one unique key at a time.
 ///
 /// The runs with the same `Header::unique` key, flow and namespace that have not ended stand in a line, in the order of
-/// their commits. The store enforces that only the first of a line goes on:
+/// their commits. The store ensures that only the first in line executes:
 ///
-/// - A start joins the line in the commit that makes its run. One that was decided to begin at once is refused unless the
-///   line is empty. One that was decided to wait (`Header::in_line`) always joins.
-/// - A run leaves the line in the commit that ends it. If it is continued as another run, that run has its place, even
-///   before its start is delivered; it leaves the line if its start is dropped.
-/// - The commit that makes a waiting run the first of its line, by a join or by a leave, writes a message to it
-///   ([`Message::turn`]), which the commit that sets the run going consumes. So each run in line is set going exactly
-///   once, whichever process dies in between, and never beside another.
+/// - A start joins the line in the commit that creates its run. One that was decided to begin at once is refused unless
+///   the line is empty. One that was decided to wait (`Header::in_line`) always joins.
+/// - A run leaves the line in the commit that ends it. If it is continued as another run, that run takes its place,
+///   even before its start is delivered; it leaves the line if its start is dropped.
+/// - The commit that makes a waiting run the first in line, by a join or by a leave, writes a message to it
+///   ([`Message::turn`]), which the commit that begins the run consumes. So each run in line begins exactly once, even
+///   if processes die in between, and no two run at the same time.
 pub const LINE_LIMIT: usize = 1_000;
 
-/// A due item that a commit uses up.
+/// A due item that a commit consumes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Taken {
-    /// A message to the run. Its id is unique for its target, for as long as the run is kept.
+pub enum Consumed {
+    /// A message to the run. Its id is unique per target for as long as the run is stored.
     Message(String),
-    /// The timer, if it is still set for that moment.
+    /// The timer, if it is still set for that time.
     Timer(TimerKey, Millis),
-    /// The end of a lease, of an attempt's time or of the time to be claimed: only if it has passed by the store's clock.
-    /// The task itself goes by the transition.
+    /// The end of a lease, of an attempt's `timeout` or of a `start_timeout`, if it has passed by the store's clock.
+    /// The transition removes the task itself.
     Expiry(Fence, Expiry),
 }
 
-/// An idempotency key of a flow, with a fingerprint of what was asked for under it.
+/// An idempotency key of a flow, with a fingerprint of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartKey {
     pub flow: String,
@@ -72,7 +72,7 @@ pub struct StartKey {
     pub fingerprint: [u8; 32],
 }
 
-/// Documents, messages and events that belong together and to no run.
+/// Documents, messages and events that are written together and belong to no run.
 #[derive(Debug, Clone)]
 pub struct DocumentCommit {
     pub ns: Namespace,
@@ -80,11 +80,11 @@ pub struct DocumentCommit {
     pub documents: Vec<DocumentChange>,
     pub messages: Vec<Message>,
     pub events: Vec<NewEvent>,
-    /// Messages that cannot be delivered, by target and id.
+    /// Undeliverable messages to delete, by target and id.
     pub drops: Vec<(RunId, String)>,
 }
 
-/// An event for the namespace. One with an id that is kept already changes nothing.
+/// An event for the namespace. It is ignored if one with its id is already stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewEvent {
     pub id: String,
@@ -94,16 +94,15 @@ pub struct NewEvent {
     pub payload: Data,
 }
 
-/// A command that was carried out.
+/// A command that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     /// The store's time of the commit.
     pub at: Millis,
     /// The number of its first record, if it has any.
     pub first: u64,
-    /// It was carried out before, when it was submitted the first time.
+    /// It had already been applied, by an earlier submission.
     pub before: bool,
-    /// Events of it that were kept already under the same id. Not remembered: none of a command that was carried out
-    /// before.
+    /// How many of its events were already stored under the same id. Not stored itself: 0 if `before`.
     pub repeats: u32,
 }

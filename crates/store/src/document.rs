@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::ids::Namespace;
 
-/// The kinds that a store itself looks into; to it all others are only kept.
+/// The kinds that a store interprets; it only keeps all others.
 pub mod kind {
     /// The rules of a queue: [`super::QueueRules`].
     pub const QUEUE: &str = "queue";
@@ -30,15 +30,15 @@ impl DocumentKey {
 pub struct Document {
     pub ns: Namespace,
     pub key: DocumentKey,
-    /// Grows with every change, from 1; it goes on where a deleted document of that key left off or higher.
+    /// Grows with every change, from 1, also across a deletion: a key never gets an old revision again.
     pub revision: u64,
     pub body: Value,
-    /// When it is handed out as due, by the wall clock: a schedule's next slot.
+    /// When it becomes due, by the wall clock: a schedule's next slot.
     pub due: Option<Millis>,
     pub changed_at: Millis,
 }
 
-/// A document becomes this.
+/// The new state of a document.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DocumentChange {
     pub key: DocumentKey,
@@ -56,7 +56,7 @@ pub enum Expect {
     Revision(u64),
 }
 
-/// So many in so much time, and so many at once after a pause.
+/// `count` claims per `per_ms`, and `burst` at once after a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
     pub count: u32,
@@ -70,37 +70,36 @@ pub struct Rate {
 pub struct QueueRules {
     pub paused: bool,
     pub concurrency: Option<u32>,
-    /// How many tasks of one flow are claimed at once.
+    /// The most tasks of one flow that are claimed at once.
     pub flow_concurrency: Option<u32>,
     pub rate: Option<Rate>,
 }
 
 impl QueueRules {
-    /// The rules in a document. Of one that can't be read it is not known what it bounds, so nothing is claimed: the
-    /// queue is as if it were paused.
+    /// Parses the rules in a document. If they are unreadable, their bounds are unknown, so the queue counts as paused.
     pub fn read(body: &Value) -> QueueRules {
         QueueRules::deserialize(body).unwrap_or(QueueRules { paused: true, ..QueueRules::default() })
     }
 
-    /// Why the rules in a document can't be read.
+    /// Why the rules in a document are unreadable.
     pub fn fault(body: &Value) -> Option<String> {
         QueueRules::deserialize(body).err().map(|error| format!("its rules can't be read: {error}"))
     }
 }
 
 impl LimitRules {
-    /// The rules in a document. Of one that can't be read it is not known what it bounds, so nothing passes it.
+    /// Parses the rules in a document. If they are unreadable, their bounds are unknown, so no task passes the limit.
     pub fn read(body: &Value) -> LimitRules {
         LimitRules::deserialize(body).unwrap_or(LimitRules { concurrency: Some(0), rate: None })
     }
 
-    /// Why the rules in a document can't be read.
+    /// Why the rules in a document are unreadable.
     pub fn fault(body: &Value) -> Option<String> {
         LimitRules::deserialize(body).err().map(|error| format!("its rules can't be read: {error}"))
     }
 }
 
-/// What a limit bounds, for each key that tasks name with it.
+/// The bounds of a limit; they apply to each key that tasks name with it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitRules {

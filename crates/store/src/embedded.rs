@@ -1,8 +1,8 @@
-//! The store on disk: SQLite in one directory, for one process.
+//! The embedded store: SQLite in one directory, for one process.
 //!
-//! One writes at a time ([`writer`]), in groups, each durable with one sync before it is answered. Others read, each with a
-//! connection of its own ([`readers`]), and one copies the log back into the database ([`checkpoint`]). Tasks are in
-//! memory as well, in the order in which they are claimed ([`shared`]); everything else is only on disk.
+//! One thread at a time writes ([`writer`]), in groups; each group is durable, with one sync, before its callers get a
+//! response. Reader threads have a connection each ([`readers`]), and one thread checkpoints the log ([`checkpoint`]).
+//! Tasks are mirrored in memory, in the order in which they are claimed ([`shared`]); everything else is only on disk.
 
 mod backup;
 mod body;
@@ -15,8 +15,6 @@ mod files;
 mod group;
 mod handling;
 mod intact;
-mod json;
-mod kept;
 mod list;
 mod load;
 mod lock;
@@ -26,16 +24,17 @@ mod readers;
 mod restore;
 mod schema;
 mod shared;
+mod sqlite_error;
 mod stats;
 mod threads;
 mod timers;
 mod touched;
-mod transition;
 mod trim;
-mod trouble;
 mod unique;
 mod watch;
+mod write_run;
 mod writer;
+mod writer_cache;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -63,16 +62,16 @@ use intact::Intact;
 use lock::Lock;
 use readers::Readers;
 use shared::Shared;
+use sqlite_error::{Severity, SqliteError, SqliteResult};
 use threads::{spawn, spawn_essential};
-use trouble::{Gravity, Outcome, Trouble};
 use watch::{For, Watcher};
-use writer::{Desk, Request, Writer};
+use writer::{Request, Writer, WriterHandle};
 
 pub use options::{Hook, Options, StoreFailure};
 pub use stats::Stats;
 
-/// A store in a directory. Dropping it finishes what was asked for and leaves everything in one file; it blocks for as
-/// long as that takes.
+/// A store in a directory. Dropping it finishes pending requests and checkpoints the log into the database file; it
+/// blocks until that is done.
 #[derive(Debug)]
 pub struct Embedded {
     shared: Arc<Shared>,
@@ -80,26 +79,26 @@ pub struct Embedded {
     readers: Readers,
     note: Note,
     stop: Arc<Stop>,
-    desk: Option<Arc<Desk>>,
+    handle: Option<Arc<WriterHandle>>,
     writer: Option<JoinHandle<()>>,
     answerer: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<()>>,
     watcher: Watcher,
-    /// Let go of last, when nothing of the store is open any more.
+    /// Released last, when no file of the store is open any more.
     _lock: Lock,
 }
 
 impl Embedded {
-    /// Opens the store in a directory, or makes one there.
+    /// Opens the store in a directory, or creates one there.
     pub fn open(dir: &Path, options: Options) -> Result<Embedded> {
         files::refuse_unfinished(dir)?;
         files::make_directory(dir)?;
         let lock = Lock::take(dir, options.clock.wall())?;
         files::check(dir)?;
-        let mut conn = files::open_writer(dir, &options).map_err(|trouble| failed_to_open(dir, trouble))?;
+        let mut conn = files::open_writer(dir, &options).map_err(|error| failed_to_open(dir, error))?;
         schema::migrate(&mut conn)?;
-        let found = Restored::read(&conn, &options).map_err(|trouble| failed_to_open(dir, trouble))?;
-        let shared = Arc::new(Shared::new(dir.to_owned(), options, found.time, found.lines));
+        let found = Restored::read(&conn, &options).map_err(|error| failed_to_open(dir, error))?;
+        let shared = Arc::new(Shared::new(dir.to_owned(), options, found.time, found.queues));
         shared.served_at.store(found.served_at, Ordering::Relaxed);
         shared.deletions_from.store(found.deletions_from, Ordering::Relaxed);
         let note = Note::open(dir)?;
@@ -108,15 +107,16 @@ impl Embedded {
         let readers = Readers::start(&shared, watcher.watch())?;
         let keeper = files::open_checkpointer(dir)
             .and_then(|conn| Keeper::new(conn, shared.clone(), requests.downgrade()))
-            .map_err(|trouble| failed_to_open(dir, trouble))?;
-        // Everything is open, so every file is there.
+            .map_err(|error| failed_to_open(dir, error))?;
+        // Everything is open, so every file exists.
         let intact = Intact::new(dir);
         shared.intact.get_or_init(|| intact);
         let stop = Arc::new(Stop::default());
         let (answers, durable) = std::sync::mpsc::sync_channel(writer::UNANSWERED);
-        let desk = Arc::new(Desk::new(Writer::new(conn, found.kept, shared.clone(), answers), watcher.watch()));
+        let handle =
+            Arc::new(WriterHandle::new(Writer::new(conn, found.cache, shared.clone(), answers), watcher.watch()));
         let answerer = spawn_essential("eddyline-answer", &shared, move || writer::answer(durable))?;
-        let served = desk.clone();
+        let served = handle.clone();
         let writer = spawn_essential("eddyline-write", &shared, move || served.run(queue))?;
         let asked = stop.clone();
         let keeper = spawn_essential("eddyline-keep", &shared, move || keeper.run(&asked))?;
@@ -126,7 +126,7 @@ impl Embedded {
             readers,
             note,
             stop,
-            desk: Some(desk),
+            handle: Some(handle),
             writer: Some(writer),
             answerer: Some(answerer),
             keeper: Some(keeper),
@@ -135,15 +135,15 @@ impl Embedded {
         })
     }
 
-    /// Finishes what was asked for, leaves everything in one file and lets go of the directory.
+    /// Finishes pending requests, checkpoints the log into the database file and unlocks the directory.
     pub fn close(self) -> Result<()> {
         let shared = self.shared.clone();
         drop(self);
         shared.check()
     }
 
-    /// Copies the store, as it is at one moment, into a new directory, while it goes on. The copy is checked, and can be
-    /// opened as a store.
+    /// Copies a consistent snapshot of the store into a new directory while the store stays in use. The copy is checked
+    /// and can be opened as a store.
     pub async fn backup(&self, to: &Path) -> Result<()> {
         self.shared.check()?;
         let (from, to) = (self.shared.dir.clone(), to.to_owned());
@@ -151,38 +151,38 @@ impl Embedded {
         spawn("eddyline-backup", move || {
             let _ = answer.send(Embedded::backup_of(&from, &to));
         })?;
-        answered.await.map_err(|_| StoreError::Unavailable("the backup was given up".to_owned()))?
+        answered.await.map_err(|_| StoreError::Unavailable("the backup was aborted".to_owned()))?
     }
 
-    /// The same for the store in a directory, whether or not a process has it open.
+    /// Like [`Embedded::backup`], for the store in a directory, whether or not a process has it open.
     pub fn backup_of(dir: &Path, to: &Path) -> Result<()> {
         files::refuse_unfinished(dir)?;
         files::check(dir)?;
-        let conn = files::open_reader(dir).map_err(|trouble| failed_to_open(dir, trouble))?;
+        let conn = files::open_reader(dir).map_err(|error| failed_to_open(dir, error))?;
         backup::copy(&conn, to)
     }
 
-    /// How far the time of the store in a directory is ahead of the wall clock; it is behind by how long nobody had it
-    /// open. Reads only, whether or not a process has it open.
+    /// How far store time is ahead of the wall clock. Negative: for how long no process had the store open. Read-only;
+    /// works whether or not a process has it open.
     pub fn time_ahead(dir: &Path) -> Result<Millis> {
         files::check(dir)?;
         let latest = files::open_reader(dir).and_then(|conn| opening::latest(&conn));
-        Ok(latest.map_err(|trouble| failed_to_open(dir, trouble))? - SystemClock::default().wall())
+        Ok(latest.map_err(|error| failed_to_open(dir, error))? - SystemClock::default().wall())
     }
 
     pub fn stats(&self) -> Stats {
         self.shared.counters.read(files::bytes(&files::log(&self.shared.dir)))
     }
 
-    /// Has the writer do it, and waits until it is durable.
+    /// Sends a request to the writer and waits until it is durable.
     async fn write<T>(&self, request: impl FnOnce(oneshot::Sender<Result<T>>) -> Request) -> Result<T> {
         self.shared.check_files()?;
         let closed = || self.shared.check_files().err().unwrap_or(StoreError::Unknown);
         let (answer, answered) = oneshot::channel();
-        let (Some(desk), Some(requests)) = (&self.desk, &self.requests) else { return Err(closed()) };
-        if let Some(request) = desk.at_once(request(answer)) {
+        let (Some(writer), Some(requests)) = (&self.handle, &self.requests) else { return Err(closed()) };
+        if let Some(request) = writer.at_once(request(answer)) {
             let room = requests.reserve().await.map_err(|_| closed())?;
-            desk.expect();
+            writer.expect();
             room.send(request);
         }
         answered.await.map_err(|_| closed())?
@@ -190,7 +190,7 @@ impl Embedded {
 
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&rusqlite::Connection) -> Outcome<T> + Send + 'static,
+        read: impl FnOnce(&rusqlite::Connection) -> SqliteResult<T> + Send + 'static,
     ) -> Result<T> {
         self.shared.check()?;
         self.readers.read(read).await
@@ -198,7 +198,7 @@ impl Embedded {
 
     async fn read_few<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&rusqlite::Connection) -> Outcome<T> + Send + 'static,
+        read: impl FnOnce(&rusqlite::Connection) -> SqliteResult<T> + Send + 'static,
     ) -> Result<T> {
         self.shared.check()?;
         self.readers.read_few(read).await
@@ -210,11 +210,11 @@ impl Drop for Embedded {
         self.stop.ask();
         let join = |thread: &mut Option<JoinHandle<()>>| thread.take().map(JoinHandle::join);
         join(&mut self.keeper);
-        // Before the writer ends: who reads keeps the log from being emptied.
+        // Before the writer ends: a reader would keep the log from being truncated.
         self.readers.stop();
         self.requests = None;
         join(&mut self.writer);
-        self.desk = None;
+        self.handle = None;
         join(&mut self.answerer);
     }
 }
@@ -229,7 +229,7 @@ impl Store for Embedded {
     async fn health(&self) -> Result<()> {
         self.shared.check_files()?;
         if self.shared.refused.load(Ordering::Relaxed) {
-            // The last commit could not be written. Whether one can be now is told by trying.
+            // The last commit could not be written: try a write to find out whether the next one can.
             self.write(|answer| Request::Probe { answer }).await?;
         }
         self.read(opening::latest).await.map(drop)
@@ -260,11 +260,11 @@ impl Store for Embedded {
         self.read(move |conn| load::values(conn, run, &ids)).await
     }
 
-    async fn beside(&self, run: RunId) -> Result<Beside> {
-        let mut beside = self.read(move |conn| load::beside(conn, run)).await?;
+    async fn pending(&self, run: RunId) -> Result<PendingWork> {
+        let mut pending = self.read(move |conn| load::pending(conn, run)).await?;
         let now = self.shared.time.now();
-        load::complete(&mut beside.tasks, run, &self.shared.tasks().lines, now);
-        Ok(beside)
+        load::complete(&mut pending.tasks, run, &self.shared.tasks().queues, now);
+        Ok(pending)
     }
 
     async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
@@ -278,19 +278,19 @@ impl Store for Embedded {
     async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>> {
         self.shared.check()?;
         let now = self.shared.time.now();
-        let lines = &mut self.shared.tasks().lines;
-        Ok(leases.iter().map(|lease| lines.extend(ns, worker, *lease, now)).collect())
+        let queues = &mut self.shared.tasks().queues;
+        Ok(leases.iter().map(|lease| queues.extend(ns, worker, *lease, now)).collect())
     }
 
     async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>> {
         self.shared.check()?;
-        let lines = &self.shared.tasks().lines;
-        Ok(leases.iter().map(|lease| lines.lease(ns, worker, *lease)).collect())
+        let queues = &self.shared.tasks().queues;
+        Ok(leases.iter().map(|lease| queues.lease(ns, worker, *lease)).collect())
     }
 
     async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
         let shared = self.shared.clone();
-        // The statements take a JSON list.
+        // The SQL statements take a JSON list.
         let skipped = Value::from_iter(skip.iter().map(Namespace::as_str)).to_string();
         match what {
             Due::Leases => {
@@ -354,22 +354,22 @@ impl Store for Embedded {
 
     async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
         self.shared.check()?;
-        Ok(self.shared.tasks().lines.states(ns))
+        Ok(self.shared.tasks().queues.states(ns))
     }
 
     async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>> {
         self.shared.check()?;
-        Ok(self.shared.tasks().lines.closed_limits(ns, self.shared.time.now()))
+        Ok(self.shared.tasks().queues.closed_limits(ns, self.shared.time.now()))
     }
 
     async fn held_by(&self, ns: &Namespace, worker: &str) -> Result<usize> {
         self.shared.check()?;
-        Ok(self.shared.tasks().lines.held_by(ns, worker))
+        Ok(self.shared.tasks().queues.held_by(ns, worker))
     }
 
     async fn backlog(&self, ns: &Namespace) -> Result<usize> {
         self.shared.check()?;
-        Ok(self.shared.tasks().lines.ready(ns))
+        Ok(self.shared.tasks().queues.ready(ns))
     }
 
     async fn trim(&self, what: &Trim) -> Result<bool> {
@@ -378,8 +378,8 @@ impl Store for Embedded {
     }
 
     fn note_handling(&self, handling: &Handling) {
-        // Usually the kernel takes it at once; a disk that hangs may keep even that waiting. The last thread of a runtime
-        // that listens to its network and clock must not.
+        // Usually the kernel takes the write at once, but it blocks if the disk hangs. The last runtime thread that
+        // drives network and timers must not block.
         let watch = self.watcher.watch();
         let waiting = watch.wait(For::Note);
         let may_wait = waiting.is_some() || tokio::runtime::Handle::try_current().is_err();
@@ -395,17 +395,17 @@ impl Store for Embedded {
     }
 }
 
-/// What was on disk when the store was opened.
+/// The state read from disk when the store is opened.
 struct Restored {
     time: StoreTime,
     served_at: Millis,
     deletions_from: Millis,
-    lines: crate::lines::Lines,
-    kept: kept::Kept,
+    queues: crate::task_queues::TaskQueues,
+    cache: writer_cache::WriterCache,
 }
 
 impl Restored {
-    fn read(conn: &rusqlite::Connection, options: &Options) -> Outcome<Restored> {
+    fn read(conn: &rusqlite::Connection, options: &Options) -> SqliteResult<Restored> {
         let mut latest = opening::latest(conn)?;
         if options.reset_clock {
             opening::reset_clock(conn, latest, options.clock.wall())?;
@@ -419,22 +419,22 @@ impl Restored {
         let now = time.now();
         let held = |_, _, held| restore::reopened(held, latest, now);
         let start = |by, queued_at| restore::still_to_start(by, queued_at, latest, now);
-        let mut lines = restore::lines(conn, held, start)?;
-        lines.opened(now);
+        let mut queues = restore::queues(conn, held, start)?;
+        queues.opened(now);
         let served_at = match restore::note_unserved(conn, latest, now, deletions_from) {
             Ok(()) => now,
-            // It can be read, and has to be: what ends by itself may make space.
-            Err(trouble) if trouble.gravity() == Gravity::Full => served_at,
-            Err(trouble) => return Err(trouble),
+            // A full disk must not keep the store from opening: reads work, and retention may free space.
+            Err(error) if error.severity() == Severity::Full => served_at,
+            Err(error) => return Err(error),
         };
-        Ok(Restored { time, served_at, deletions_from, lines, kept: restore::kept(conn)? })
+        Ok(Restored { time, served_at, deletions_from, queues, cache: restore::cache(conn)? })
     }
 }
 
-/// An error of a store that is being opened says which one.
-fn failed_to_open(dir: &Path, trouble: Trouble) -> StoreError {
+/// Adds the path of the store to an error from opening it.
+fn failed_to_open(dir: &Path, error: SqliteError) -> StoreError {
     let path = files::database(dir);
-    match trouble.into_error() {
+    match error.into_error() {
         StoreError::Corrupt(what) => {
             StoreError::Corrupt(format!("{}: {what}. Restore it from a backup", path.display()))
         }

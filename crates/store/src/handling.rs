@@ -1,13 +1,13 @@
-//! Which runs a process is handling: what the next one suspects, should this one die meanwhile.
+//! The runs that a process is deciding on. If it dies meanwhile, the next process suspects them.
 
 use eddyline_machine::RunId;
 
-/// The runs that are being decided on at one moment.
+/// The runs being decided on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Handling {
-    /// Decided one after the other, within moments.
+    /// Decided in the committer, one after the other.
     pub batch: Vec<RunId>,
-    /// Decided on threads of their own, for as long as that takes.
+    /// Decided on threads of their own, without a time limit.
     pub apart: Vec<RunId>,
 }
 

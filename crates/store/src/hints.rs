@@ -1,4 +1,4 @@
-//! Hints of what changes. Nothing depends on them but how soon it is noticed: what is true is read from the store.
+//! Hints about changes. They only speed up noticing a change: the state itself is read from the store.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -7,28 +7,28 @@ use std::task::{Context, Poll, Waker};
 
 use crate::query::Change;
 
-/// How many hints a listener may fall behind before it is told that it missed some.
+/// How many hints are buffered for a listener before it gets [`Heard::Missed`].
 const MOST: usize = 4_096;
 
-/// What a listener hears.
+/// An item that a listener receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
-    /// What one commit changed.
+    /// The changes of one commit.
     Changes(Arc<[Change]>),
     /// The listener was too slow: anything may have changed.
     Missed,
 }
 
-/// One who listens, from the moment on at which it began to.
+/// A subscription: receives every hint sent since it was created.
 #[derive(Debug)]
-pub struct Hints(Arc<Mutex<Inbox>>);
+pub struct Hints(Arc<Mutex<HintQueue>>);
 
-/// Where a store tells what has changed.
+/// The sending side: a store broadcasts its changes here.
 #[derive(Debug, Default)]
-pub struct Teller(Mutex<Vec<Weak<Mutex<Inbox>>>>);
+pub struct Teller(Mutex<Vec<Weak<Mutex<HintQueue>>>>);
 
 #[derive(Debug, Default)]
-struct Inbox {
+struct HintQueue {
     unheard: VecDeque<Arc<[Change]>>,
     missed: bool,
     closed: bool,
@@ -36,7 +36,7 @@ struct Inbox {
 }
 
 impl Hints {
-    /// What was told since; none once the store is gone.
+    /// The next item; none once the store is dropped.
     pub async fn next(&mut self) -> Option<Heard> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -59,8 +59,7 @@ impl Hints {
         Poll::Pending
     }
 
-    /// Wakes nobody until it is asked for the next: for a listener that is about to change something itself, and looks
-    /// what there is to hear after that.
+    /// Suppresses wake-ups until the next poll: for a listener that is about to commit itself and polls afterwards.
     pub fn hush(&mut self) {
         lock(&self.0).listener = None;
     }
@@ -68,7 +67,7 @@ impl Hints {
 
 impl Teller {
     pub fn listen(&self) -> Hints {
-        let inbox = Arc::<Mutex<Inbox>>::default();
+        let inbox = Arc::<Mutex<HintQueue>>::default();
         let mut listeners = lock(&self.0);
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(Arc::downgrade(&inbox));
@@ -137,7 +136,7 @@ mod tests {
         let mut late = teller.listen();
         teller.tell(vec![Change::Leases, Change::Messages]);
         teller.tell(Vec::new());
-        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "who was woken and has not asked since is not woken again");
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "a listener is woken once between two polls");
         let heard = |changes: &[Change]| Poll::Ready(Some(Heard::Changes(changes.into())));
         assert_eq!(early.poll_next(&mut cx), heard(&[Change::Timers]));
         for hints in [&mut early, &mut late] {

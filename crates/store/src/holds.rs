@@ -1,4 +1,4 @@
-//! What was handed out as due and not yet used up: nobody else gets it for a while.
+//! Due items that were handed out and not yet consumed: no other caller gets them until the hold expires.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use eddyline_machine::{Fence, Message, Millis, RunId, TimerKey};
 use crate::document::DocumentKey;
 use crate::ids::{Map, Namespace};
 
-/// How long a due item is left to the caller who got it.
+/// How long a due item is reserved for the caller who got it.
 pub const HOLD_MS: Millis = 10_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +25,7 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// Holds the item, unless somebody does.
+    /// Holds the item; false if it is already held.
     pub fn take(&mut self, item: Item, now: Millis) -> bool {
         if self.is_held(&item, now) {
             return false;
@@ -39,7 +39,7 @@ impl Holds {
         self.until.get(item).is_some_and(|until| *until > now)
     }
 
-    /// Holds the messages of a run together, so that they are delivered in order.
+    /// Holds the messages to a run together, so that they are delivered in order; false if they are already held.
     pub fn take_messages(&mut self, to: RunId, messages: &[Message], now: Millis) -> bool {
         if self.messages_held(to, now) {
             return false;
@@ -53,12 +53,12 @@ impl Holds {
         self.messages.get(&to).is_some_and(|(until, _)| *until > now)
     }
 
-    /// How many items are held, messages aside.
+    /// The number of held items, without messages.
     pub fn len(&self) -> usize {
         self.until.len()
     }
 
-    /// It was used up.
+    /// Releases a consumed item.
     pub fn drop_item(&mut self, item: &Item) {
         if let Some(until) = self.until.remove(item) {
             self.by_end.remove(&(until, item.clone()));
@@ -74,7 +74,7 @@ impl Holds {
         }
     }
 
-    /// When the first hold ends: what is held then is due again.
+    /// When the first hold expires and its item is due again.
     pub fn next_end(&self) -> Option<Millis> {
         let items = self.by_end.first().map(|(until, _)| *until);
         let messages = self.messages.values().map(|(until, _)| *until).min();
@@ -92,7 +92,7 @@ impl Holds {
     }
 }
 
-/// How long until something is due, or may be again because nobody used it up.
+/// How long until an item is due or a hold expires.
 pub(crate) fn next_in(next: Option<Millis>, now: Millis, holds: &Holds) -> Option<Millis> {
     next.into_iter().chain(holds.next_end()).min().map(|at| (at - now).max(0))
 }

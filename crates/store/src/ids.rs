@@ -1,4 +1,4 @@
-//! Names.
+//! `Namespace`, and the map type for hot lookups.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Of what is looked up with every commit: its hash takes a fraction of the time of the standard one. Seeded at random,
-/// since names come from outside.
+/// For lookups on every commit: hashes in a fraction of the time of the standard map. Randomly seeded, because keys
+/// come from clients.
 pub type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A tenant. Every row and key belongs to one.

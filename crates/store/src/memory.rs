@@ -1,4 +1,4 @@
-//! The reference: everything in memory, one lock, no cleverness. What the other backends are compared with.
+//! The reference store: everything in memory, one lock, no indexes. Tests compare the other backends with it.
 
 mod leases;
 mod rates;
@@ -24,7 +24,7 @@ use crate::query::*;
 use crate::{Store, Written};
 use rows::Rows;
 
-/// A store that lives and dies with its process.
+/// A store in the memory of its process.
 #[derive(Debug)]
 pub struct Memory {
     rows: Mutex<Rows>,
@@ -80,8 +80,8 @@ impl Store for Memory {
         Ok(ids.iter().filter_map(|id| kept.values.get(id).map(|value| (*id, value.clone()))).collect())
     }
 
-    async fn beside(&self, run: RunId) -> Result<Beside> {
-        Ok(self.rows().beside(run, self.time.now()))
+    async fn pending(&self, run: RunId) -> Result<PendingWork> {
+        Ok(self.rows().pending(run, self.time.now()))
     }
 
     async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
@@ -206,7 +206,7 @@ impl Rows {
     fn due_leases(&mut self, now: Millis, skip: &[Namespace], limit: usize) -> DueBatch {
         let holds = &mut self.holds;
         let items = self.tasks.time_up(now, skip, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
-        // What is up and not among these is held by somebody, unless there was no room for it.
+        // Expired tasks that are not in `items` are held by another caller, unless `limit` cut them off.
         let next = if items.len() >= limit { Some(now) } else { self.tasks.next_expiry(now) };
         DueBatch { items, next_in: next_in(next, now, &self.holds) }
     }

@@ -1,4 +1,4 @@
-//! What is read.
+//! The types of reads: filters, pages, rows, due items and changes.
 
 use eddyline_machine::explain::Bound;
 use eddyline_machine::run::Run;
@@ -11,29 +11,29 @@ use crate::claim::Held;
 use crate::document::Document;
 use crate::ids::Namespace;
 
-/// Pages hold at most this many items.
+/// The most items in a page.
 pub const MAX_PAGE: usize = 1_000;
-/// Messages of one run that are handed out together, at most.
+/// The most messages to one run that are handed out together.
 pub const MAX_INBOX: usize = 1_000;
-/// And how large they are at most as JSON, unless it is a single one: in memory they may take a hundred times as much. When
-/// so much is handed out, messages to other runs are left to the next batch.
+/// Their maximum size as JSON, unless it is a single message: in memory they may take a hundred times as much. A batch
+/// that reaches this size leaves messages to other runs to the next batch.
 pub const MAX_INBOX_BYTES: usize = 1 << 20;
 
-/// A run as it is stored: everything that `decide` reads but its payloads.
+/// A run as stored: everything that `decide` reads except its payloads.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     pub summary: Summary,
-    /// To be completed by [`Run::load`].
+    /// Complete it with [`Run::load`].
     pub rows: Run,
 }
 
-/// What [`crate::Store::load`] found.
+/// The result of [`crate::Store::load`].
 #[derive(Debug, Clone)]
 pub enum Found {
     Nothing,
     /// The run is still at the version that the caller has.
     Same,
-    /// Its timeline and state were deleted after its end; the header is left.
+    /// Retention deleted its timeline and state after its end; only the header remains.
     Trimmed(Box<Summary>),
     Run(Box<Loaded>),
 }
@@ -46,7 +46,7 @@ pub struct Summary {
     /// Its place among all runs of the store, in the order of creation.
     pub position: u64,
     pub version: Version,
-    /// How many records its timeline has.
+    /// The number of records in its timeline.
     pub records: u64,
     pub created_at: Millis,
     /// When its first step was decided.
@@ -56,7 +56,7 @@ pub struct Summary {
     pub header: eddyline_machine::run::Header,
 }
 
-/// Runs of a flow that have not ended and have the same status.
+/// The number of runs of a flow that have not ended, by status.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GoingRuns {
     pub ns: Namespace,
@@ -65,30 +65,29 @@ pub struct GoingRuns {
     pub count: u64,
 }
 
-/// Which runs; every field that is set must match.
+/// Selects runs; every field that is set must match.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFilter {
     pub flow: Option<String>,
-    /// Any of these; all without one.
+    /// Any of these; empty matches all.
     pub status: Vec<Status>,
     /// All of these.
     pub tags: Vec<String>,
     pub external_id: Option<String>,
-    /// Those that descend from this run: its children, their children and so on. A store finds and counts them by an
-    /// index of their roots.
+    /// Descendants of this run: its children, their children and so on. Needs an index by root.
     pub root: Option<RunId>,
-    /// Retries and reruns of this run. A store finds them by an index.
+    /// Retries and reruns of this run. Needs an index.
     pub retry_of: Option<RunId>,
-    /// Created at that moment or later.
+    /// Created at that time or later.
     pub since: Option<Millis>,
-    /// Created before that moment.
+    /// Created before that time.
     pub until: Option<Millis>,
-    /// Ended before that moment. A store finds those of one namespace by an index of their ends.
+    /// Ended before that time. Needs an index by namespace and end.
     pub ended_before: Option<Millis>,
     pub trimmed: Option<bool>,
 }
 
-/// A part of a list: what comes after the position of the last item that was read.
+/// A part of a list: the items after the position of the last item read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     pub after: Option<u64>,
@@ -101,17 +100,17 @@ impl Default for Page {
     }
 }
 
-/// Everything that hangs on a run and is not read by `decide`.
+/// Everything that belongs to a run and is not read by `decide`.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Beside {
+pub struct PendingWork {
     pub tasks: Vec<TaskRow>,
     pub timers: Vec<TimerRow>,
     pub gates: Vec<GateRow>,
-    /// To the run, oldest first; at most [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
+    /// Messages to the run, oldest first; at most [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
     pub messages: Vec<Message>,
-    /// It is the first of those that have or want its unique key.
+    /// It is the first in the line of its unique key.
     pub first_in_line: bool,
-    /// Of a run that is not stored: the namespace that these messages are of. One of them may be its start.
+    /// Of a run that is not stored: the namespace of its messages. One of them may be its start.
     pub unstored_in: Option<Namespace>,
 }
 
@@ -121,11 +120,11 @@ pub struct TaskRow {
     pub queued_at: Millis,
     pub closed: bool,
     pub held: Option<Held>,
-    /// What keeps it from being claimed at the moment, if nobody has it.
+    /// Which bound keeps it from being claimed now, if no worker holds it.
     pub bound: Option<Bound>,
 }
 
-/// A timer: due by the store's clock, or by the wall clock where a moment was given.
+/// A timer: due by the store's clock, or by the wall clock if it was set for an absolute time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimerRow {
     pub key: TimerKey,
@@ -139,9 +138,9 @@ pub struct GateRow {
     pub position: u64,
     pub id: GateId,
     pub token: Option<String>,
-    /// Once its activation has got there.
+    /// Set once its activation has reached the gate.
     pub arrival: Option<Arrived>,
-    /// Opened, timed out or cancelled; its token still finds it.
+    /// Opened, timed out or cancelled. It can still be found by its token.
     pub closed: bool,
 }
 
@@ -149,15 +148,15 @@ pub struct GateRow {
 pub struct Arrived {
     pub at: Millis,
     pub gate: GateArrival,
-    /// When it times out; of a time gate, when it opens.
+    /// When it times out; for a time gate, when it opens.
     pub deadline: Option<Millis>,
 }
 
-/// Which gates. Without `token` only those are listed that were arrived at and are open, oldest first.
+/// Selects gates. Without `token` only gates that were reached and are open, oldest first.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GateFilter {
     pub run: Option<RunId>,
-    /// From this activation of the run to that one.
+    /// An inclusive range of activations of the run.
     pub activations: Option<(ActId, ActId)>,
     pub reason: Option<eddyline_machine::record::GateReason>,
     pub token: Option<String>,
@@ -166,7 +165,7 @@ pub struct GateFilter {
 }
 
 impl GateRow {
-    /// `token` finds a gate in any state, anything else only one that is arrived at and open.
+    /// A `token` matches a gate in any state; other fields match only gates that were reached and are open.
     pub(crate) fn matches(&self, filter: &GateFilter) -> bool {
         if let Some(token) = &filter.token {
             return self.token.as_ref() == Some(token);
@@ -182,18 +181,17 @@ impl GateRow {
     }
 }
 
-/// Which documents of a kind.
+/// Selects documents of a kind.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DocumentFilter {
     pub kind: String,
     /// Only this one.
     pub id: Option<String>,
-    /// Ids that begin so.
+    /// Ids with this prefix.
     pub prefix: Option<String>,
     /// Ids after this one.
     pub after: Option<String>,
-    /// Those with the id `after`, too, of namespaces after this one: the last document of a page, where all namespaces are
-    /// listed.
+    /// Also documents with the id `after` in namespaces after this one: for paging through all namespaces.
     pub after_ns: Option<Namespace>,
 }
 
@@ -204,13 +202,13 @@ impl DocumentFilter {
     }
 }
 
-/// What is numbered across runs. A reader that goes on after the last position it saw misses nothing that commits late.
+/// A sequence numbered across runs. A reader that continues after the last position it saw misses no late commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Feed {
     /// Runs in the order of creation, of one flow or of all.
     Runs { flow: Option<String> },
-    /// Events, all or those of a name, and then of a key as canonical JSON; those of a moment or later. A store finds the
-    /// first of them without reading those before it.
+    /// Events; filtered by name, by key (canonical JSON, only with a name) and by time (`since` or later). A store must
+    /// find the first match without reading earlier events.
     Events { name: Option<String>, key: Option<String>, since: Option<Millis> },
 }
 
@@ -221,7 +219,7 @@ pub struct FeedItem {
     pub what: Fed,
 }
 
-/// An event and what became of it.
+/// A stored event, with the number of gates it opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventState {
     pub position: u64,
@@ -229,7 +227,7 @@ pub struct EventState {
     pub name: String,
     /// As canonical JSON.
     pub key: Option<String>,
-    /// How many gates it has opened: counted in the commits that opened them ([`eddyline_machine::Transition::events_taken`]).
+    /// Counted in the commits that opened the gates ([`eddyline_machine::Transition::events_taken`]).
     pub gates_opened: u64,
 }
 
@@ -239,7 +237,7 @@ pub enum Fed {
     Event { id: String, name: String, key: Option<String>, payload: Data },
 }
 
-/// What can be due.
+/// The kinds of due items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Due {
     Timers,
@@ -248,11 +246,11 @@ pub enum Due {
     Documents,
 }
 
-/// What is due now, handed out to nobody else for [`crate::HOLD_MS`].
+/// Due items, reserved for the caller for [`crate::HOLD_MS`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DueBatch {
     pub items: Vec<DueItem>,
-    /// How long until something of the kind is due; none if nothing is in sight. Zero: there is more.
+    /// How long until the next item of the kind is due; none if there is no other. Zero: more are due now.
     pub next_in: Option<Millis>,
 }
 
@@ -263,12 +261,12 @@ pub enum DueItem {
         run: RunId,
         timer: TimerRow,
     },
-    /// The messages that wait for one run, oldest first, up to [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
+    /// The undelivered messages to one run, oldest first, up to [`MAX_INBOX`] and [`MAX_INBOX_BYTES`].
     Messages {
         ns: Namespace,
         to: RunId,
         messages: Vec<Message>,
-        /// How large they are as JSON.
+        /// Their size as JSON.
         bytes: usize,
     },
     Lease {
@@ -281,44 +279,44 @@ pub enum DueItem {
     Document(Document),
 }
 
-/// A queue as it is now.
+/// The current state of a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QueueState {
     pub name: String,
     pub ready: usize,
     pub claimed: usize,
-    /// Of the task that has waited longest.
+    /// When the longest waiting task was queued.
     pub oldest: Option<Millis>,
 }
 
-/// A limit that a worker asked to slow down, by `defer`.
+/// A limit that a worker closed for a while, by `defer`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitState {
     pub name: String,
-    /// Until then nothing passes it.
+    /// No task passes it before.
     pub closed_until: Millis,
 }
 
-/// What is deleted for good.
+/// What to delete permanently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trim {
-    /// Records, activations and values of an ended run; its header is left.
+    /// Records, activations and values of an ended run; its header remains.
     Timeline(RunId),
-    /// An ended run altogether, with its idempotency key.
+    /// An ended run with everything, including its idempotency key.
     Run(RunId),
-    /// Events from before that moment.
+    /// Events before that time.
     Events { ns: Namespace, before: Millis },
     /// One event, by its id.
     Event { ns: Namespace, id: String },
-    /// What was only kept for a while: ids of commands from before that moment, which tell a repeat after an unknown
-    /// outcome, and rates that nothing was claimed under since and that have filled up again.
+    /// Temporary rows older than that time: ids of commands, by which repeated commands are recognised, and the states
+    /// of rates that were not used since and are full again.
     Traces { before: Millis },
 }
 
-/// Something may have changed. A hint, which can come twice, late or not at all; what is true is read from the store.
+/// A hint that something may have changed. It can come twice, late or never; read the store for the state itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The timeline of a run has grown; `ended` says that this was its last record.
+    /// The timeline of a run has grown; `ended`: with its last record.
     Run {
         run: RunId,
         ended: bool,
@@ -330,8 +328,8 @@ pub enum Change {
     },
     Timers,
     Messages,
-    /// The time of a task is up soon. Of those that have longer than [`crate::UNWATCHED_MS`] nobody is told: whoever serves
-    /// looks at least that often.
+    /// A lease or timeout of a task ends soon. Not sent for those that end later than in [`crate::UNWATCHED_MS`]: a
+    /// serving engine checks at least that often.
     Leases,
     Documents {
         ns: Namespace,

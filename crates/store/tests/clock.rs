@@ -1,4 +1,4 @@
-//! A wall clock that is wrong when a store is opened: nothing is deleted because of it, and it can be set right.
+//! Opening a store with a wrong wall clock: retention deletes nothing because of it, and it can be corrected.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -41,9 +41,9 @@ async fn a_jump_of_more_than_a_day_makes_deletion_wait_an_hour_through_restarts(
     start(&store, 1, "line").await;
     store.close().unwrap();
     let (clock, store) = open_at(dir.path(), START + 23 * HOUR);
-    assert_eq!(store.deletion_waits().await, Ok(None), "a machine is off for a night");
+    assert_eq!(store.deletion_waits().await, Ok(None), "a machine may be off for a night");
     clock.advance(DAY);
-    assert_eq!(store.deletion_waits().await, Ok(None), "time that passes is no jump");
+    assert_eq!(store.deletion_waits().await, Ok(None), "passing time is no jump");
     store.close().unwrap();
 
     let jumped = START + 42 * DAY;
@@ -52,7 +52,7 @@ async fn a_jump_of_more_than_a_day_makes_deletion_wait_an_hour_through_restarts(
     clock.advance(10 * 60_000);
     store.close().unwrap();
     let (clock, store) = open_at(dir.path(), jumped + 20 * 60_000);
-    assert_eq!(store.deletion_waits().await, Ok(Some(jumped + HOUR)), "the hour goes on");
+    assert_eq!(store.deletion_waits().await, Ok(Some(jumped + HOUR)), "the hour is not over");
     clock.advance(HOUR);
     assert_eq!(store.deletion_waits().await, Ok(None));
 }
@@ -72,27 +72,27 @@ async fn a_reset_brings_time_back_and_waits_keep_what_is_left_of_them() {
     store.close().unwrap();
     drop(clock);
 
-    // Without a reset time does not go back.
+    // Without a reset, store time does not go back.
     let (_, store) = open_at(dir.path(), START + HOUR);
     assert_eq!(store.now().await, Ok(wrong));
     store.close().unwrap();
-    assert!(Embedded::time_ahead(dir.path()).unwrap() < 0, "the store is ahead of that clock, not of today's");
+    assert!(Embedded::time_ahead(dir.path()).unwrap() < 0, "the store is ahead of that clock, not of the system clock");
 
     let store = reset_at(dir.path(), START + HOUR);
     assert_eq!(store.now().await, Ok(START + HOUR));
     assert_eq!(store.deletion_waits().await, Ok(None));
     let due = store.due(Due::Timers, &[], 10).await.unwrap();
-    assert_eq!((due.items.len(), due.next_in), (0, Some(2_000)), "the nap has its two seconds");
-    let beside = store.beside(run_id(2)).await.unwrap();
-    let deadlines = beside.gates.iter().filter_map(|gate| gate.arrival.as_ref()?.deadline);
-    assert_eq!(deadlines.max(), Some(START + 2 * HOUR), "the webhook has its hour");
-    let held = store.beside(run_id(3)).await.unwrap().tasks[0].held.clone().unwrap();
+    assert_eq!((due.items.len(), due.next_in), (0, Some(2_000)), "the nap keeps its two seconds");
+    let pending = store.pending(run_id(2)).await.unwrap();
+    let deadlines = pending.gates.iter().filter_map(|gate| gate.arrival.as_ref()?.deadline);
+    assert_eq!(deadlines.max(), Some(START + 2 * HOUR), "the webhook keeps its hour");
+    let held = store.pending(run_id(3)).await.unwrap().tasks[0].held.clone().unwrap();
     assert_eq!((held.deadline, held.lease_until), (Some(START + HOUR + 30_000), START + HOUR + 30_000));
     let summary = store.summary(run_id(3)).await.unwrap().unwrap();
     assert_eq!(summary.created_at, START + HOUR);
     drop(store);
 
-    // Opened again before anything was written, time goes on from there, and so does everything else.
+    // Opened again before anything was written, time continues from there, and so does everything else.
     let (clock, store) = open_at(dir.path(), START + HOUR + 1_000);
     assert_eq!(store.now().await, Ok(START + HOUR + 1_000));
     clock.advance(1_000);
@@ -102,7 +102,7 @@ async fn a_reset_brings_time_back_and_waits_keep_what_is_left_of_them() {
     let commit = Decider::new().report(&store, &claimed, report).await;
     store.commit(vec![Command::Run(RunCommit { command: command_id(9), ..commit })], vec![]).await.unwrap();
     let records = store.records(run_id(3), 0, 100).await.unwrap();
-    assert!(records.last().unwrap().ts < records[0].ts, "what was recorded keeps its time");
+    assert!(records.last().unwrap().ts < records[0].ts, "records keep their times");
     for _ in 0..8 {
         clock.advance(4_500);
         store.due(Due::Leases, &[], 10).await.unwrap();
@@ -122,18 +122,18 @@ async fn a_reset_of_a_store_that_is_not_ahead_changes_nothing() {
     assert_eq!(store.due(Due::Timers, &[], 10).await.unwrap().next_in, Some(500));
 }
 
-/// A virtual machine that stood still for five seconds, and then runs on.
+/// A virtual machine that was paused for five seconds.
 #[tokio::test]
 async fn an_open_store_catches_up_with_a_wall_clock_that_stays_ahead() {
     let dir = tempfile::tempdir().unwrap();
     let (clock, store) = open_at(dir.path(), START);
     clock.jump(5_000);
-    assert_eq!(store.now().await, Ok(START), "not at once");
+    assert_eq!(store.now().await, Ok(START), "not immediately");
     let since = std::time::Instant::now();
     while store.now().await.unwrap() != clock.wall() {
-        assert!(since.elapsed().as_secs() < 20, "it lags");
+        assert!(since.elapsed().as_secs() < 20, "it does not catch up");
         clock.advance(60_000);
         tokio::time::sleep(std::time::Duration::from_millis(120)).await;
     }
-    assert!(clock.wall() >= START + 5_000 + 10 * 60_000, "it was believed too soon");
+    assert!(clock.wall() >= START + 5_000 + 10 * 60_000, "it followed the wall clock too soon");
 }

@@ -1,5 +1,5 @@
-//! The parts of the suite in which a store is opened again, against a memory that stays as it is: the suite itself must
-//! not expect what a store that forgets nothing does not do.
+//! The cases that reopen a store, against a memory store that keeps everything: the suite must not require a store to
+//! forget anything when it is reopened.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl Backend for Staying {
     }
 }
 
-/// It was never closed, so no time was lost.
+/// Not applicable: the store is never really closed, so leases do not start over.
 const NOT_FOR_IT: &str = "leases_have_their_full_time_when_the_store_is_opened_again";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

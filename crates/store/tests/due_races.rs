@@ -1,4 +1,4 @@
-//! What is due is read, then held: whatever is used up between the two leaves no hold behind.
+//! Due items are read, then held: an item consumed between the two must leave no hold behind.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,13 +13,13 @@ use eddyline_store::*;
 use serde_json::json;
 use story::*;
 
-/// A store that stops between reading what is due and handing it out, once, when asked to.
+/// A store that can be stopped between reading due items and handing them out.
 struct Halting {
     store: Arc<Embedded>,
     clock: Arc<ManualClock>,
     armed: Arc<AtomicBool>,
     has_read: Mutex<mpsc::Receiver<()>>,
-    go_on: mpsc::Sender<()>,
+    resume: mpsc::Sender<()>,
     _dir: tempfile::TempDir,
 }
 
@@ -28,7 +28,7 @@ impl Halting {
         let dir = tempfile::tempdir().unwrap();
         let (clock, armed) = (ManualClock::at(START), Arc::new(AtomicBool::new(false)));
         let (say, has_read) = mpsc::channel();
-        let (go_on, wait) = mpsc::channel();
+        let (resume, wait) = mpsc::channel();
         let (wait, asked) = (Mutex::new(wait), armed.clone());
         let hook: Hook = Arc::new(move || {
             if asked.swap(false, Ordering::SeqCst) {
@@ -38,10 +38,10 @@ impl Halting {
         });
         let options = Options { clock: clock.clone(), after_due_read: Some(hook), ..Options::default() };
         let store = Arc::new(Embedded::open(dir.path(), options).unwrap());
-        Halting { store, clock, armed, has_read: Mutex::new(has_read), go_on, _dir: dir }
+        Halting { store, clock, armed, has_read: Mutex::new(has_read), resume, _dir: dir }
     }
 
-    /// What is due, where `commands` are committed after it was read and before it is handed out.
+    /// Asks for due items; `commands` are committed after they were read and before they are handed out.
     async fn due_while(&self, what: Due, commands: Vec<Command>) -> DueBatch {
         self.armed.store(true, Ordering::SeqCst);
         let store = self.store.clone();
@@ -50,7 +50,7 @@ impl Halting {
         for outcome in self.store.commit(commands, Vec::new()).await.unwrap().commands {
             outcome.unwrap();
         }
-        self.go_on.send(()).unwrap();
+        self.resume.send(()).unwrap();
         asking.await.unwrap()
     }
 
@@ -59,7 +59,7 @@ impl Halting {
     }
 }
 
-/// Messages to the first run that are sent, and those that are consumed.
+/// A command that sends messages to the first run and consumes others.
 fn messages(n: u128, sent: &[&str], consumed: &[&str]) -> Command {
     let message = |id: &&str| Message {
         to: run_id(1),
@@ -92,7 +92,7 @@ async fn a_message_consumed_while_it_is_being_handed_out_keeps_no_later_one_wait
     t.commit(messages(100, &["a"], &[])).await;
     let batch = t.due_while(Due::Messages, vec![messages(101, &["b"], &["a"])]).await;
     assert_eq!(ids(&batch), Vec::<String>::new(), "it was consumed");
-    assert_eq!(batch.next_in, Some(0), "there may be more for the same run");
+    assert_eq!(batch.next_in, Some(0), "there may be more messages to the same run");
     assert_eq!(ids(&t.store.due(Due::Messages, &[], 100).await.unwrap()), ["b"]);
 }
 
@@ -113,7 +113,7 @@ async fn a_timer_and_a_document_used_up_while_they_are_handed_out_are_not_handed
     let start = decider.start(&*t.store, 1, "gated", json!(null)).await;
     t.commit(Command::Run(start)).await;
     t.clock.advance(2_000);
-    let timer = t.store.beside(run_id(1)).await.unwrap().timers.iter().map(|timer| timer.key).min();
+    let timer = t.store.pending(run_id(1)).await.unwrap().timers.iter().map(|timer| timer.key).min();
     let fire = decider.decide(&*t.store, run_id(1), None, &[Input::Cancel { by: "x".into(), reason: None }]).await;
     let batch = t.due_while(Due::Timers, vec![Command::Run(fire)]).await;
     assert!(timer.is_some());
@@ -124,6 +124,6 @@ async fn a_timer_and_a_document_used_up_while_they_are_handed_out_are_not_handed
     t.commit(documents(200, vec![put("slot", "a", json!(1), Some(wall))])).await;
     let moved = documents(201, vec![put("slot", "a", json!(2), Some(wall))]);
     let batch = t.due_while(Due::Documents, vec![moved]).await;
-    assert_eq!(ids(&batch), Vec::<String>::new(), "that revision is gone");
+    assert_eq!(ids(&batch), Vec::<String>::new(), "that revision no longer exists");
     assert_eq!(ids(&t.store.due(Due::Documents, &[], 100).await.unwrap()), ["a"], "the next one is due");
 }

@@ -1,4 +1,4 @@
-//! What only a store on disk can get wrong: files, locks, damage, a full disk, and a process that dies.
+//! Failures of a store on disk: files, locks, damage, a full disk, and a process that dies.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -29,14 +29,14 @@ async fn commit(store: &Embedded, commit: RunCommit) -> std::result::Result<Comm
     store.commit(vec![Command::Run(commit)], vec![]).await.unwrap().commands.remove(0)
 }
 
-/// A run of `line` with a large input, of which the first task is claimed.
+/// Starts a run of `line` with a large input and claims its first task.
 async fn start(store: &Embedded, n: u128) -> Claimed {
     let commit = Decider::new().start(store, n, "line", big()).await;
     let written = store.commit(vec![Command::Run(commit)], vec![claim(n, "w", 1)]).await.unwrap();
     written.claims[0].tasks[0].clone()
 }
 
-/// The file, as any tool sees it.
+/// The database file, opened like any external tool would.
 fn raw(dir: &Path) -> Connection {
     Connection::open(dir.join("eddyline.db")).unwrap()
 }
@@ -48,8 +48,8 @@ async fn a_directory_has_one_owner_and_says_who() {
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err();
     let pid = std::process::id();
     let expected = format!(
-        "the store is away: the directory {} is in use by process {pid} since 2026-01-02T03:04:05.678Z. Stop that \
-         process first, or use another directory",
+        "the store is unavailable: {} is locked by process {pid} since 2026-01-02T03:04:05.678Z; stop that process or \
+         use another directory",
         dir.path().display()
     );
     assert_eq!(error.to_string(), expected);
@@ -77,9 +77,9 @@ async fn a_file_that_is_cut_short_or_something_else_is_refused() {
     let path = dir.path().join("eddyline.db");
     let whole = fs::read(&path).unwrap();
     for (content, expected) in [
-        (&whole[..whole.len() - 4096], "is cut short: it has"),
-        (&whole[..5000], "is cut short: it has 5000 bytes"),
-        (&whole[..50], "is cut short: it has 50 bytes"),
+        (&whole[..whole.len() - 4096], "is truncated: it has"),
+        (&whole[..5000], "is truncated: it has 5000 bytes"),
+        (&whole[..50], "is truncated: it has 50 bytes"),
         (&[b'x'; 8192][..], "is not a database"),
     ] {
         fs::write(&path, content).unwrap();
@@ -97,7 +97,7 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     open(dir.path()).close().unwrap();
     raw(dir.path()).pragma_update(None, "user_version", 99).unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
-    assert!(error.contains("has tables of version 99, and this Eddyline knows them up to 6"), "{error}");
+    assert!(error.contains("has schema version 99, but this Eddyline supports versions up to 6"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     raw(dir.path()).execute_batch("CREATE TABLE t (a)").unwrap();
@@ -105,7 +105,7 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     assert!(error.contains("is the database of another program"), "{error}");
 }
 
-/// Takes a database of version 6 back to version 4.
+/// Downgrades a database from version 6 to version 4.
 const BACK_TO_4: &str = "
     DROP TABLE lines;
     DROP INDEX runs_by_retry_of; ALTER TABLE runs DROP COLUMN retry_of; ALTER TABLE events DROP COLUMN gates_opened;
@@ -184,7 +184,7 @@ async fn logs_written_before_they_were_indexed_are_indexed_when_the_store_is_ope
     assert_eq!(found, [("a".to_owned(), 100), ("b[0]".to_owned(), 100)]);
 }
 
-/// Changes one byte of a row, as a bad disk does, and says what is found when it is read.
+/// Changes a row like a bad disk would, and returns the error of reading it.
 async fn damaged(sql: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
@@ -232,7 +232,7 @@ async fn a_refused_command_does_not_sink_its_group() {
     let mut conflict = decider.start(&*store, 1, "line", json!(2)).await;
     conflict.command = command_id(77);
     let mut gone = decider.start(&*store, 2, "line", json!(3)).await;
-    gone.takes.push(Taken::Message("nobody sent it".to_owned()));
+    gone.takes.push(Consumed::Message("nobody sent it".to_owned()));
     let last = decider.start(&*store, 3, "line", json!(4)).await;
     let commands = [&first, &conflict, &gone, &last, &first].map(|commit| Command::Run(commit.clone()));
     let written = store.commit(commands.to_vec(), vec![claim(1, "w", 9)]).await.unwrap();
@@ -260,11 +260,11 @@ async fn a_runtime_of_one_thread_is_not_kept_waiting_for_the_disk() {
 fn a_disk_that_hangs_deafens_no_runtime() {
     let dir = tempfile::tempdir().unwrap();
     let (hang, hung) = std::sync::mpsc::channel();
-    let (go_on, opened) = std::sync::mpsc::channel::<()>();
+    let (resume, opened) = std::sync::mpsc::channel::<()>();
     let opened = Mutex::new(opened);
     let before_commit: Hook = Arc::new(move || {
         hang.send(std::thread::current().name().unwrap().to_owned()).unwrap();
-        // Not for ever: a runtime waits for its threads when a test has failed.
+        // With a timeout: a runtime waits for its threads when a test has failed.
         let _ = opened.lock().unwrap().recv_timeout(std::time::Duration::from_secs(30));
     });
     let options = Options { before_commit: Some(before_commit), ..Options::default() };
@@ -291,27 +291,28 @@ fn a_disk_that_hangs_deafens_no_runtime() {
     });
     let me = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     me.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
-    // One of them listens, the other only until it is told.
+    // One thread drives IO, the other sleeps until it is woken.
     let asleep = || (0..2).all(|worker| runtime.metrics().worker_park_unpark_count(worker) % 2 == 1);
     for _ in 0..2 {
         let since = std::time::Instant::now();
         while !asleep() {
-            assert!(since.elapsed().as_secs() < 20, "there is always something to do");
+            assert!(since.elapsed().as_secs() < 20, "the runtime threads do not go to sleep");
             std::thread::yield_now();
         }
         me.send_to(&[1], to_writer).unwrap();
         let where_made = hung.recv().unwrap();
-        assert!(!where_made.starts_with("eddyline"), "{where_made}: a thread of the runtime waits for the disk");
+        assert!(!where_made.starts_with("eddyline"), "{where_made}: expected a runtime thread to wait for the disk");
         for _ in 0..3 {
             me.send_to(&[1], to_listener).unwrap();
-            me.recv(&mut [0]).expect("somebody listens");
+            me.recv(&mut [0]).expect("a thread drives IO");
         }
-        go_on.send(()).unwrap();
+        resume.send(()).unwrap();
     }
     runtime.block_on(writing).unwrap();
 }
 
-/// Which thread wrote. It panics at its second commit, after which the store says that it is closed, to everybody.
+/// Returns which thread wrote. It panics at its second commit, after which the store reports to all callers that it is
+/// closed.
 async fn writes_then_panics() -> String {
     let dir = tempfile::tempdir().unwrap();
     let (name, told) = (Arc::new(Mutex::new(String::new())), Arc::new(AtomicUsize::new(0)));
@@ -326,7 +327,7 @@ async fn writes_then_panics() -> String {
     let on_failure = Arc::new(move |_: &StoreFailure| _ = tell.fetch_add(1, Ordering::Relaxed));
     let options = Options { before_commit: Some(before_commit), on_failure, ..Options::default() };
     let store = Arc::new(Embedded::open(dir.path(), options).unwrap());
-    // A task of the runtime: what is outside of one is nobody's thread but the caller's.
+    // In a task: `block_on` itself does not run on a worker thread of the runtime.
     let caller = store.clone();
     let second = tokio::spawn(async move {
         let mut decider = Decider::new();
@@ -347,7 +348,7 @@ async fn callers_at_the_same_time_share_a_commit() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, opened) = std::sync::mpsc::channel::<()>();
     let opened = Mutex::new(opened);
-    // The first group is held until all the others wait.
+    // The first group waits until all the other requests are queued.
     let before_commit: Hook = Arc::new(move || _ = opened.lock().unwrap().recv());
     let options = Options { before_commit: Some(before_commit), ..Options::default() };
     let store = Arc::new(Embedded::open(dir.path(), options).unwrap());
@@ -381,7 +382,7 @@ async fn what_writes_nothing_costs_no_sync() {
     let before = store.stats();
     let again = claim(1, "w", 1);
     let mut stale = Decider::new().start(&store, 2, "line", json!(1)).await;
-    stale.takes.push(Taken::Message("nobody sent it".to_owned()));
+    stale.takes.push(Consumed::Message("nobody sent it".to_owned()));
     let written = store.commit(vec![Command::Run(stale)], vec![claim(2, "w", 5), again]).await.unwrap();
     assert!(written.commands[0].is_err());
     assert_eq!((written.claims[0].tasks.len(), &written.claims[1].tasks[0]), (0, &claimed));
@@ -396,16 +397,16 @@ async fn leases_start_over_and_attempts_go_on_when_a_store_is_opened() {
     let store = open_at(dir.path(), &clock);
     let commit = Decider::new().start(&store, 1, "shaky", json!(1)).await;
     store.commit(vec![Command::Run(commit)], vec![claim(1, "w", 1)]).await.unwrap();
-    let held = |beside: Beside| beside.tasks[0].held.clone().unwrap();
-    let first = held(store.beside(run_id(1)).await.unwrap());
+    let held = |pending: PendingWork| pending.tasks[0].held.clone().unwrap();
+    let first = held(store.pending(run_id(1)).await.unwrap());
     assert_eq!((first.lease_until, first.deadline), (START + 30_000, Some(START + 30_000)));
     clock.advance(20_000);
     store.close().unwrap();
-    // Nobody served for an hour: the attempt has the ten seconds that were left of it, and the lease all of its time.
+    // No service for an hour: the attempt keeps its remaining ten seconds, and the lease starts over in full.
     clock.advance(3_600_000);
     let store = open_at(dir.path(), &clock);
     let now = START + 3_620_000;
-    let second = held(store.beside(run_id(1)).await.unwrap());
+    let second = held(store.pending(run_id(1)).await.unwrap());
     assert_eq!((second.lease_until, second.deadline), (now + 30_000, Some(now + 10_000)));
     assert!(store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
     let lease = Lease { run: run_id(1), fence: Fence(1) };
@@ -413,7 +414,7 @@ async fn leases_start_over_and_attempts_go_on_when_a_store_is_opened() {
     let lease_until = now + 30_000;
     assert_eq!(extended, [Extended::Until { lease_until, deadline: second.deadline, closed: false, memo: None }]);
     assert_eq!(store.extend(&ns(), Some("v"), &[lease]).await.unwrap(), [Extended::Lost]);
-    // Somebody looks all the time now.
+    // From now on expired leases are asked for all along.
     for ms in [4_000, 4_000] {
         clock.advance(ms);
         assert!(store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
@@ -470,7 +471,7 @@ async fn a_full_disk_stops_writing_and_nothing_else() {
     let store = open(dir.path());
     let next = u128::from(stored) + 1;
     // Leases started over; nothing else changed.
-    let lines = |text: &str| text.lines().filter(|line| !line.starts_with("beside")).collect::<Vec<_>>().join("\n");
+    let lines = |text: &str| text.lines().filter(|line| !line.starts_with("pending")).collect::<Vec<_>>().join("\n");
     assert_same(&lines(&before), &lines(&everything(&store, &runs).await), "opened again");
     start(&store, next).await;
     assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await.unwrap(), stored + 1);
@@ -490,7 +491,7 @@ async fn full_disk(store: &Embedded) {
     };
     assert!(matches!(error, StoreError::Full(_)), "{error}");
     assert!(n > 20, "{n}");
-    // What is in memory is what is on disk.
+    // Memory and disk agree.
     let stored = (n - 1) as usize;
     assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await.unwrap(), stored as u64);
     let queue = store.queues(&ns()).await.unwrap().remove(0);
@@ -527,7 +528,7 @@ async fn a_store_that_cannot_trust_its_disk_gives_up() {
     assert_eq!(store.now().await.unwrap_err(), error);
     let told = told.lock().unwrap();
     assert_eq!(told.len(), 1);
-    assert!(told[0].contains("gave up") && told[0].contains(&dir.path().display().to_string()), "{told:?}");
+    assert!(told[0].contains("failed") && told[0].contains(&dir.path().display().to_string()), "{told:?}");
     assert_eq!(store.close().unwrap_err(), error);
 }
 
@@ -551,13 +552,13 @@ async fn a_long_run_is_trimmed_in_slices_and_hidden_at_once() {
             for message in messages {
                 let MessageBody::Input(input) = &message.body else { panic!("{message:?}") };
                 let mut next = decider.decide(&store, run_id(n), None, std::slice::from_ref(&**input)).await;
-                next.takes.push(Taken::Message(message.id.clone()));
+                next.takes.push(Consumed::Message(message.id.clone()));
                 commit(&store, next).await.unwrap();
             }
         }
     }
     assert!(store.trim(&Trim::Timeline(run_id(1))).await.unwrap());
-    let Found::Trimmed(summary) = store.load(run_id(1), None).await.unwrap() else { panic!("it is not hidden") };
+    let Found::Trimmed(summary) = store.load(run_id(1), None).await.unwrap() else { panic!("the run is not hidden") };
     assert_eq!((summary.records, summary.trimmed), (0, true));
     assert!(store.values(run_id(1), &[ValueId(11_999)]).await.unwrap().is_empty());
     assert!(store.records(run_id(1), 0, 10).await.unwrap().is_empty());
@@ -591,7 +592,7 @@ async fn the_log_is_copied_back_and_starts_over() {
     assert_eq!(open(dir.path()).count_runs(&ns(), &RunFilter::default()).await.unwrap(), n as u64);
 }
 
-/// A process that dies right before or right after a commit has lost nothing that it acknowledged, and a group is there
+/// A process that dies right before or right after a commit loses nothing that it acknowledged, and a group is stored
 /// as a whole or not at all.
 #[tokio::test]
 async fn what_was_acknowledged_survives_the_end_of_the_process() {
@@ -617,7 +618,7 @@ async fn what_was_acknowledged_survives_the_end_of_the_process() {
         for n in 1..=u128::from(stored) {
             assert_eq!(store.records(run_id(n), 0, 100).await.unwrap().len(), 2);
         }
-        // The outcome of the last was unknown. Submitted again, it is done once.
+        // The outcome of the last commit is unknown. Submitted again, it is applied once.
         let again = pair(&open(tempfile::tempdir().unwrap().path()), at.into()).await;
         let said = store.commit(again, vec![]).await.unwrap().commands;
         assert!(said.iter().all(|said| said.as_ref().is_ok_and(|done| done.before == (when == "after"))), "{said:?}");
@@ -645,7 +646,7 @@ async fn die(role: &str) {
     }
 }
 
-/// Two runs that are made together.
+/// Commands that start two runs together.
 async fn pair(store: &Embedded, n: u128) -> Vec<Command> {
     let mut commands = vec![];
     for run in [2 * n - 1, 2 * n] {
@@ -656,7 +657,7 @@ async fn pair(store: &Embedded, n: u128) -> Vec<Command> {
     commands
 }
 
-/// A write that fails in the middle of a group, for a reason that lies in it.
+/// A write fails in the middle of a group, caused by one of its requests.
 #[tokio::test]
 async fn what_a_refused_claim_spent_of_several_rates_is_all_given_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -676,7 +677,7 @@ async fn what_a_refused_claim_spent_of_several_rates_is_all_given_back() {
     assert_eq!((claimed.tasks.len(), claimed.retry_at), (1, None), "neither rate was spent");
 }
 
-/// Each try waits for the lock for seconds: what waits together is refused together.
+/// Each try waits for the lock for seconds, so requests that wait together are refused together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lock_from_outside_refuses_a_group_as_a_whole() {
     let dir = tempfile::tempdir().unwrap();
@@ -698,7 +699,7 @@ async fn a_lock_from_outside_refuses_a_group_as_a_whole() {
     for refused in starts {
         assert!(matches!(refused.await.unwrap(), Err(StoreError::Unavailable(_))));
     }
-    assert!(began.elapsed().as_secs() < 22, "each of them waited alone: {:?}", began.elapsed());
+    assert!(began.elapsed().as_secs() < 22, "the requests waited one after the other: {:?}", began.elapsed());
     outside.execute_batch("ROLLBACK").unwrap();
     start(&store, 20).await;
 }

@@ -1,4 +1,4 @@
-//! The suite against the embedded store. Closing and opening again is a part of it.
+//! The conformance suite against the embedded store, including closing and reopening.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use eddyline_store::conformance::Backend;
 use eddyline_store::{Embedded, ManualClock, Options, Store};
 use tempfile::TempDir;
 
-/// Where the stores are that a case has opened.
+/// The directories of the open stores.
 #[derive(Default)]
 struct OnDisk {
     dirs: Mutex<HashMap<usize, TempDir>>,
@@ -37,7 +37,7 @@ impl Backend for OnDisk {
 
     async fn reopen(&self, store: Arc<dyn Store>, clock: Arc<ManualClock>) -> Option<Arc<dyn Store>> {
         let dir = self.dirs.lock().unwrap().remove(&address(&store)).unwrap();
-        assert_eq!(Arc::strong_count(&store), 1, "somebody still has the store");
+        assert_eq!(Arc::strong_count(&store), 1, "the store is still shared");
         drop(store);
         Some(self.open_in(dir, clock))
     }

@@ -1,5 +1,5 @@
-//! Writes that fail, under SQLite's log and under the store: what was committed stays, what was refused is not there, and
-//! everything goes on by itself once writes succeed again.
+//! Failing writes, to SQLite's log and in the whole store: committed data stays, refused data leaves no trace, and
+//! everything recovers by itself once writes succeed again.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -51,7 +51,7 @@ fn a_full_disk_is_not_written_to_all_the_time_to_note_who_serves() {
     shim::succeeds("a_note_finds_the_disk_full", root.path());
 }
 
-/// A transaction of some pages, more than the cache holds.
+/// A transaction of more pages than the cache holds.
 fn transaction(conn: &Connection, before: &Model, random: &mut Random) -> rusqlite::Result<Model> {
     let mut after = before.clone();
     conn.execute_batch("BEGIN IMMEDIATE")?;
@@ -74,7 +74,7 @@ fn rows(conn: &Connection) -> Model {
     statement.query_map([], row).unwrap().collect::<rusqlite::Result<_>>().unwrap()
 }
 
-/// What is found by who opens the files as they are now.
+/// The rows found when the files are opened as they are now.
 fn after_a_crash(dir: &Path) -> Model {
     let copy = tempfile::tempdir().unwrap();
     for name in ["a.db", "a.db-wal"] {
@@ -99,7 +99,7 @@ fn writes_to_the_log_fail() {
         conn.pragma_update(None, "journal_mode", "WAL").unwrap();
         conn.pragma_update(None, "synchronous", "FULL").unwrap();
         conn.pragma_update(None, "wal_autocheckpoint", 0).unwrap();
-        // So small that pages go to the log long before the commit.
+        // So small that pages are written to the log long before the commit.
         conn.pragma_update(None, "cache_size", 3 + random.below(20) as i64).unwrap();
         conn.execute_batch("CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB)").unwrap();
         let other = Connection::open(&path).unwrap();
@@ -119,11 +119,11 @@ fn writes_to_the_log_fail() {
                 }
             }
             faults.clear();
-            assert_eq!(rows(&conn), committed, "seed {seed}: what was committed, and nothing else");
-            assert_eq!(rows(&other), committed, "seed {seed}: the same for others");
-            assert_eq!(after_a_crash(dir.path()), committed, "seed {seed}: and after a crash");
-            committed = transaction(&conn, &committed, &mut random).expect("it goes on by itself");
-            assert_eq!(rows(&other), committed, "seed {seed}: what is committed afterwards is there");
+            assert_eq!(rows(&conn), committed, "seed {seed}: exactly the committed rows");
+            assert_eq!(rows(&other), committed, "seed {seed}: on another connection");
+            assert_eq!(after_a_crash(dir.path()), committed, "seed {seed}: after a crash");
+            committed = transaction(&conn, &committed, &mut random).expect("it recovers by itself");
+            assert_eq!(rows(&other), committed, "seed {seed}: rows committed afterwards");
             if random.below(4) == 0 {
                 let on = if random.below(2) == 0 { &conn } else { &other };
                 on.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(())).unwrap();
@@ -138,7 +138,7 @@ fn writes_to_the_log_fail() {
 async fn the_quota_is_used_up() {
     let Some(root) = shim::root() else { return };
     let faults = Faults::of_child();
-    // The log is copied back all the time, so that this meets the quota too.
+    // The log is checkpointed all the time, so that checkpoints hit the quota too.
     let options = Options { clock: ManualClock::at(START), checkpoint_bytes: 1, ..Options::default() };
     let store = Embedded::open(&root.join("store"), options).unwrap();
     let mut decider = Decider::new();
@@ -154,13 +154,13 @@ async fn the_quota_is_used_up() {
                 Err(error) => panic!("{error}"),
             }
         }
-        // It still reads, and what is in memory is what is on disk.
+        // Reads still work, and memory and disk agree.
         assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await.unwrap(), stored as u64);
         let queue = store.queues(&ns()).await.unwrap().into_iter().next().unwrap_or_default();
         assert_eq!((queue.ready, queue.claimed), (stored as usize - held, held));
-        assert!(matches!(store.health().await, Err(StoreError::Full(_))), "it knows that it can't write");
+        assert!(matches!(store.health().await, Err(StoreError::Full(_))), "health reports that writes fail");
         faults.clear();
-        assert_eq!(store.health().await, Ok(()), "and that it can again, though nobody has written meanwhile");
+        assert_eq!(store.health().await, Ok(()), "health recovers, although nothing was written meanwhile");
         let commit = decider.start(&store, stored + 1, "line", big()).await;
         let written = store.commit(vec![Command::Run(commit)], vec![claim(stored + 1, "w", 1)]).await.unwrap();
         (stored, held) = (stored + 1, held + written.claims[0].tasks.len());
@@ -195,8 +195,8 @@ async fn a_note_finds_the_disk_full() {
     faults.clear();
 }
 
-/// Random histories, in which each commit is first refused and then carried out: nothing of a refused one may be left in
-/// memory, so the store goes on exactly like one in memory that never heard of it.
+/// Random histories in which each commit is first refused and then applied: a refused one must leave nothing in memory,
+/// so the store behaves exactly like a memory store that never saw it.
 #[tokio::test]
 #[ignore = "a process for the other tests"]
 async fn every_commit_is_refused_once() {
@@ -227,7 +227,7 @@ async fn every_commit_is_refused_once() {
                     refused += 1;
                     let when = format!("seed {seed}: step {step} was refused");
                     assert_same(&everything(&reference, &runs).await, &everything(&store, &runs).await, &when);
-                    store.commit(commands.clone(), claims.clone()).await.expect("it goes on by itself")
+                    store.commit(commands.clone(), claims.clone()).await.expect("it recovers by itself")
                 }
                 Err(error) => panic!("seed {seed}: {error}"),
             };
@@ -246,7 +246,7 @@ async fn every_commit_is_refused_once() {
     assert!(refused > 60, "only {refused} commits were refused");
 }
 
-/// Always the same: what becomes of a rate that is changed while something of it is spent is not said anywhere.
+/// Always the same: the effect of changing a rate while part of it is spent is not specified.
 fn rate() -> serde_json::Value {
     json!({"count": 2, "per_ms": 1_000, "burst": 2})
 }
@@ -265,7 +265,7 @@ async fn next_step(
     let command = match dice.below(10) {
         op if ended(op) && !held.is_empty() => {
             let claimed = held.swap_remove(dice.below(held.len()));
-            match store.beside(claimed.run).await.unwrap().tasks.iter().any(|row| row.task.fence == claimed.task.fence)
+            match store.pending(claimed.run).await.unwrap().tasks.iter().any(|row| row.task.fence == claimed.task.fence)
             {
                 true => Command::Run(decider.complete(store, &claimed, big()).await),
                 false => documents(1_000 + step, vec![]),

@@ -1,4 +1,4 @@
-//! The files of a store: who may read them, and what becomes of a store when they are taken away.
+//! The files of a store: their permissions, and what happens when they are removed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -41,7 +41,7 @@ async fn only_the_owner_may_read_a_store_or_its_backup() {
     assert_eq!(mode(&copy.join("eddyline.db")), 0o600);
     store.close().unwrap();
 
-    // A store of an earlier version is closed to others when it is opened.
+    // A store of an earlier version is made private when it is opened.
     fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
     for file in ["eddyline.db", "lock"] {
         fs::set_permissions(dir.join(file), Permissions::from_mode(0o644)).unwrap();
@@ -54,7 +54,7 @@ async fn only_the_owner_may_read_a_store_or_its_backup() {
     }
     store.close().unwrap();
 
-    // A directory in which somebody keeps other things too stays theirs.
+    // A directory with other files keeps its permissions.
     fs::write(dir.join("notes"), "").unwrap();
     fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
     open(&dir).close().unwrap();
@@ -67,20 +67,20 @@ async fn an_interrupted_backup_is_not_opened_as_an_empty_store() {
     let (dir, copy) = (root.path().join("store"), root.path().join("copy"));
     let store = open(&dir);
     start(&store, 1).await.unwrap();
-    // As one leaves it that was killed: it has not got its name yet.
+    // What a killed backup leaves: the directory has its temporary name.
     let unfinished = root.path().join("copy.unfinished");
     fs::create_dir(&unfinished).unwrap();
     fs::write(unfinished.join("eddyline.db.part"), "half").unwrap();
     assert!(!copy.exists());
     let error = Embedded::open(&unfinished, Options::default()).unwrap_err().to_string();
-    assert!(error.contains("holds a backup that was interrupted"), "{error}");
-    assert!(!unfinished.join("eddyline.db").exists(), "nothing is made in its place");
-    // The next one takes its place.
+    assert!(error.contains("contains an interrupted backup"), "{error}");
+    assert!(!unfinished.join("eddyline.db").exists(), "no store is created there");
+    // The next backup replaces it.
     store.backup(&copy).await.unwrap();
     assert!(!unfinished.exists());
     assert_eq!(open(&copy).count_runs(&ns(), &RunFilter::default()).await, Ok(1));
 
-    // The same in a directory that was there, which keeps its name.
+    // The same in a directory that existed before.
     let empty = root.path().join("empty");
     fs::create_dir(&empty).unwrap();
     fs::write(empty.join("eddyline.db.part"), "half").unwrap();
@@ -91,7 +91,7 @@ async fn an_interrupted_backup_is_not_opened_as_an_empty_store() {
     assert_eq!(open(&empty).count_runs(&ns(), &RunFilter::default()).await, Ok(1));
 }
 
-/// A store that is in use, of which something is taken away. Within a second it refuses, and says why.
+/// Removes or replaces a file of an open store. Within a second the store refuses writes and says why.
 async fn loses(what: &str, take: impl FnOnce(&Path), expected: &str) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("store");
@@ -108,13 +108,13 @@ async fn loses(what: &str, take: impl FnOnce(&Path), expected: &str) {
             Ok(()) => tokio::time::sleep(Duration::from_millis(10)).await,
             Err(error) => break error,
         }
-        assert!(since.elapsed() < Duration::from_secs(20), "{what}: it does not notice");
+        assert!(since.elapsed() < Duration::from_secs(20), "{what}: it was not noticed");
     };
     let StoreError::Unavailable(said) = &error else { panic!("{what}: {error}") };
-    assert!(said.contains(expected) && said.contains("Nothing is written any more"), "{what}: {said}");
-    assert_eq!(start(&store, 2).await.unwrap_err(), error, "{what}: nothing is acknowledged any more");
-    assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await, Ok(1), "{what}: what it has can be read");
-    assert!(!failed.load(Ordering::Relaxed), "{what}: the process goes on, since another would make an empty store");
+    assert!(said.contains(expected) && said.contains("Writes are refused"), "{what}: {said}");
+    assert_eq!(start(&store, 2).await.unwrap_err(), error, "{what}: later writes are refused");
+    assert_eq!(store.count_runs(&ns(), &RunFilter::default()).await, Ok(1), "{what}: reads still work");
+    assert!(!failed.load(Ordering::Relaxed), "{what}: the process keeps running");
     drop(store);
 }
 

@@ -1,5 +1,4 @@
-//! The file system that writes SQLite's log in one piece: whatever is done through it, others see, and a crash leaves,
-//! exactly what was committed.
+//! The VFS that gathers writes to SQLite's log: other connections see, and a crash leaves, exactly the committed rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +12,7 @@ use tempfile::TempDir;
 
 const GATHER: &str = "eddyline-gather";
 
-/// What the table has: how long the body of each row is, and of which letter it is.
+/// The expected rows: the length of each body and the letter it consists of.
 type Model = BTreeMap<i64, (usize, u8)>;
 
 struct Random(u64);
@@ -47,7 +46,7 @@ fn rows(conn: &Connection) -> Model {
     statement.query_map([], row).unwrap().collect::<rusqlite::Result<_>>().unwrap()
 }
 
-/// What somebody finds who opens the files as they are now, as after a crash of the process.
+/// The rows found when the files are opened as they are now, as after a crash of the process.
 fn after_a_crash(dir: &Path) -> Model {
     let copy = TempDir::new().unwrap();
     for name in ["a.db", "a.db-wal"] {
@@ -74,7 +73,7 @@ fn change(conn: &Connection, model: &mut Model, random: &mut Random) {
     }
 }
 
-/// One of many histories: commits, rollbacks, changes larger than the cache, logs that start over.
+/// A random history: commits, rollbacks, changes larger than the cache, restarts of the log.
 fn history(seed: u64) {
     let mut random = Random(seed);
     let dir = TempDir::new().unwrap();
@@ -99,7 +98,7 @@ fn history(seed: u64) {
                 change(&conn, &mut committed.clone(), &mut random);
                 conn.execute_batch("ROLLBACK").unwrap();
                 if random.below(2) == 0 {
-                    // Another one writes where what was taken back would have been.
+                    // Another connection overwrites the place of the rolled back pages.
                     change(&other, &mut committed, &mut random);
                 }
             }
@@ -115,14 +114,14 @@ fn history(seed: u64) {
                 conn.execute_batch("BEGIN IMMEDIATE").unwrap();
                 change(&conn, &mut committed, &mut random);
                 assert_eq!(rows(&conn), committed, "seed {seed}: its own rows");
-                assert_eq!(rows(&other), before, "seed {seed}: what is not committed is seen by nobody");
-                assert_eq!(after_a_crash(dir.path()), before, "seed {seed}: nor is it found after a crash");
+                assert_eq!(rows(&other), before, "seed {seed}: uncommitted rows are invisible to others");
+                assert_eq!(after_a_crash(dir.path()), before, "seed {seed}: uncommitted rows are lost in a crash");
                 conn.execute_batch("COMMIT").unwrap();
             }
         }
         assert_eq!(rows(&conn), committed, "seed {seed}");
-        assert_eq!(rows(&other), committed, "seed {seed}: what is committed is seen by others");
-        assert_eq!(after_a_crash(dir.path()), committed, "seed {seed}: and is found after a crash");
+        assert_eq!(rows(&other), committed, "seed {seed}: committed rows are visible to others");
+        assert_eq!(after_a_crash(dir.path()), committed, "seed {seed}: committed rows are found after a crash");
     }
 }
 
@@ -133,7 +132,7 @@ fn what_is_committed_and_nothing_else_is_seen_and_found() {
     }
 }
 
-/// Commits in the child that the next test traces; otherwise nothing.
+/// Commits, only in the child process that the next test traces.
 #[test]
 fn commits_of_a_child() {
     let Some(dir) = std::env::var_os("EDDYLINE_GATHER_IN") else { return };
@@ -152,7 +151,7 @@ fn a_commit_is_written_in_few_pieces_and_then_synced() {
     let works = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
         let skips = std::env::var_os("EDDY_SKIP_UNTESTABLE").is_some_and(|value| value == "1");
-        assert!(skips, "strace is not installed, or may not be used. Set EDDY_SKIP_UNTESTABLE=1 to go on without it");
+        assert!(skips, "strace is not installed or not permitted. Set EDDY_SKIP_UNTESTABLE=1 to skip this test");
         return;
     }
     let dir = TempDir::new().unwrap();
@@ -170,7 +169,7 @@ fn a_commit_is_written_in_few_pieces_and_then_synced() {
     let syncs = calls.iter().filter(|line| line.contains("fdatasync")).count();
     let writes = calls.len() - syncs;
     assert!(syncs >= 50, "{trace}");
-    // A change has some ten pages, which were twenty writes.
+    // A change has about ten pages, which would be twenty writes.
     assert!(writes <= 3 * syncs, "{writes} writes for {syncs} syncs");
     assert!(calls.last().is_some_and(|last| last.contains("fdatasync")), "{trace}");
 }

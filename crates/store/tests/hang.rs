@@ -1,5 +1,5 @@
-//! A disk that hangs in the middle of a commit: whatever needs no disk is answered meanwhile. And a group that could not
-//! be written is taken back without reading everything that is queued.
+//! A disk that hangs in the middle of a commit: calls that need no disk still return. And undoing a group that could
+//! not be written does not read all queued tasks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,7 +15,7 @@ use eddyline_store::*;
 use rusqlite::Connection;
 use story::*;
 
-/// Longer than anything here takes; reached only when something hangs.
+/// A timeout that is reached only when something hangs.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A commit that adds a task, claims another and writes rules.
@@ -28,15 +28,15 @@ async fn commands(store: &Embedded, n: u128) -> Vec<Command> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn heartbeats_and_queues_are_answered_while_the_disk_hangs_in_a_commit() {
     let dir = tempfile::tempdir().unwrap();
-    // The commit hangs where this says; 0 is nowhere.
+    // The number of the disk access at which the commit hangs; 0: none.
     let (at, calls) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (hang, hung) = mpsc::channel();
-    let (go_on, gone_on) = mpsc::channel::<()>();
-    let (hangs_at, counted, gone_on) = (at.clone(), calls.clone(), Mutex::new(gone_on));
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (hangs_at, counted, resumed) = (at.clone(), calls.clone(), Mutex::new(resumed));
     let inside_commit: Hook = Arc::new(move || {
         if counted.fetch_add(1, Ordering::SeqCst) + 1 == hangs_at.load(Ordering::SeqCst) {
             hang.send(()).unwrap();
-            let _ = gone_on.lock().unwrap().recv_timeout(LONG);
+            let _ = resumed.lock().unwrap().recv_timeout(LONG);
         }
     });
     let options = Options { inside_commit: Some(inside_commit), ..Options::default() };
@@ -53,7 +53,7 @@ async fn heartbeats_and_queues_are_answered_while_the_disk_hangs_in_a_commit() {
         let writer = store.clone();
         let writing = tokio::spawn(async move { writer.commit(commands, vec![claim(n, "w", 1)]).await });
         let hung_there = tokio::task::block_in_place(|| hung.recv_timeout(LONG));
-        assert_eq!(hung_there, Ok(()), "it never came to use {use_of_disk}");
+        assert_eq!(hung_there, Ok(()), "disk access {use_of_disk} was not reached");
         let reader = store.clone();
         let answers = tokio::spawn(async move {
             let lease = Lease { run: run_id(1), fence: Fence(1) };
@@ -62,17 +62,17 @@ async fn heartbeats_and_queues_are_answered_while_the_disk_hangs_in_a_commit() {
             assert!(!reader.queues(&ns()).await.unwrap().is_empty());
             reader.backlog(&ns()).await.unwrap();
             assert!(reader.due(Due::Leases, &[], 10).await.unwrap().items.is_empty());
-            assert!(reader.beside(run_id(1)).await.unwrap().tasks[0].held.is_some());
+            assert!(reader.pending(run_id(1)).await.unwrap().tasks[0].held.is_some());
             reader.summary(run_id(1)).await.unwrap().unwrap();
         });
         let answered = tokio::time::timeout(Duration::from_secs(5), answers).await;
-        go_on.send(()).unwrap();
-        answered.unwrap_or_else(|_| panic!("nobody is answered while use {use_of_disk} of the disk hangs")).unwrap();
+        resume.send(()).unwrap();
+        answered.unwrap_or_else(|_| panic!("calls do not return while disk access {use_of_disk} hangs")).unwrap();
         assert!(writing.await.unwrap().unwrap().commands.iter().all(|done| done.is_ok()));
     }
 }
 
-/// How it is told that not everything is read: there is a row among the others that can't be.
+/// One of the queued tasks has a wrong checksum, so reading all of them would fail.
 #[tokio::test]
 async fn a_refused_group_is_taken_back_without_reading_everything_that_is_queued() {
     let dir = tempfile::tempdir().unwrap();
@@ -95,5 +95,5 @@ async fn a_refused_group_is_taken_back_without_reading_everything_that_is_queued
     };
     assert!(matches!(full, StoreError::Full(_)), "{full}");
     let ready = store.queues(&ns()).await.unwrap()[0].ready;
-    assert_eq!(ready as u128, stored, "what was refused is not queued");
+    assert_eq!(ready as u128, stored, "refused tasks are not queued");
 }

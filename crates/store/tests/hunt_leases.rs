@@ -1,5 +1,5 @@
-//! Time is not held against those who could do nothing about it: not when a group could not be written, and not when
-//! nobody served, however often.
+//! Workers do not lose leases or time because a group could not be written, or because of any number of times without
+//! service.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,8 +10,8 @@ use eddyline_store::*;
 use serde_json::json;
 use story::*;
 
-/// Heartbeats are known to memory alone. A report that finds the disk full takes its task out of memory before that is
-/// known; when it is put back, it must not come back with a lease that ended long ago.
+/// Heartbeats are only in memory. A report that finds the disk full has already removed its task from memory; when the
+/// task is restored, its lease must not be the one on disk, which ended long ago.
 #[tokio::test]
 async fn a_lease_that_was_extended_outlives_a_report_that_found_the_disk_full() {
     let dir = tempfile::tempdir().unwrap();
@@ -23,7 +23,7 @@ async fn a_lease_that_was_extended_outlives_a_report_that_found_the_disk_full() 
     let written = store.commit(vec![Command::Run(commit)], vec![claim(1, "w", 1)]).await.unwrap();
     let held = written.claims[0].tasks[0].clone();
     let lease = Lease { run: held.run, fence: held.task.fence };
-    // An hour of work, with a sign of life every few seconds.
+    // An hour of work, with a heartbeat every few seconds.
     for _ in 0..900 {
         clock.advance(4_000);
         assert!(matches!(store.extend(&ns(), Some("w"), &[lease]).await.unwrap()[..], [Extended::Until { .. }]));
@@ -37,15 +37,12 @@ async fn a_lease_that_was_extended_outlives_a_report_that_found_the_disk_full() 
     report.transition = std::sync::Arc::new(transition);
     let refused = store.commit(vec![Command::Run(report)], vec![]).await.unwrap_err();
     assert!(matches!(refused, StoreError::Full(_)), "{refused}");
-    assert!(
-        store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty(),
-        "the lease of a worker that is alive has ended"
-    );
+    assert!(store.due(Due::Leases, &[], 10).await.unwrap().items.is_empty(), "the lease of a live worker has ended");
     let small = decider.complete(&store, &held, json!(1)).await;
     store.commit(vec![Command::Run(small)], vec![]).await.unwrap().commands.remove(0).unwrap();
 }
 
-/// What was added for the first time in which nobody served must still be there after the second.
+/// The credit for the first time without service must survive the second.
 #[tokio::test]
 async fn an_attempt_goes_on_from_where_it_was_however_often_the_store_is_opened() {
     let dir = tempfile::tempdir().unwrap();
@@ -53,7 +50,7 @@ async fn an_attempt_goes_on_from_where_it_was_however_often_the_store_is_opened(
     let open = || Embedded::open(dir.path(), Options { clock: clock.clone(), ..Options::default() }).unwrap();
     let store = open();
     let mut decider = Decider::new();
-    // One is claimed and has 30 s; the other waits and has 50 s to be claimed.
+    // One is claimed and has a timeout of 30 s; the other waits and has a start timeout of 50 s.
     let (claimed, waits) =
         (decider.start(&store, 1, "shaky", json!(1)).await, decider.start(&store, 2, "shaky", json!(1)).await);
     store.commit(vec![Command::Run(claimed)], vec![claim(1, "w", 1)]).await.unwrap();
@@ -64,16 +61,16 @@ async fn an_attempt_goes_on_from_where_it_was_however_often_the_store_is_opened(
         let store = open();
         clock.advance(4_000);
         let due = store.due(Due::Leases, &[], 10).await.unwrap();
-        assert!(due.items.is_empty(), "an hour in which nobody served was counted: {due:?}");
+        assert!(due.items.is_empty(), "an hour without service was counted: {due:?}");
     }
     clock.advance(3_600_000);
     let store = open();
     let (mut left, mut ended) = (0, Vec::<(eddyline_machine::RunId, Expiry, i32)>::new());
     while ended.len() < 2 {
-        assert!(left < 120, "not all of it ends: {ended:?}");
+        assert!(left < 120, "not all of them expired: {ended:?}");
         for item in store.due(Due::Leases, &[], 10).await.unwrap().items {
             let DueItem::Lease { run, why, .. } = item else { panic!("{item:?}") };
-            // What nobody uses up is due again after a while.
+            // Items that are not consumed are due again after the hold.
             if ended.iter().all(|(known, ..)| *known != run) {
                 ended.push((run, why, left));
             }

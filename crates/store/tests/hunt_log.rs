@@ -1,5 +1,5 @@
-//! A flipped bit in the write-ahead log, as docs/stores.md tells it: the store opens as it was some moments earlier, whole,
-//! and goes on from there.
+//! A flipped bit in the write-ahead log, as described in docs/stores.md: the store opens in a consistent, slightly
+//! earlier state and continues from there.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ const HEADER_BYTES: usize = 32;
 const FRAME_BYTES: usize = 24 + 4_096;
 const RUNS: u128 = 40;
 
-/// What a process leaves behind that is killed now.
+/// The files that a process killed now would leave behind.
 fn killed(from: &Path) -> tempfile::TempDir {
     let to = tempfile::tempdir().unwrap();
     for file in ["eddyline.db", "eddyline.db-wal"] {
@@ -41,7 +41,7 @@ async fn a_damaged_log_ends_before_the_damage_and_what_is_left_is_whole() {
     }
     let all = runs(&store).await;
     let whole = Embedded::open(killed(dir.path()).path(), Options::default()).unwrap();
-    assert_eq!(runs(&whole).await, all, "without damage everything is there");
+    assert_eq!(runs(&whole).await, all, "without damage nothing is lost");
 
     let frames =
         (fs::metadata(dir.path().join("eddyline.db-wal")).unwrap().len() as usize - HEADER_BYTES) / FRAME_BYTES;
@@ -57,16 +57,16 @@ async fn a_damaged_log_ends_before_the_damage_and_what_is_left_is_whole() {
             Embedded::open(copy.path(), Options { clock: ManualClock::at(START), ..Options::default() }).unwrap();
         let left = runs(&store).await;
         assert!(left.len() < all.len() && !left.is_empty(), "{} of {} are left", left.len(), all.len());
-        assert_eq!(left, all[..left.len()], "what is left is what was there at some moment");
+        assert_eq!(left, all[..left.len()], "the rest is an earlier state of the store");
         for run in &left {
             assert!(matches!(store.load(*run, None).await.unwrap(), Found::Run(_)));
             assert_eq!(store.records(*run, 0, 100).await.unwrap().len(), 3, "a start and its claim are one commit");
-            assert!(store.beside(*run).await.unwrap().tasks[0].held.is_some());
+            assert!(store.pending(*run).await.unwrap().tasks[0].held.is_some());
         }
-        // It goes on from there: what was lost can be done again.
+        // The store continues from there: lost work can be repeated.
         let commit = Decider::new().start(&store, left.len() as u128 + 1, "line", json!(1)).await;
         store.commit(vec![Command::Run(commit)], vec![]).await.unwrap().commands.remove(0).unwrap();
         lengths.push(left.len());
     }
-    assert!(lengths[0] > lengths[1], "the earlier the damage, the more is gone: {lengths:?}");
+    assert!(lengths[0] > lengths[1], "earlier damage loses more: {lengths:?}");
 }

@@ -1,4 +1,4 @@
-//! The suite against the reference itself.
+//! The conformance suite against the memory store.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! A thread of the store that panics is not just gone: a reader goes on with the next read, and without any other thread
-//! the store gives up.
+//! Panics in threads of the store: a reader continues with the next read; a panic in any other thread closes the store.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,21 +16,21 @@ use eddyline_store::*;
 use serde_json::json;
 use story::*;
 
-/// Longer than anything here takes; reached only when something hangs.
+/// A timeout that is reached only when something hangs.
 const LONG: Duration = Duration::from_secs(30);
 
 fn is_on(thread: &str) -> bool {
     std::thread::current().name() == Some(thread)
 }
 
-/// Until the store has given up, and why.
+/// Waits until the store has failed; returns why.
 async fn failure(failed: &mpsc::Receiver<StoreFailure>) -> String {
     let since = Instant::now();
     loop {
         if let Ok(failure) = failed.try_recv() {
             return failure.to_string();
         }
-        assert!(since.elapsed() < LONG, "the store goes on without its thread");
+        assert!(since.elapsed() < LONG, "the store keeps running without its thread");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -62,7 +61,7 @@ async fn a_read_that_panics_is_an_error_and_its_thread_goes_on() {
     store.close().unwrap();
 }
 
-/// A clock that panics when the keeper looks at it, once it is told to.
+/// A clock that, once armed, panics when the keeper reads it.
 #[derive(Debug, Default)]
 struct Broken(AtomicBool, SystemClock);
 
@@ -86,13 +85,13 @@ async fn a_store_gives_up_when_the_thread_panics_that_keeps_its_log_short() {
     store.health().await.unwrap();
     clock.0.store(true, Ordering::SeqCst);
     let why = failure(&failed).await;
-    assert!(why.contains("gave up: its thread eddyline-keep panicked: on purpose"), "{why}");
+    assert!(why.contains("failed: its thread eddyline-keep panicked: on purpose"), "{why}");
     for error in [store.health().await.unwrap_err(), store.now().await.unwrap_err()] {
         assert!(matches!(&error, StoreError::Closed(why) if why.contains("eddyline-keep")), "{error}");
     }
 }
 
-/// Those who wait for commits: the first of them panics when the store says that it is done.
+/// The wakers of callers that wait for commits: the first one panics when it is woken.
 #[derive(Default)]
 struct Fainting(AtomicBool);
 
@@ -107,7 +106,7 @@ async fn a_store_gives_up_when_the_thread_panics_that_answers() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, opened) = mpsc::channel::<()>();
     let opened = Mutex::new(opened);
-    // The first group is held until all the others wait.
+    // The first group waits until all the other requests are queued.
     let before_commit: Hook = Arc::new(move || _ = opened.lock().unwrap().recv());
     let (on_failure, failed) = on_failure();
     let options = Options { before_commit: Some(before_commit), on_failure, ..Options::default() };
@@ -131,6 +130,6 @@ async fn a_store_gives_up_when_the_thread_panics_that_answers() {
     drop(gate);
     first.await.unwrap().unwrap();
     let why = failure(&failed).await;
-    assert!(why.contains("gave up: its thread eddyline-answer panicked: on purpose"), "{why}");
+    assert!(why.contains("failed: its thread eddyline-answer panicked: on purpose"), "{why}");
     assert!(matches!(store.health().await.unwrap_err(), StoreError::Closed(_)));
 }

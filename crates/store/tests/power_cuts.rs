@@ -1,9 +1,9 @@
-//! Power cuts. A process works on a store while a layer under it records every write, truncation, sync and change of a
-//! directory (`shim/disk.c`). From the record the files are rebuilt as a power cut at any moment could have left them:
-//! what was synced is there; of the rest each write is there, lost, or torn at sectors, in any combination; and of the
-//! names of files, as many changes as came in a row. Whatever the process was told before that moment must be found.
+//! Power cuts. A process works on a store while a shim records every write, truncation, sync and change of a directory
+//! (`shim/disk.c`). From the record the files are rebuilt as a power cut at any point could have left them: synced data
+//! is complete; each later write is complete, lost, or torn at sectors, in any combination; and of the changes of file
+//! names a prefix is applied. Everything acknowledged before that point must be found.
 //!
-//! `EDDYLINE_CUTS=200` cuts two hundred times instead of twenty, `SEED=n` repeats a run that printed it.
+//! `EDDYLINE_CUTS=200` cuts two hundred times instead of twenty, `SEED=n` repeats a run that printed that seed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,7 +22,7 @@ use eddyline_store::*;
 use recorded::{Disk, Recorded, Trust};
 use story::*;
 
-/// Directories that the store makes itself.
+/// Directories that the store creates itself.
 const STORE: &str = "made/by/store";
 const SESSIONS: u128 = 4;
 const CALLERS: u128 = 3;
@@ -36,10 +36,10 @@ fn what_was_acknowledged_survives_power_cuts() {
     let found = cut(&recorded, Trust::Syncs, seed, cuts);
     println!("{} operations recorded, {cuts} cuts: {found:?}", recorded.len());
     assert_eq!((found.lost, found.split), (0, 0), "SEED={seed}");
-    assert!(found.acknowledged > cuts && found.unsynced > 0, "hardly anything was at stake: {found:?}");
+    assert!(found.acknowledged > cuts && found.unsynced > 0, "too little was acknowledged or unsynced: {found:?}");
 }
 
-/// What the test above is worth: with a disk that takes no sync seriously, it finds losses.
+/// Checks the test above: on a disk that ignores syncs, it finds losses.
 #[test]
 fn a_disk_that_lies_about_syncs_is_found_out() {
     let found = cut(&record(), Trust::Nothing, 7, 20);
@@ -66,12 +66,12 @@ fn record() -> Recorded {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Acknowledged commits that were looked for, and those that were not found.
+    /// Acknowledged commits that were checked, and those that were lost.
     acknowledged: usize,
     lost: usize,
-    /// Commits of which only a part is there.
+    /// Commits of which only a part is stored.
     split: usize,
-    /// Writes that were not synced at the moment of a cut.
+    /// Writes that were not synced at a cut.
     unsynced: usize,
     /// Cuts after which there was no store at all, before anything was acknowledged.
     nothing: usize,
@@ -107,7 +107,7 @@ fn cut(recorded: &Recorded, trust: Trust, seed: u64, cuts: usize) -> Seen {
     found
 }
 
-/// By run the version that was told last.
+/// The last acknowledged version of each run.
 fn acknowledged(ledger: &[u8]) -> BTreeMap<u128, u64> {
     let text = String::from_utf8_lossy(ledger);
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok());
@@ -137,15 +137,15 @@ async fn look(store: Embedded, told: &BTreeMap<u128, u64>, found: &mut Seen) {
     // Runs are started in pairs, each pair by one call.
     let alone = |run: &RunId| !versions.contains_key(&run_id(run.0.as_u128() ^ 1));
     found.split += versions.keys().filter(|run| alone(run)).count();
-    // And it goes on from there.
+    // The store still works.
     let next = Decider::new().start(&store, 900_000, "line", big()).await;
     let written = store.commit(vec![Command::Run(next)], vec![]).await.unwrap();
     assert!(written.commands[0].is_ok());
     store.close().unwrap();
 }
 
-/// What is cut off: several callers at the same time start runs, claim and complete tasks; now and then the store is
-/// closed and opened again. What they are told they write into a ledger.
+/// The process that is cut off: concurrent callers start runs, claim and complete tasks; sometimes the store is closed
+/// and reopened. Callers write acknowledged commits to a ledger.
 #[test]
 #[ignore = "a process for the other tests"]
 fn a_store_at_work() {
@@ -154,7 +154,7 @@ fn a_store_at_work() {
     let ledger = OpenOptions::new().create(true).append(true).open(root.join("ledger")).unwrap();
     let ledger = Arc::new(Mutex::new(ledger));
     for session in 0..SESSIONS {
-        // The log is copied back and starts over often.
+        // The log is checkpointed and restarted often.
         let options = Options { checkpoint_bytes: 48 << 10, restart_bytes: 200 << 10, ..Options::default() };
         let store = Arc::new(Embedded::open(&root.join(STORE), options).unwrap());
         runtime.block_on(async {
@@ -187,7 +187,7 @@ async fn call(store: Arc<Embedded>, first: u128, ledger: Arc<Mutex<File>>) {
             let commit = decider.complete(&*store, claimed, big()).await;
             let (Version(version), n) = (commit.transition.header.version, claimed.run.0.as_u128());
             let commit = RunCommit { command: command_id((version as u128 + 2) * 100_000 + n), ..commit };
-            // Another caller may have got the task's run to another version, since each claims what there is.
+            // Another caller may have changed the task's run: callers claim tasks of any run.
             if store.commit(vec![Command::Run(commit)], vec![]).await.unwrap().commands[0].is_ok() {
                 tell(format!("{n} {version}\n"));
             }

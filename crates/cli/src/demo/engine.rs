@@ -1,4 +1,4 @@
-//! The demo's engine: this same binary, serving in a process of its own, which can be killed.
+//! The demo's engine: `eddy serve` of this binary, in a separate process that can be killed.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use tokio::process::Command;
 use crate::processes::Group;
 use crate::trouble::Trouble;
 
-/// How long it may take to listen.
+/// How long it may take until it listens.
 const START: Duration = Duration::from_secs(15);
 const STOP: Duration = Duration::from_secs(5);
 
@@ -21,20 +21,20 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts one on the store; at `listen`, whose port may be 0.
+    /// Starts an engine on the store. The port of `listen` may be 0.
     pub async fn start(store: &std::path::Path, listen: &str) -> Result<Engine, Trouble> {
         let mut command = Command::new(own_path()?);
-        // The user's own settings are about the user's own server.
+        // The user's settings are for the user's server, not for this one.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EDDY_")) {
             command.env_remove(name);
         }
         command.arg("serve").arg("--store").arg(store).args(["--listen", listen, "--lease", "2s"]);
         command.env("EDDY_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut group = Group::spawn(&mut command)
-            .map_err(|error| Trouble::failed(format!("eddy cannot start itself: {error}")))?;
+            .map_err(|error| Trouble::failed(format!("cannot start the engine process: {error}")))?;
         let url = match tokio::time::timeout(START, listening(&mut group)).await {
             Ok(url) => url?,
-            Err(_) => return Err(Trouble::failed("the engine did not listen in time")),
+            Err(_) => return Err(Trouble::failed(format!("the engine did not listen within {START:?}"))),
         };
         Ok(Engine { group, url })
     }
@@ -43,7 +43,7 @@ impl Engine {
         self.group.id().unwrap_or_default()
     }
 
-    /// Without a warning, as a machine would lose its power.
+    /// SIGKILL, without a warning, like a power cut.
     pub async fn kill(mut self) {
         self.group.kill_now().await;
     }
@@ -54,12 +54,12 @@ impl Engine {
 }
 
 fn own_path() -> Result<PathBuf, Trouble> {
-    std::env::current_exe().map_err(|error| Trouble::failed(format!("eddy cannot find itself: {error}")))
+    std::env::current_exe().map_err(|error| Trouble::failed(format!("cannot find the path of eddy: {error}")))
 }
 
-/// The address that it says it listens on, or why it does not.
+/// The address that the engine prints, or why it did not start.
 async fn listening(group: &mut Group) -> Result<String, Trouble> {
-    let Some(stdout) = group.child.stdout.take() else { return Err(Trouble::failed("the engine is mute")) };
+    let Some(stdout) = group.child.stdout.take() else { return Err(Trouble::failed("the engine has no stdout")) };
     let mut lines = BufReader::new(stdout).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         if let Some((_, url)) = line.split_once("listens on ") {
@@ -75,7 +75,7 @@ async fn listening(group: &mut Group) -> Result<String, Trouble> {
     Err(Trouble::failed(format!("the engine did not start: {}", why.trim())))
 }
 
-/// What it says from now on is not shown; but a pipe that nobody reads would stop it.
+/// Discards the log: the engine would block on a full pipe.
 fn drain(group: &mut Group) {
     if let Some(mut stderr) = group.child.stderr.take() {
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! The workers of the demo's shop, and what an order must come to.
+//! The workers of the demo's shop, and the expected output of the order.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 pub const FLOW: &str = include_str!("order.yaml");
 
-/// So long each piece of work takes, so that there is something to see.
+/// How long each step takes, so that there is something to watch.
 const WORK: Duration = Duration::from_millis(1_300);
 
 pub fn input() -> Value {
@@ -22,14 +22,14 @@ pub fn expected() -> Value {
     json!({"paid": 95_000, "tracking": "EDDY-7341", "invoice": "2026-0001"})
 }
 
-/// How often a card was really charged: once, whatever dies.
+/// Counts the charges: there must be exactly one, whatever is killed.
 #[derive(Debug, Default)]
 pub struct Bank {
     charges: Mutex<Vec<String>>,
 }
 
 impl Bank {
-    /// The same key charges once.
+    /// Charges once per key.
     fn charge(&self, key: &str) {
         let mut charges = self.charges.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !charges.iter().any(|charged| charged == key) {
@@ -63,7 +63,7 @@ pub fn worker(client: Client, bank: std::sync::Arc<Bank>) -> Worker {
         .handler("ship", |ctx: StepCtx, _: Value| takes(ctx, json!("EDDY-7341")))
 }
 
-/// The warehouse answers at the third try.
+/// Succeeds at the third attempt.
 async fn reserve(ctx: StepCtx, _: Value) -> Result<Value, StepError> {
     tokio::time::sleep(WORK / 2).await;
     match ctx.attempt() {

@@ -1,25 +1,25 @@
-//! Which files of a directory changed, by looking.
+//! Finds changed files in a directory by polling.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// More is not a directory that somebody writes in by hand.
+/// Bounds on the files that are watched.
 const MOST_FILES: usize = 10_000;
 const DEEPEST: usize = 16;
-/// What tools write, and what would make a change of every change.
-const LEFT_OUT: [&str; 5] = ["target", "node_modules", "__pycache__", "dist", "build"];
+/// Directories of build output, which changes with every build.
+const IGNORED: [&str; 5] = ["target", "node_modules", "__pycache__", "dist", "build"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum FileChange {
     Written(PathBuf),
-    Gone(PathBuf),
+    Removed(PathBuf),
 }
 
 pub type Wanted = dyn Fn(&Path) -> bool + Send + Sync;
 
-/// What a file looked like: a change of either is a change of the file.
+/// Modification time and size: if either differs, the file has changed.
 type Look = (Option<SystemTime>, u64);
 
 pub struct Changes<'a> {
@@ -29,26 +29,26 @@ pub struct Changes<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Nothing is seen yet: the first look finds every file.
+    /// The first `look` reports every file.
     pub fn of(dir: &Path, wanted: &'a Wanted) -> Changes<'a> {
         Changes { dir: dir.to_owned(), wanted, seen: BTreeMap::new() }
     }
 
-    pub fn look(&mut self) -> Vec<Change> {
+    pub fn look(&mut self) -> Vec<FileChange> {
         let mut found = BTreeMap::new();
         walk(&self.dir, self.wanted, 0, &mut found);
-        // First what is gone: of a file that was moved the old name is.
-        let gone = self.seen.keys().filter(|path| !found.contains_key(*path));
-        let mut changes: Vec<Change> = gone.cloned().map(Change::Gone).collect();
+        // Removed files first: a moved file is removed under its old name.
+        let removed = self.seen.keys().filter(|path| !found.contains_key(*path));
+        let mut changes: Vec<FileChange> = removed.cloned().map(FileChange::Removed).collect();
         let written = found.iter().filter(|(path, look)| self.seen.get(*path) != Some(look));
-        changes.extend(written.map(|(path, _)| Change::Written(path.clone())));
+        changes.extend(written.map(|(path, _)| FileChange::Written(path.clone())));
         self.seen = found;
         changes
     }
 }
 
 fn walk(dir: &Path, wanted: &dyn Fn(&Path) -> bool, depth: usize, found: &mut BTreeMap<PathBuf, Look>) {
-    // A directory that cannot be read has nothing in it, until it can.
+    // A directory that cannot be read counts as empty.
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         let (path, name) = (entry.path(), entry.file_name());
@@ -57,7 +57,7 @@ fn walk(dir: &Path, wanted: &dyn Fn(&Path) -> bool, depth: usize, found: &mut BT
             continue;
         }
         let Ok(about) = entry.metadata() else { continue };
-        if about.is_dir() && depth < DEEPEST && !LEFT_OUT.contains(&name.as_ref()) {
+        if about.is_dir() && depth < DEEPEST && !IGNORED.contains(&name.as_ref()) {
             walk(&path, wanted, depth + 1, found);
         } else if about.is_file() && wanted(&path) {
             found.insert(path, (about.modified().ok(), about.len()));
@@ -85,10 +85,10 @@ mod tests {
         }
         fs::create_dir(place.path().join("target")).unwrap();
         fs::write(place.path().join("target/d.yaml"), "1").unwrap();
-        assert_eq!(changes.look(), [Change::Written(a.clone()), Change::Written(b.clone())]);
+        assert_eq!(changes.look(), [FileChange::Written(a.clone()), FileChange::Written(b.clone())]);
         assert_eq!(changes.look(), []);
         fs::write(&a, "12").unwrap();
         fs::remove_file(&b).unwrap();
-        assert_eq!(changes.look(), [Change::Gone(b), Change::Written(a)]);
+        assert_eq!(changes.look(), [FileChange::Removed(b), FileChange::Written(a)]);
     }
 }

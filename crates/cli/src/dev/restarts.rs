@@ -1,4 +1,4 @@
-//! Keeps a worker running: again when its files change, and when it dies.
+//! Keeps a worker running: restarts it when its files change and when it exits.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,17 @@ use crate::processes::Group;
 use crate::screen::Ink;
 use crate::trouble::Trouble;
 
-/// How long a worker has to end when it is asked to.
+/// How long a worker may take to exit after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A worker that lived so long did not die of what it was started with.
-const LIVED: Duration = Duration::from_secs(10);
+/// A worker that ran this long did start properly: the pause before its restart is reset.
+const STARTED_WELL: Duration = Duration::from_secs(10);
 
 const SOURCES: [&str; 14] =
     ["sh", "bash", "py", "js", "mjs", "cjs", "ts", "rb", "go", "rs", "java", "kt", "php", "toml"];
 
-/// Until it is told to stop; or at once, if it cannot be started at all.
+/// Runs until `stopping` is true. Fails at once if the worker cannot be started the first time.
 pub async fn keep_running(
     ctx: &Context,
     at: &Where,
@@ -50,36 +50,38 @@ pub async fn keep_running(
             worker.env("PATH", path);
         }
         let began = Instant::now();
-        let happened = match Group::spawn(&mut worker) {
+        let event = match Group::spawn(&mut worker) {
             Ok(mut group) => {
                 started = true;
                 say(ctx, Ink::Faint, &format!("worker: {}", command.join(" ")));
-                let happened = tokio::select! {
-                    ended = group.wait() => Happened::Died(ended.map_or_else(|error| error.to_string(), |how| how.to_string())),
-                    () = changed(&mut changes) => Happened::Changed,
-                    () = told(&mut stopping) => Happened::Told,
+                let event = tokio::select! {
+                    ended = group.wait() => {
+                        WorkerEvent::Exited(ended.map_or_else(|error| error.to_string(), |how| how.to_string()))
+                    }
+                    () = changed(&mut changes) => WorkerEvent::FilesChanged,
+                    () = stop_requested(&mut stopping) => WorkerEvent::StopRequested,
                 };
-                if !matches!(happened, Happened::Died(_)) {
+                if !matches!(event, WorkerEvent::Exited(_)) {
                     group.stop_worker(GRACE).await;
                 }
-                happened
+                event
             }
-            // It could be before: its file is being written, perhaps.
-            Err(error) if started => Happened::Died(format!("it cannot be started: {error}")),
+            // It did start before: its file may be in the middle of a save.
+            Err(error) if started => WorkerEvent::Exited(format!("it cannot be started: {error}")),
             Err(error) => return Err(Trouble::usage(format!("`{}` cannot be started: {error}", command.join(" ")))),
         };
-        match happened {
-            Happened::Told => return Ok(()),
-            Happened::Changed => {
-                say(ctx, Ink::Faint, &format!("{} changed: the worker is restarted", dir.display()));
+        match event {
+            WorkerEvent::StopRequested => return Ok(()),
+            WorkerEvent::FilesChanged => {
+                say(ctx, Ink::Faint, &format!("{} changed: restarting the worker", dir.display()));
                 pause = FIRST_PAUSE;
             }
-            Happened::Died(how) => {
-                pause = if began.elapsed() >= LIVED { FIRST_PAUSE } else { pause };
-                say(ctx, Ink::Bad, &format!("the worker ended ({how}); again in {pause:?}, or when a file changes"));
+            WorkerEvent::Exited(how) => {
+                pause = if began.elapsed() >= STARTED_WELL { FIRST_PAUSE } else { pause };
+                say(ctx, Ink::Bad, &format!("the worker exited ({how}); restart in {pause:?}, or when a file changes"));
                 tokio::select! {
                     _ = tokio::time::timeout(pause, changed(&mut changes)) => {}
-                    () = told(&mut stopping) => return Ok(()),
+                    () = stop_requested(&mut stopping) => return Ok(()),
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -87,18 +89,18 @@ pub async fn keep_running(
     }
 }
 
-enum Happened {
-    Died(String),
-    Changed,
-    Told,
+enum WorkerEvent {
+    Exited(String),
+    FilesChanged,
+    StopRequested,
 }
 
-/// Whoever could tell being gone is as good as being told.
-async fn told(stopping: &mut watch::Receiver<bool>) {
+/// A dropped sender counts as a request to stop.
+async fn stop_requested(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
-/// Everything in a directory that is meant; of this directory, where a worker may well write, only what is source.
+/// All files of `--watch` or `src`; of the current directory, to which a worker may write, only source files.
 fn watched(dir: Option<&Path>) -> (PathBuf, &'static Wanted) {
     let src = Path::new("src");
     match dir {
@@ -111,14 +113,14 @@ fn watched(dir: Option<&Path>) -> (PathBuf, &'static Wanted) {
     }
 }
 
-/// A worker may be a script that calls `eddy`: this one, and not another that happens to be installed.
+/// `PATH` with the directory of this `eddy` first, so that a worker script calls it and not another installed one.
 fn path_with_eddy() -> Option<OsString> {
     let own = std::env::current_exe().ok()?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::join_paths(own.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path))).ok()
 }
 
-/// Never at once: whatever writes files all the time must not make this a busy loop.
+/// Sleeps before each look, so that files that change all the time do not cause a busy loop.
 async fn changed(changes: &mut Changes<'_>) {
     loop {
         tokio::time::sleep(LOOK).await;

@@ -1,4 +1,4 @@
-//! What a new version of a flow changes, in words.
+//! Compares two versions of a flow.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::screen::{Ink, Line};
 
-/// Canonical forms keep durations as milliseconds, which nobody reads. Paths as a whole: what authors write in an `input`
-/// may have any names.
+/// Paths of durations, which the canonical form stores as milliseconds. Full paths, because fields of an `input` may
+/// have the same names.
 const DURATIONS: [&str; 9] = [
     "timeout",
     "start_timeout",
@@ -26,17 +26,17 @@ const DURATIONS: [&str; 9] = [
 #[derive(Debug, Serialize)]
 pub struct Difference {
     pub flow: String,
-    /// The version of what is compared with, which may be a flow of another name.
+    /// The old version; it may belong to a flow of another name.
     pub from: String,
     pub from_flow: String,
-    /// None if it is the one that is registered.
+    /// `None` if it is the registered flow.
     pub from_file: Option<String>,
     pub to: String,
     pub to_file: Option<String>,
-    pub changes: Vec<Change>,
+    pub changes: Vec<DefinitionChange>,
 }
 
-/// A flow, and the file that it is in. Without one it is registered.
+/// A flow and its file; without a file it is the registered flow.
 #[derive(Debug)]
 pub struct Side {
     pub flow: Flow,
@@ -44,7 +44,7 @@ pub struct Side {
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-pub struct Change {
+pub struct DefinitionChange {
     /// `added`, `removed` or `changed`.
     pub how: &'static str,
     /// `step pay`, `step poll.check`, or `the flow`.
@@ -64,18 +64,18 @@ pub fn difference(old: &Side, new: &Side) -> Difference {
     }
 }
 
-fn changes(old: &Flow, new: &Flow) -> Vec<Change> {
+fn changes(old: &Flow, new: &Flow) -> Vec<DefinitionChange> {
     let mut changes = Vec::new();
     let (before, after) = (object(&old.canonical), object(&new.canonical));
     let details = fields(&before, &after, &["name", "steps", "finally"]);
     if !details.is_empty() {
-        changes.push(Change { how: "changed", what: "the flow".to_owned(), details });
+        changes.push(DefinitionChange { how: "changed", what: "the flow".to_owned(), details });
     }
     steps("", &object(&old.canonical["steps"]), &object(&new.canonical["steps"]), &mut changes);
     let (before, after) = (object(&old.canonical["finally"]), object(&new.canonical["finally"]));
     let details = fields(&before, &after, &["steps"]);
     if !details.is_empty() {
-        changes.push(Change { how: "changed", what: "finally".to_owned(), details });
+        changes.push(DefinitionChange { how: "changed", what: "finally".to_owned(), details });
     }
     let inner = |finally: &Map<String, Value>| finally.get("steps").map(object).unwrap_or_default();
     steps("finally.", &inner(&before), &inner(&after), &mut changes);
@@ -96,7 +96,7 @@ impl Difference {
             false => title.with(Ink::Strong, &self.flow).with(Ink::Faint, to),
         }];
         if self.changes.is_empty() {
-            lines.extend([Line::default(), Line::plain("nothing but the name differs")]);
+            lines.extend([Line::default(), Line::plain("only the name differs")]);
         }
         for change in &self.changes {
             let (ink, sign) = match change.how {
@@ -116,21 +116,21 @@ fn place(file: Option<&str>) -> String {
     file.map_or_else(|| "registered".to_owned(), |file| format!("file {file}"))
 }
 
-fn steps(path: &str, old: &Map<String, Value>, new: &Map<String, Value>, changes: &mut Vec<Change>) {
+fn steps(path: &str, old: &Map<String, Value>, new: &Map<String, Value>, changes: &mut Vec<DefinitionChange>) {
     let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     for name in names {
         let what = format!("step {path}{name}");
         let within = format!("{path}{name}.");
         match (old.get(name).map(object), new.get(name).map(object)) {
             (None, Some(new)) => {
-                changes.push(Change { how: "added", what, details: fields(&Map::new(), &new, &["steps"]) });
+                changes.push(DefinitionChange { how: "added", what, details: fields(&Map::new(), &new, &["steps"]) });
                 steps(&within, &Map::new(), &inside(&new), changes);
             }
-            (Some(_), None) => changes.push(Change { how: "removed", what, details: Vec::new() }),
+            (Some(_), None) => changes.push(DefinitionChange { how: "removed", what, details: Vec::new() }),
             (Some(old), Some(new)) => {
                 let details = fields(&old, &new, &["steps"]);
                 if !details.is_empty() {
-                    changes.push(Change { how: "changed", what, details });
+                    changes.push(DefinitionChange { how: "changed", what, details });
                 }
                 steps(&within, &inside(&old), &inside(&new), changes);
             }
@@ -143,7 +143,7 @@ fn inside(step: &Map<String, Value>) -> Map<String, Value> {
     step.get("steps").map(object).unwrap_or_default()
 }
 
-/// Arms in words, everything else field by field, to the smallest part that differs.
+/// Describes changed arms, and every other changed field by its innermost path.
 fn fields(old: &Map<String, Value>, new: &Map<String, Value>, but: &[&str]) -> Vec<String> {
     let mut details = Vec::new();
     let (before, after) = (arms(old), arms(new));
@@ -166,7 +166,7 @@ fn arms(step: &Map<String, Value>) -> BTreeSet<String> {
     let list = |field: &str| step.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
     let arm = |bare: &str, written: &str| match written.split_once(':') {
         Some(("failed", name)) => format!("{name} to fail"),
-        Some(("ended", name)) => format!("{name} to end, however that is"),
+        Some(("ended", name)) => format!("{name} to end in any way"),
         Some(("step", name)) => format!("{name} to complete"),
         _ if bare == "subscribes" => format!("event {written}"),
         _ => format!("{written} to complete"),
@@ -188,7 +188,7 @@ fn compare(path: &str, old: Option<&Value>, new: Option<&Value>, details: &mut V
             }
         }
         (None, Some(new)) => details.push(format!("{path}: {}", shown(path, new))),
-        (Some(old), None) => details.push(format!("{path}: {} is gone", shown(path, old))),
+        (Some(old), None) => details.push(format!("{path}: {} removed", shown(path, old))),
         (Some(old), Some(new)) => details.push(format!("{path}: {} → {}", shown(path, old), shown(path, new))),
         (None, None) => {}
     }
@@ -201,7 +201,7 @@ fn shown(path: &str, value: &Value) -> String {
     }
 }
 
-/// As an author would write it.
+/// Converts durations to the form that authors write.
 fn readable(path: &str, value: &Value) -> Value {
     match value {
         Value::Number(ms) if DURATIONS.contains(&path) => {

@@ -1,48 +1,52 @@
-//! A flow as text for other programs to draw: Mermaid, Graphviz.
+//! A flow as Mermaid or DOT.
 
 use std::fmt::Write as _;
 
-use super::picture::{Node, Picture};
+use eddyline_protocol::{Analysis, Edge};
 
-pub fn mermaid(picture: &Picture) -> String {
-    let mut out = format!("---\ntitle: {}\n---\nflowchart TD\n", picture.title);
+use super::terminal::action;
+
+pub fn mermaid(title: &str, analysis: &Analysis) -> String {
+    let mut out = format!("---\ntitle: {title}\n---\nflowchart TD\n");
     let mut writer = Mermaid { out: &mut out, next: 0 };
-    writer.scope(&picture.nodes, 1);
-    if !picture.finally.is_empty() {
+    writer.scope(analysis, 1);
+    if let Some(finally) = &analysis.finally {
         writer.line(1, "subgraph finally");
-        writer.scope(&picture.finally, 2);
+        writer.scope(finally, 2);
         writer.line(1, "end");
     }
     out
 }
 
-pub fn dot(picture: &Picture) -> String {
-    let mut out =
-        format!("digraph {} {{\n  compound=true;\n  node [shape=box, style=rounded];\n", quoted(&picture.title));
+pub fn dot(title: &str, analysis: &Analysis) -> String {
+    let mut out = format!("digraph {} {{\n  compound=true;\n  node [shape=box, style=rounded];\n", quoted(title));
     let mut writer = Dot { out: &mut out, next: 0 };
-    writer.scope(&picture.nodes, 1);
-    if !picture.finally.is_empty() {
+    writer.scope(analysis, 1);
+    if let Some(finally) = &analysis.finally {
         writer.line(1, "subgraph cluster_finally {");
         writer.line(2, "label=\"finally\";");
-        writer.scope(&picture.finally, 2);
+        writer.scope(finally, 2);
         writer.line(1, "}");
     }
     out.push_str("}\n");
     out
 }
 
-fn title(node: &Node) -> String {
-    if node.marks.is_empty() { node.name.clone() } else { format!("{} {}", node.name, node.marks) }
+/// The steps by level, each with what it does.
+fn boxes(analysis: &Analysis) -> Vec<(&str, String)> {
+    let names = analysis.levels.iter().flatten();
+    let step = |name: &str| analysis.steps.iter().find(|step| step.name == name);
+    names.map(|name| (name.as_str(), step(name).map(action).unwrap_or_default())).collect()
 }
 
-/// What stands in its box.
-fn lines(node: &Node) -> Vec<String> {
-    let join = node.join.as_ref().map(|join| format!("join: {join}"));
-    std::iter::once(title(node)).chain(join).chain(node.says.iter().cloned()).collect()
-}
-
-fn labels(node: &Node) -> impl Iterator<Item = (&str, Option<&str>)> {
-    node.edges.iter().flat_map(|edge| edge.from.iter().map(|from| (from.as_str(), edge.label.as_deref())))
+/// Edges by the places of their ends in `boxes`, with a label unless it is a plain `after`.
+fn edges<'a>(analysis: &'a Analysis, boxes: &[(&str, String)]) -> Vec<(usize, usize, Option<&'a str>)> {
+    let place = |name: &str| boxes.iter().position(|(other, _)| *other == name);
+    let edge = |edge: &'a Edge| {
+        let label = (edge.kind != "step").then_some(edge.arm.as_str());
+        Some((place(&edge.from)?, place(&edge.to)?, label))
+    };
+    analysis.edges.iter().filter_map(edge).collect()
 }
 
 struct Mermaid<'a> {
@@ -55,31 +59,27 @@ impl Mermaid<'_> {
         let _ = writeln!(self.out, "{}{text}", "  ".repeat(depth));
     }
 
-    /// Names repeat from scope to scope and may hold anything; ids are numbers.
-    fn scope(&mut self, nodes: &[Node], depth: usize) {
-        let first = self.next;
-        self.next += nodes.len();
-        for (at, node) in nodes.iter().enumerate() {
-            let id = format!("s{}", first + at);
-            if node.inner.is_empty() {
-                let lines: Vec<String> = lines(node).iter().map(|line| entities(line)).collect();
-                self.line(depth, &format!("{id}[\"{}\"]", lines.join("<br/>")));
-                continue;
+    /// Names repeat from scope to scope and may contain anything; ids are numbers.
+    fn scope(&mut self, analysis: &Analysis, depth: usize) {
+        let (first, boxes) = (self.next, boxes(analysis));
+        self.next += boxes.len();
+        for (at, (name, action)) in boxes.iter().enumerate() {
+            let (id, text) = (first + at, entities(name));
+            match analysis.groups.get(*name) {
+                None => self.line(depth, &format!("s{id}[\"{text}<br/>{}\"]", entities(action))),
+                Some(group) => {
+                    self.line(depth, &format!("subgraph s{id}[\"{text}\"]"));
+                    self.scope(group, depth + 1);
+                    self.line(depth, "end");
+                }
             }
-            let heading: Vec<String> = lines(node).iter().map(|line| entities(line)).collect();
-            self.line(depth, &format!("subgraph {id}[\"{}\"]", heading.join(": ")));
-            self.scope(&node.inner, depth + 1);
-            self.line(depth, "end");
         }
-        for (at, node) in nodes.iter().enumerate() {
-            for (from, label) in labels(node) {
-                let Some(place) = nodes.iter().position(|other| other.name == from) else { continue };
-                let arrow = match label {
-                    None => "-->".to_owned(),
-                    Some(label) => format!("-. \"{}\" .->", entities(label)),
-                };
-                self.line(depth, &format!("s{} {arrow} s{}", first + place, first + at));
-            }
+        for (from, to, label) in edges(analysis, &boxes) {
+            let arrow = match label {
+                None => "-->".to_owned(),
+                Some(label) => format!("-. \"{}\" .->", entities(label)),
+            };
+            self.line(depth, &format!("s{} {arrow} s{}", first + from, first + to));
         }
     }
 }
@@ -98,28 +98,24 @@ impl Dot<'_> {
         let _ = writeln!(self.out, "{}{text}", "  ".repeat(depth));
     }
 
-    fn scope(&mut self, nodes: &[Node], depth: usize) {
-        let first = self.next;
-        self.next += nodes.len();
-        for (at, node) in nodes.iter().enumerate() {
-            let label = quoted(&lines(node).join("\n"));
-            self.line(depth, &format!("s{} [label={label}];", first + at));
-            if !node.inner.is_empty() {
-                self.line(depth, &format!("subgraph cluster_s{} {{", first + at));
-                self.line(depth + 1, &format!("label={};", quoted(&format!("inside {}", node.name))));
+    fn scope(&mut self, analysis: &Analysis, depth: usize) {
+        let (first, boxes) = (self.next, boxes(analysis));
+        self.next += boxes.len();
+        for (at, (name, action)) in boxes.iter().enumerate() {
+            let id = first + at;
+            self.line(depth, &format!("s{id} [label={}];", quoted(&format!("{name}\n{action}"))));
+            if let Some(group) = analysis.groups.get(*name) {
+                self.line(depth, &format!("subgraph cluster_s{id} {{"));
+                self.line(depth + 1, &format!("label={};", quoted(&format!("inside {name}"))));
                 let inside = self.next;
-                self.scope(&node.inner, depth + 1);
+                self.scope(group, depth + 1);
                 self.line(depth, "}");
-                let edge = format!("s{at} -> s{inside} [style=dotted, lhead=cluster_s{at}];", at = first + at);
-                self.line(depth, &edge);
+                self.line(depth, &format!("s{id} -> s{inside} [style=dotted, lhead=cluster_s{id}];"));
             }
         }
-        for (at, node) in nodes.iter().enumerate() {
-            for (from, label) in labels(node) {
-                let Some(place) = nodes.iter().position(|other| other.name == from) else { continue };
-                let label = label.map(|label| format!(" [style=dashed, label={}]", quoted(label))).unwrap_or_default();
-                self.line(depth, &format!("s{} -> s{}{label};", first + place, first + at));
-            }
+        for (from, to, label) in edges(analysis, &boxes) {
+            let label = label.map(|label| format!(" [style=dashed, label={}]", quoted(label))).unwrap_or_default();
+            self.line(depth, &format!("s{} -> s{}{label};", first + from, first + to));
         }
     }
 }

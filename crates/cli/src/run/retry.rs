@@ -12,18 +12,18 @@ use crate::trouble::Trouble;
 
 #[derive(Debug, clap::Args)]
 pub struct Retry {
-    /// The run; or --failed for all that failed
+    /// The run; or use --failed for all failed runs
     #[arg(required_unless_present = "failed", conflicts_with = "failed")]
     run: Option<String>,
     #[arg(long, value_name = "ACTIVATION", conflicts_with = "failed")]
     step: Option<String>,
-    /// Every failed run of --flow that was not retried yet, oldest first
+    /// Retry every failed run of --flow that was not retried yet, oldest first
     #[arg(long, requires = "flow")]
     failed: bool,
     /// The flow whose runs are retried
     #[arg(long, requires = "failed")]
     flow: Option<String>,
-    /// Only runs from this long ago on, such as 1h, or from a time on
+    /// Only runs created since then: a duration ago, such as 1h, or a time
     #[arg(long, value_name = "SPAN|TIME", requires = "failed")]
     since: Option<String>,
 }
@@ -38,7 +38,7 @@ pub async fn run(ctx: &Context, retry: Retry) -> Result<(), Trouble> {
 
 async fn retry_failed(ctx: &Context, flow: String, since: Option<String>) -> Result<(), Trouble> {
     let remote = ctx.remote()?;
-    // An unknown flow has no runs, which would be told as nothing to do.
+    // Fail for an unknown flow, instead of finding no runs.
     remote.flow(&flow, None).await?;
     let mut query = vec![("flow", flow)];
     query.extend(since.map(|since| since_text(&since)).transpose()?.map(|since| ("since", since)));
@@ -63,7 +63,7 @@ async fn retry_failed(ctx: &Context, flow: String, since: Option<String>) -> Res
     }
     match (ctx.screen.json, retried.is_empty()) {
         (true, _) => ctx.screen.document(&retried)?,
-        (false, true) => ctx.screen.say("no failed run that was not retried yet")?,
+        (false, true) => ctx.screen.say("no failed runs to retry")?,
         (false, false) => {}
     }
     match refused {
@@ -75,7 +75,7 @@ async fn retry_failed(ctx: &Context, flow: String, since: Option<String>) -> Res
 /// Failed runs that have not been retried yet, oldest first.
 async fn not_retried(remote: &Remote, query: &[(&str, String)]) -> Result<Vec<String>, Trouble> {
     let (mut again, mut failed) = (BTreeSet::new(), Vec::new());
-    // Newest first: a retry comes before what it retries.
+    // Newest first: a retry comes before the run that it retries.
     for run in remote.list_of::<RunSummary>("/v1/runs", query).await? {
         if run.status == "failed" && !again.contains(&run.run_id) {
             failed.push(run.run_id);

@@ -1,4 +1,4 @@
-//! Pictures of runs.
+//! Snapshots of drawn and explained runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -208,7 +208,7 @@ fn what_is_waited_for_in_words() {
 fn a_paused_run_says_so() {
     let (_, steps) = under_way();
     let said = explain(&run("paused", json!({})), &steps);
-    assert_eq!(said[0], "the run is paused: no task of it is offered until `eddy run resume`");
+    assert_eq!(said[0], "the run is paused: its tasks are not offered until `eddy run resume`");
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn many_items_are_counted_and_those_that_need_a_look_are_shown() {
     }
     insta::assert_snapshot!(picture(&run("running", json!({})), &steps, &[], 100));
     let told = explain(&run("running", json!({})), &steps);
-    assert_eq!(told[0], "each has 60 items to come, which wait for some of the 4 that are open to end (max_parallel)");
+    assert_eq!(told[0], "each has 60 items to come, waiting for one of the 4 open ones to end (max_parallel)");
 }
 
 #[test]

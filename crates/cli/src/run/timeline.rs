@@ -13,18 +13,18 @@ use crate::trouble::{Exit, Trouble};
 
 /// How long one request waits for the next record.
 const WAIT: Duration = Duration::from_secs(10);
-/// Between two tries at a server that is away.
+/// Pause between two tries to reach an unavailable server.
 const AGAIN: Duration = Duration::from_millis(250);
-/// A server that is restarted is back within this; who follows a run need not start over.
+/// How long to wait for a restarted server, so that a user who follows a run need not start over.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Asks until there is an answer. A server that goes away is waited for.
+/// Retries `ask` while the server is unreachable or unavailable, for up to `PATIENCE`.
 pub async fn patiently<T, F: Future<Output = Result<T, Trouble>>>(mut ask: impl FnMut() -> F) -> Result<T, Trouble> {
-    let mut away_since = None;
+    let mut unavailable_since = None;
     loop {
         match ask().await {
             Err(trouble) if matches!(trouble.exit(), Exit::Unreachable | Exit::Unavailable) => {
-                let since = *away_since.get_or_insert_with(Instant::now);
+                let since = *unavailable_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= PATIENCE {
                     return Err(trouble);
                 }
@@ -49,27 +49,27 @@ impl Timeline {
         Timeline { remote, path, after, ended: false }
     }
 
-    /// How many records there are up to here.
+    /// How many records were read so far.
     pub fn length(&self) -> u64 {
         self.after
     }
 
-    /// What there is now, if there is something.
+    /// The records that exist now. Fails at once if the server is unavailable.
     pub async fn read(&mut self) -> Result<Vec<Value>, Trouble> {
         let page = self.ask(Duration::ZERO).await?;
-        Ok(self.passed(page))
+        Ok(self.advance(page))
     }
 
-    /// The same, of a server that was there: if it goes away it is waited for.
+    /// The records that exist now. Waits for a server that is restarted.
     pub async fn rest(&mut self) -> Result<Vec<Value>, Trouble> {
         let page = patiently(|| self.ask(Duration::ZERO)).await?;
-        Ok(self.passed(page))
+        Ok(self.advance(page))
     }
 
-    /// The next records, or none after a while. A server that goes away is waited for.
+    /// Waits for the next records; none after `WAIT`. Waits for a server that is restarted.
     pub async fn next(&mut self) -> Result<Vec<Value>, Trouble> {
         let page = patiently(|| self.ask(WAIT)).await?;
-        Ok(self.passed(page))
+        Ok(self.advance(page))
     }
 
     async fn ask(&self, wait: Duration) -> Result<Page<Value>, Trouble> {
@@ -77,8 +77,8 @@ impl Timeline {
         self.remote.get(&self.path, &query).await
     }
 
-    /// Takes note of how far it has come.
-    fn passed(&mut self, page: Page<Value>) -> Vec<Value> {
+    /// Advances the position behind the records, and notes the end of the run.
+    fn advance(&mut self, page: Page<Value>) -> Vec<Value> {
         for record in &page.items {
             if let Some(id) = record["id"].as_str().and_then(|id| id.parse().ok()) {
                 self.after = id;
@@ -90,7 +90,7 @@ impl Timeline {
     }
 }
 
-/// A record on a line.
+/// A record as one line.
 pub fn line(record: &Value) -> Line {
     let text = |field: &str| record[field].as_str().unwrap_or_default();
     let kind = text("kind");

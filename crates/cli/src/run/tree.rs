@@ -1,4 +1,4 @@
-//! A run as a tree of its activations, at a glance. Pure: what is known goes in, lines come out.
+//! Draws a run as a tree of its activations. Pure: a view of the run goes in, lines come out.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,19 +8,19 @@ use super::words;
 use crate::moment;
 use crate::screen::{Ink, Line};
 
-/// Items of a spread, rounds or steps of a group that are shown one by one; of more, those that need a look.
+/// How many items, rounds or steps of a group are shown. If there are more, failed and open ones are preferred.
 const SHOWN: usize = 12;
-/// However narrow a screen is, so much of a name is shown.
-const LEAST_OF_A_NAME: usize = 24;
+/// The least width of the name column, however narrow the screen.
+const MIN_NAME_WIDTH: usize = 24;
 
 /// What is drawn.
 #[derive(Debug, Clone, Copy)]
 pub struct Glance<'a> {
     pub run: &'a RunInfo,
     pub steps: &'a [StepInfo],
-    /// The names of top-level steps in the order in which they are read, where that is known.
+    /// The names of the top-level steps in display order; empty if the definition is not available.
     pub order: &'a [String],
-    /// The moment of the glance, for what has not ended.
+    /// The current time, for the duration of what has not ended.
     pub now_ms: i64,
 }
 
@@ -28,8 +28,8 @@ pub fn draw(glance: &Glance<'_>, width: usize) -> Vec<Line> {
     let tree = Tree::new(glance);
     let mut rows = Vec::new();
     tree.rows(None, 0, &mut rows);
-    // Long names leave room for what stands beside them.
-    let widest = (width / 2).max(LEAST_OF_A_NAME);
+    // Long names leave room for the other columns.
+    let widest = (width / 2).max(MIN_NAME_WIDTH);
     let names = rows.iter().map(|row| row.name.width()).max().unwrap_or(0).min(widest);
     let times = rows.iter().map(|row| row.time.chars().count()).max().unwrap_or(0);
     let mut lines = header(glance, width);
@@ -42,7 +42,7 @@ pub fn draw(glance: &Glance<'_>, width: usize) -> Vec<Line> {
     lines.into_iter().map(|line| line.cut(width)).collect()
 }
 
-/// Which run it is and how it stands. Where that does not fit on a line, its id is on the next one.
+/// The run and its status. The id goes on a second line if it does not fit on the first.
 fn header(glance: &Glance<'_>, width: usize) -> Vec<Line> {
     let run = glance.run;
     let from = run.started_at.as_deref().or(Some(&run.created_at));
@@ -59,7 +59,7 @@ fn header(glance: &Glance<'_>, width: usize) -> Vec<Line> {
     if line.width() <= width {
         return vec![line];
     }
-    // Even a long name gives way to how the run stands.
+    // A long name is cut, so that the status fits.
     let line = flow.cut(width.saturating_sub(status.width())).followed_by(status);
     let room = line.width() + steps.width() <= width;
     vec![if room { line.followed_by(steps) } else { line }, id]
@@ -86,7 +86,7 @@ fn outcome(run: &RunInfo) -> Vec<Line> {
         lines.push(Line::default().with(Ink::Good, "output ").with(Ink::Plain, output));
     }
     if let Some(next) = &run.continued_as {
-        lines.push(Line::default().with(Ink::Faint, format!("goes on as {next}")));
+        lines.push(Line::default().with(Ink::Faint, format!("continued as {next}")));
     }
     lines
 }
@@ -103,7 +103,7 @@ struct Row {
 
 struct Tree<'a> {
     steps: &'a [StepInfo],
-    /// By the place of the parent; the top by none.
+    /// By the index of the parent; `None` for the top level.
     children: BTreeMap<Option<usize>, Vec<usize>>,
     now_ms: i64,
 }
@@ -145,14 +145,14 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Everything at the top and where there is little; else what failed or goes on, as much of it as there is room for.
+    /// All steps of the top level and of small groups; of larger ones, up to `SHOWN` that failed or are open.
     fn worth_showing(&self, owner: Option<usize>, inside: &[usize]) -> Vec<usize> {
         if owner.is_none() || inside.len() <= SHOWN {
             return inside.to_vec();
         }
         let of = |status: &'static str| inside.iter().copied().filter(move |at| self.steps[*at].status == status);
         let ongoing: Vec<usize> = ["running", "waiting"].into_iter().flat_map(of).take(SHOWN).collect();
-        // However many failed, some of what goes on is seen as well.
+        // Even if many failed, a third of the room is for open ones.
         let failed: Vec<usize> = of("failed").take(SHOWN - ongoing.len().min(SHOWN / 3)).collect();
         let room = SHOWN - failed.len();
         failed.into_iter().chain(ongoing.into_iter().take(room)).collect()
@@ -170,14 +170,14 @@ impl<'a> Tree<'a> {
         Row { name, time: time.unwrap_or_default(), note: words::note(step) }
     }
 
-    /// Those that are not shown, and those that are still to come.
+    /// Counts the steps that are not shown, and the items that do not exist yet.
     fn counted(&self, hidden: &[usize], to_come: u64, depth: usize) -> Row {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for at in hidden {
             let step = &self.steps[*at];
-            // To the server both go on; to whoever looks, nobody has got the one yet.
-            let in_line = step.status == "running" && words::running(step).is_none();
-            *counts.entry(if in_line { "in line" } else { step.status.as_str() }).or_default() += 1;
+            // The server reports `running` for a task in a queue, too.
+            let queued = step.status == "running" && words::running(step).is_none();
+            *counts.entry(if queued { "queued" } else { step.status.as_str() }).or_default() += 1;
         }
         let mut counts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {status}")).collect();
         if to_come > 0 {
@@ -189,7 +189,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// The activation that this one is inside of: `each[3]` of `each[3].price`, `each` of `each[3]`.
+/// The enclosing activation: `each[3]` of `each[3].price`, `each` of `each[3]`.
 fn parent(activation: &str, places: &HashMap<&str, usize>) -> Option<usize> {
     let cuts = activation.char_indices().filter(|(at, c)| *at > 0 && matches!(c, '.' | '[')).map(|(at, _)| at);
     let cuts: Vec<usize> = cuts.collect();

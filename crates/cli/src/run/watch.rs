@@ -1,4 +1,4 @@
-//! Draws a run as it goes on: again and again in place on a terminal, line after line elsewhere.
+//! Follows a run: redraws it in place on a terminal, otherwise prints record after record.
 
 use std::io::Write;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::moment;
 use crate::screen::{Line, Screen};
 use crate::trouble::{Exit, Trouble};
 
-/// How often a picture is drawn again while nothing happens, for its clock.
+/// How often the picture is redrawn while nothing happens, to update its durations.
 const TICK: Duration = Duration::from_millis(500);
-/// Between two readings of all steps: a busy run must not be read with every record.
+/// The least time between two reads of all steps: a busy run must not be read with every record.
 const GAP: Duration = Duration::from_millis(100);
 
-/// A run at one moment.
+/// A run at one point in time.
 #[derive(Debug)]
 pub struct Moment {
     pub run: RunInfo,
-    /// Why it was cancelled, if that was said.
+    /// Why it was cancelled, if a reason was given.
     pub reason: Option<String>,
     pub steps: Vec<StepInfo>,
     pub order: Vec<String>,
@@ -35,7 +35,7 @@ impl Moment {
         let info: Value = remote.get(&format!("/v1/runs/{}", segment(run)), &[]).await?;
         let reason = info["reason"].as_str().map(str::to_owned);
         let mut moment = Moment { run: understood(info)?, reason, steps: Vec::new(), order: Vec::new() };
-        // Whoever may see the run may still be refused its flow, or it may be gone: the tree is then in another order.
+        // The key may not be allowed to read flows, or the flow was deleted: then the tree is in another order.
         if let Ok(flow) = remote.flow(&moment.run.flow, Some(&moment.run.version)).await {
             moment.order = flow.analysis.levels.into_iter().flatten().collect();
         }
@@ -57,21 +57,21 @@ async fn fresh(remote: &Remote, run: &str) -> Result<(RunInfo, Vec<StepInfo>), T
     Ok((remote.get(&path, &[]).await?, steps))
 }
 
-/// Lines that somebody adds to the picture.
+/// Lines that the caller adds above the picture.
 pub type Notes = tokio::sync::watch::Receiver<Vec<Line>>;
 
-/// Until the run has ended, and those that continue it; gives back how the last one stands then.
+/// Follows a run and the runs that continue it; returns the last one after its end.
 pub async fn watch(ctx: &Context, remote: &Remote, run: &str) -> Result<Moment, Trouble> {
     let (mut moment, _) = watch_with(ctx, remote, run, None).await?;
     while let Some(next) = moment.run.continued_as {
-        arrived(remote, &next).await?;
+        until_started(remote, &next).await?;
         (moment, _) = watch_with(ctx, remote, &next, None).await?;
     }
     Ok(moment)
 }
 
-/// What continues a run is started by a message, which may be on its way.
-async fn arrived(remote: &Remote, run: &str) -> Result<(), Trouble> {
+/// Waits for a run that continues another: it is started by a message that may not be delivered yet.
+async fn until_started(remote: &Remote, run: &str) -> Result<(), Trouble> {
     let since = Instant::now();
     loop {
         match remote.get::<RunInfo>(&format!("/v1/runs/{}", segment(run)), &[]).await {
@@ -83,7 +83,7 @@ async fn arrived(remote: &Remote, run: &str) -> Result<(), Trouble> {
     }
 }
 
-/// Until the run has ended, with notes under the picture; gives back how it stands then, and how many records it has.
+/// Follows a run to its end, with notes above the picture; returns the run and the number of its records.
 pub async fn watch_with(
     ctx: &Context,
     remote: &Remote,
@@ -114,15 +114,15 @@ pub async fn watch_with(
 
 struct Drawing<'a> {
     screen: &'a Screen,
-    /// Lines on the terminal that are drawn over.
+    /// Lines on the terminal that the next drawing overwrites.
     drawn: usize,
     notes: Option<Notes>,
-    /// Notes that were written already, where lines are only added.
+    /// Notes that were already printed, if the screen is not redrawn.
     noted: usize,
 }
 
 impl Drawing<'_> {
-    /// Draws again from time to time until `what` is there.
+    /// Redraws every `TICK` until `what` completes.
     async fn ticking<T>(
         &mut self,
         moment: &Moment,
@@ -158,12 +158,12 @@ impl Drawing<'_> {
         }
         let (_, height) = self.screen.size();
         let mut lines = self.picture(moment);
-        // What has scrolled away cannot be drawn over.
+        // Lines that have scrolled away cannot be overwritten.
         let room = height.saturating_sub(2).max(1);
         if lines.len() > room {
             let hidden = lines.len() - room + 1;
             lines.truncate(room - 1);
-            lines.push(Line::plain(format!("… {hidden} lines more: `eddy run show`")));
+            lines.push(Line::plain(format!("… {hidden} more lines: `eddy run show`")));
         }
         self.over(&lines)
     }
@@ -200,7 +200,7 @@ impl Drawing<'_> {
         Ok(stdout.flush()?)
     }
 
-    /// The whole picture, however long.
+    /// Draws the whole picture, however long.
     fn finish(&mut self, moment: &Moment) -> Result<(), Trouble> {
         if self.screen.json {
             return Ok(());

@@ -1,14 +1,14 @@
-//! What a step waits for, in words.
+//! Describes what a step waits for.
 
 use eddyline_protocol::{RunInfo, StepInfo};
 use serde_json::Value;
 
 use crate::screen::{Ink, Line};
 
-/// The kind of error that a run in quarantine shows.
+/// The error kind of a quarantined run.
 const QUARANTINED: &str = "Quarantined";
 
-/// What stands behind a step in the tree.
+/// The note next to a step in the tree.
 pub fn note(step: &StepInfo) -> Line {
     let tried = step.attempts.len();
     let attempts = if tried > 1 { format!("{tried} attempts") } else { String::new() };
@@ -36,31 +36,31 @@ fn briefly(step: &StepInfo, waits: &Value) -> String {
             Some(worker) => format!("on {}", short(worker)),
             None => match (bound(waits), lack(waits)) {
                 (Some(bound), _) => format!("waits: {bound}"),
-                (None, Some(lack)) => format!("waits: no worker is known that {lack}"),
+                (None, Some(lack)) => format!("waits: no online worker {lack}"),
                 (None, None) => format!("waits for a worker on queue {}", text("queue")),
             },
         },
         "back_off" => match last_error(step) {
-            Some(error) => format!("tries again{} after {error}", at(waits)),
-            None => format!("tries again{}", at(waits)),
+            Some(error) => format!("retries{} after {error}", at(waits)),
+            None => format!("retries{}", at(waits)),
         },
         "child" => format!("run {}", text("run_id")),
         "inside" => match to_come(step) {
             0 => String::new(),
             more => format!("{more} to come"),
         },
-        "last_report" => "waits for the last report of its worker".to_owned(),
-        "news" => "waits for news".to_owned(),
+        "last_report" => "waits for its worker's last report".to_owned(),
+        "news" => "suspended".to_owned(),
         _ => String::new(),
     }
 }
 
-/// The moment that is waited for, if it is known.
+/// The time until which the step waits, if known.
 fn at(waits: &Value) -> String {
     waits["until"].as_str().map_or_else(String::new, |until| format!(" at {until}"))
 }
 
-/// When a gate that somebody is to open is given up.
+/// When a gate times out, unless it is a gate for a time.
 fn gate_until(waits: &Value) -> String {
     match (waits["reason"].as_str(), waits["until"].as_str()) {
         (Some("time"), _) | (_, None) => String::new(),
@@ -68,7 +68,7 @@ fn gate_until(waits: &Value) -> String {
     }
 }
 
-/// The part of a worker's id that tells it from others at a glance.
+/// The first characters of a worker's id.
 fn short(worker: &str) -> &str {
     const SHOWN: usize = 8;
     match worker.len() == 36 && worker.is_ascii() {
@@ -77,17 +77,17 @@ fn short(worker: &str) -> &str {
     }
 }
 
-/// A sentence for every step that has not ended and is not merely the shell of others.
+/// A sentence for the run and for each step that has not ended, except containers whose items are all open.
 pub fn explain(run: &RunInfo, steps: &[StepInfo]) -> Vec<String> {
     let mut sentences = Vec::new();
     if run.completed_at.is_none() && run.error.as_ref().is_some_and(|error| error.kind == QUARANTINED) {
         let run = &run.run_id;
         sentences.push(format!(
-            "the run is quarantined: nothing of it is handled until `eddy run resume {run}` or `eddy run cancel {run}`"
+            "the run is quarantined: nothing is decided until `eddy run resume {run}` or `eddy run cancel {run}`"
         ));
     }
     if run.status == "paused" {
-        sentences.push("the run is paused: no task of it is offered until `eddy run resume`".to_owned());
+        sentences.push("the run is paused: its tasks are not offered until `eddy run resume`".to_owned());
     }
     let delay = run.waiting_for.iter().find(|waiting| waiting.waits_for["what"] == "delay");
     if let Some(delay) = delay {
@@ -96,7 +96,7 @@ pub fn explain(run: &RunInfo, steps: &[StepInfo]) -> Vec<String> {
     }
     if let Some(unique) = run.waiting_for.iter().find(|waiting| waiting.waits_for["what"] == "unique") {
         let key = unique.waits_for["key"].as_str().unwrap_or_default();
-        sentences.push(format!("the run waits until the runs before it with the unique key `{key}` have ended"));
+        sentences.push(format!("the run waits for earlier runs with the unique key `{key}` to end"));
     }
     for step in steps {
         let Some(waits) = &step.waits_for else { continue };
@@ -116,13 +116,13 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         "worker" => match running(step) {
             Some(worker) => format!("is running, attempt {attempt} of worker {worker}"),
             None => match (bound(waits), lack(waits)) {
-                (Some(bound), None) => format!("waits to be handed out (attempt {attempt}): {bound}"),
+                (Some(bound), None) => format!("is queued (attempt {attempt}): {bound}"),
                 (Some(bound), Some(lack)) => {
-                    format!("waits to be handed out (attempt {attempt}): {bound}; and no worker is known that {lack}")
+                    format!("is queued (attempt {attempt}): {bound}; and no online worker {lack}")
                 }
-                (None, Some(lack)) => format!("waits for a worker (attempt {attempt}): none is known that {lack}"),
+                (None, Some(lack)) => format!("waits for a worker (attempt {attempt}): no online worker {lack}"),
                 (None, None) => format!(
-                    "waits for a worker that takes {} on queue {} (attempt {attempt})",
+                    "waits for a worker that handles {} on queue {} (attempt {attempt})",
                     text("handler"),
                     text("queue")
                 ),
@@ -130,25 +130,25 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         },
         "back_off" => match (step.attempts.last(), last_error(step)) {
             (Some(last), Some(error)) => {
-                format!("waits to be tried again{}: attempt {} failed with {error}", at(waits), last.attempt)
+                format!("waits for its retry{}: attempt {} failed with {error}", at(waits), last.attempt)
             }
-            _ => format!("waits to be tried again{}", at(waits)),
+            _ => format!("waits for its retry{}", at(waits)),
         },
-        "child" => format!("waits for the run {} that it started", text("run_id")),
+        "child" => format!("waits for run {}, which it started", text("run_id")),
         "inside" if to_come(step) > 0 => format!(
-            "has {} to come, which wait for some of the {} that are open to end (max_parallel)",
+            "has {} to come, waiting for one of the {} open ones to end (max_parallel)",
             items(to_come(step)),
             waits["open"].as_u64().unwrap_or(0)
         ),
-        "last_report" => "was cancelled, and waits for the last report of its worker".to_owned(),
-        "news" => "is suspended until there is news of what it asked for".to_owned(),
-        "function" => "is tried again by its function".to_owned(),
+        "last_report" => "was cancelled, and waits for its worker's last report".to_owned(),
+        "news" => "is suspended until something it awaits has a result".to_owned(),
+        "function" => "is retried by its function".to_owned(),
         "next_transition" => "is about to be decided".to_owned(),
         _ => return None,
     })
 }
 
-/// Items of a spread that have not come into being: no more are open at once than may be.
+/// Items of a spread that do not exist yet, because of `max_parallel`.
 pub fn to_come(step: &StepInfo) -> u64 {
     step.waits_for.as_ref().and_then(|waits| waits["to_come"].as_u64()).unwrap_or(0)
 }
@@ -157,19 +157,19 @@ fn items(count: u64) -> String {
     if count == 1 { "1 item".to_owned() } else { format!("{count} items") }
 }
 
-/// What keeps a task from every worker: which queue or limit, and what is with it.
+/// The rule of a queue or limit that holds the task back from all workers.
 fn bound(waits: &Value) -> Option<String> {
     let bound = waits.get("bound")?;
     let queue = waits["queue"].as_str().unwrap_or_default();
     let most = bound["most"].as_u64();
-    let at_once = |what: &str| match most {
-        Some(most) => format!("has {most}{what} at once already"),
-        None => "has let as many pass for now as it may".to_owned(),
+    let reached = |what: &str| match most {
+        Some(most) => format!("has reached its concurrency of {most}{what}"),
+        None => "has reached its rate".to_owned(),
     };
     let why = match bound["what"].as_str()? {
         "paused" => format!("is paused: `eddy queue resume {queue}`"),
-        "flow_concurrency" => at_once(" of this flow"),
-        _ => at_once(""),
+        "flow_concurrency" => reached(" for this flow"),
+        _ => reached(""),
     };
     let who = match bound["name"].as_str() {
         Some(limit) => format!("limit {limit}"),
@@ -178,19 +178,19 @@ fn bound(waits: &Value) -> Option<String> {
     Some(format!("{who} {why}"))
 }
 
-/// What no worker does that would get the task.
+/// What all online workers lack to claim the task, as the end of a sentence.
 fn lack(waits: &Value) -> Option<String> {
     let lack = waits.get("lack")?;
     let text = |field: &str| waits[field].as_str().unwrap_or_default();
-    let takes = format!("takes {} on queue {}", text("handler"), text("queue"));
+    let handles = format!("handles {} on queue {}", text("handler"), text("queue"));
     Some(match lack["what"].as_str()? {
-        "queue" => format!("takes from queue {}", text("queue")),
+        "queue" => format!("serves queue {}", text("queue")),
         "labels" => {
             let labels: Vec<&str> = lack["labels"].as_array()?.iter().filter_map(Value::as_str).collect();
-            format!("{takes} and has the label{} {}", if labels.len() == 1 { "" } else { "s" }, labels.join(", "))
+            format!("{handles} with the label{} {}", if labels.len() == 1 { "" } else { "s" }, labels.join(", "))
         }
-        "build" => format!("{takes} in the build {}", lack["build"].as_str()?),
-        _ => takes,
+        "build" => format!("{handles} in build {}", lack["build"].as_str()?),
+        _ => handles,
     })
 }
 
@@ -199,7 +199,7 @@ fn open_arms(waits: &Value) -> impl Iterator<Item = &str> {
     arms.iter().filter(|arm| arm["token"] == "open").filter_map(|arm| arm["arm"].as_str())
 }
 
-/// An arm that has no token yet, with the state of who could send it.
+/// An arm without a token, with the state of the step that could send one.
 fn arm_text(arm: &Value, steps: &[StepInfo]) -> Option<String> {
     if arm["token"] != "open" {
         return None;
@@ -225,10 +225,10 @@ fn state(step: &StepInfo) -> String {
     let what = step.waits_for.as_ref().and_then(|waits| waits["what"].as_str());
     match (step.status.as_str(), running(step), what) {
         (_, Some(worker), _) => format!("running, attempt {} of worker {worker}", step.attempts.len()),
-        (_, _, Some("back_off")) => "failed, to be tried again".to_owned(),
+        (_, _, Some("back_off")) => "waiting for its retry".to_owned(),
         (_, _, Some("gate")) => "at its gate".to_owned(),
         (_, _, Some("worker")) => match step.waits_for.as_ref().and_then(bound) {
-            Some(_) => "waiting to be handed out".to_owned(),
+            Some(_) => "queued".to_owned(),
             None => "waiting for a worker".to_owned(),
         },
         (status, _, _) => status.to_owned(),
@@ -240,14 +240,12 @@ fn gate(waits: &Value) -> String {
         ("event", Some(event)) => format!("for event {event}"),
         ("webhook", _) => "for a webhook".to_owned(),
         ("manual", _) => "for a person: `eddy gate list`".to_owned(),
-        ("time", _) => {
-            waits["until"].as_str().map_or("for its time to come".to_owned(), |until| format!("until {until}"))
-        }
+        ("time", _) => waits["until"].as_str().map_or("for its time".to_owned(), |until| format!("until {until}")),
         (other, _) => format!("for {other}"),
     }
 }
 
-/// The worker that has it now.
+/// The worker that runs the step now.
 pub fn running(step: &StepInfo) -> Option<&str> {
     step.attempts.last().filter(|attempt| attempt.status == "running").and_then(|attempt| attempt.worker.as_deref())
 }
@@ -260,7 +258,7 @@ fn last_error(step: &StepInfo) -> Option<String> {
 fn and(parts: impl Iterator<Item = String>) -> String {
     let mut parts: Vec<String> = parts.collect();
     match parts.pop() {
-        None => "nothing that is known".to_owned(),
+        None => "an unknown step".to_owned(),
         Some(last) if parts.is_empty() => last,
         Some(last) => format!("{} and for {last}", parts.join(", ")),
     }

@@ -1,4 +1,4 @@
-//! One task, carried out by a command.
+//! Runs a shell command for one task.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,21 +15,21 @@ use tokio::sync::mpsc;
 
 use crate::processes::Group;
 
-/// What a payload may take; a longer output could not be reported.
+/// The limit of a payload: a longer output could not be reported.
 pub const MAX_OUTPUT_BYTES: u64 = 2 << 20;
-/// A variable of the environment may not be longer than the system takes.
+/// The system limits the length of an environment variable.
 const MAX_VARIABLE_BYTES: usize = 100 << 10;
 /// Lines of standard error that are kept as logs, and how long each may be.
 const MAX_LOG_LINES: usize = 1_000;
 const MAX_LOG_BYTES: u64 = 4 << 10;
 const MAX_EMITS_BYTES: u64 = 16 << 20;
-/// `EX_DATAERR` of sysexits.h: the input is wrong, and will be wrong again.
-const NOT_AGAIN: i32 = 65;
-/// A shell adds this to the number of the signal by which its command was ended.
+/// `EX_DATAERR` of sysexits.h: the input is wrong, so a retry would fail too.
+const DO_NOT_RETRY: i32 = 65;
+/// A shell exits with this plus the number of the signal that ended its command.
 const SHELL_SIGNAL: i32 = 128;
 const SIGNALS: std::ops::RangeInclusive<i32> = SHELL_SIGNAL + 1..=SHELL_SIGNAL + 64;
 
-/// What a command is told.
+/// What a command gets.
 #[derive(Debug)]
 pub struct Job {
     pub input: Value,
@@ -37,30 +37,30 @@ pub struct Job {
     pub variables: Vec<(&'static str, String)>,
 }
 
-/// What came of it.
+/// The result of a command.
 #[derive(Debug, PartialEq)]
-pub enum Verdict {
+pub enum ExitVerdict {
     Done { output: Value, emits: Vec<Emit> },
     Failed { kind: &'static str, message: String, again: bool },
 }
 
-fn failed(kind: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict::Failed { kind, message: message.into(), again: true }
+fn failed(kind: &'static str, message: impl Into<String>) -> ExitVerdict {
+    ExitVerdict::Failed { kind, message: message.into(), again: true }
 }
 
-fn hopeless(kind: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict::Failed { kind, message: message.into(), again: false }
+fn permanent(kind: &'static str, message: impl Into<String>) -> ExitVerdict {
+    ExitVerdict::Failed { kind, message: message.into(), again: false }
 }
 
-/// Runs `command` in a shell. When `called_off` comes first, the command and all it started are ended, and nothing came of
-/// it. Lines of standard error go to `logs` as they come.
+/// Runs `command` in a shell. If `cancelled` completes first, stops the command and everything it started, and returns
+/// `None`. Sends each line of standard error to `logs`.
 pub async fn carry_out(
     command: &str,
     job: &Job,
     grace: Duration,
     logs: &mpsc::Sender<String>,
-    called_off: impl Future<Output = ()>,
-) -> Option<Verdict> {
+    cancelled: impl Future<Output = ()>,
+) -> Option<ExitVerdict> {
     let (mut group, place) = match prepare(command, job) {
         Ok(started) => started,
         Err(error) => return Some(failed("ExecError", format!("`{command}` cannot be started: {error}"))),
@@ -74,41 +74,41 @@ pub async fn carry_out(
         }
         Ok(())
     };
-    // What the command left running is killed when it ends, and lets go of the pipes. Too much output ends it early:
-    // otherwise it would write for ever.
+    // When the command ends, what it left running is killed, which closes the pipes. Too much output ends it early:
+    // it might write for ever.
     let pipes = async {
-        let said = async { Ok(forward_lines(stderr, logs).await) };
-        tokio::try_join!(feed, read_bounded(stdout), said)
+        let last_line = async { Ok(forward_lines(stderr, logs).await) };
+        tokio::try_join!(feed, read_bounded(stdout), last_line)
     };
     let mut pipes = Box::pin(pipes.fuse());
-    let told = {
+    let finished = {
         let ended = async { Ok(group.wait().await) };
         let whole = async { tokio::try_join!(&mut pipes, ended) };
         tokio::select! {
-            told = whole => Some(told),
-            () = called_off => None,
+            finished = whole => Some(finished),
+            () = cancelled => None,
         }
     };
-    match told {
+    match finished {
         None => {
-            // What it says while it cleans up is still taken: whoever writes to a pipe that nobody reads is killed.
-            let listen = async {
+            // Keep reading while it cleans up: writing to a closed pipe would kill it.
+            let keep_reading = async {
                 let _ = pipes.await;
                 std::future::pending::<()>().await;
             };
             tokio::select! {
                 () = group.stop(grace) => {}
-                () = listen => {}
+                () = keep_reading => {}
             }
             None
         }
         Some(Err(TooMuch)) => {
             group.stop(grace).await;
             let message = format!("the output of `{command}` is over the limit of {MAX_OUTPUT_BYTES} bytes");
-            Some(hopeless("OutputTooLarge", message))
+            Some(permanent("OutputTooLarge", message))
         }
-        Some(Ok((_, Err(error)))) => Some(failed("ExecError", format!("`{command}` got lost: {error}"))),
-        Some(Ok((((), output, said), Ok(status)))) => Some(judge(command, status, &output, said, place.path())),
+        Some(Ok((_, Err(error)))) => Some(failed("ExecError", format!("cannot wait for `{command}`: {error}"))),
+        Some(Ok((((), output, last), Ok(status)))) => Some(judge(command, status, &output, last, place.path())),
     }
 }
 
@@ -143,7 +143,7 @@ async fn read_bounded(from: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, T
     }
 }
 
-/// Gives back the last line, for the failure that it may be about.
+/// Returns the last line, which may be the reason of a failure.
 async fn forward_lines(from: Option<impl AsyncRead + Unpin>, logs: &mpsc::Sender<String>) -> Option<String> {
     let mut reader = BufReader::new(from?);
     let (mut count, mut last, mut line) = (0, None, Vec::new());
@@ -160,7 +160,7 @@ async fn forward_lines(from: Option<impl AsyncRead + Unpin>, logs: &mpsc::Sender
         count += 1;
         let kept = match count {
             ..=MAX_LOG_LINES => Some(text.clone()),
-            n if n == MAX_LOG_LINES + 1 => Some(format!("… more than {MAX_LOG_LINES} lines, the rest is not kept")),
+            n if n == MAX_LOG_LINES + 1 => Some(format!("… more than {MAX_LOG_LINES} lines: the rest is dropped")),
             _ => None,
         };
         if let Some(kept) = kept {
@@ -170,13 +170,13 @@ async fn forward_lines(from: Option<impl AsyncRead + Unpin>, logs: &mpsc::Sender
     }
 }
 
-/// The exit code is the verdict.
-fn judge(command: &str, status: ExitStatus, output: &[u8], said: Option<String>, place: &Path) -> Verdict {
-    let because = said.map(|said| format!(": {said}")).unwrap_or_default();
+/// Derives the result from the exit code.
+fn judge(command: &str, status: ExitStatus, output: &[u8], last_line: Option<String>, place: &Path) -> ExitVerdict {
+    let because = last_line.map(|line| format!(": {line}")).unwrap_or_default();
     match status.code() {
         Some(0) => {}
-        Some(NOT_AGAIN) => return hopeless("BadInput", format!("`{command}` exited with {NOT_AGAIN}{because}")),
-        // So the shell says it of what it ran.
+        Some(DO_NOT_RETRY) => return permanent("BadInput", format!("`{command}` exited with {DO_NOT_RETRY}{because}")),
+        // The shell ran a command that a signal ended.
         Some(code) if SIGNALS.contains(&code) => {
             return failed("Killed", format!("`{command}` was ended by signal {}{because}", code - SHELL_SIGNAL));
         }
@@ -184,13 +184,13 @@ fn judge(command: &str, status: ExitStatus, output: &[u8], said: Option<String>,
         None => return failed("Killed", format!("`{command}` was ended by a signal ({status}){because}")),
     }
     match read_emits(&place.join("emits")) {
-        Ok(emits) => Verdict::Done { output: understood(output), emits },
-        Err(why) => hopeless("BadEmits", format!("$EDDY_EMITS of `{command}`: {why}")),
+        Ok(emits) => ExitVerdict::Done { output: parse_output(output), emits },
+        Err(why) => permanent("BadEmits", format!("$EDDY_EMITS of `{command}`: {why}")),
     }
 }
 
-/// JSON if it is JSON, else a text as it stands, without the last line's end.
-fn understood(output: &[u8]) -> Value {
+/// JSON if it parses, otherwise text without the last line break.
+fn parse_output(output: &[u8]) -> Value {
     let text = String::from_utf8_lossy(output);
     if text.trim().is_empty() {
         return Value::Null;
@@ -220,7 +220,7 @@ mod tests {
 
     use super::*;
 
-    async fn run(command: &str, input: Value) -> (Verdict, Vec<String>) {
+    async fn run(command: &str, input: Value) -> (ExitVerdict, Vec<String>) {
         let job = Job { input, run_input: json!({"of": "run"}), variables: vec![("EDDY_STEP", "pay".to_owned())] };
         let (logs, mut kept) = mpsc::channel(2_000);
         let verdict = carry_out(command, &job, Duration::from_secs(5), &logs, std::future::pending()).await.unwrap();
@@ -232,8 +232,8 @@ mod tests {
         (verdict, lines)
     }
 
-    fn done(output: Value) -> Verdict {
-        Verdict::Done { output, emits: Vec::new() }
+    fn done(output: Value) -> ExitVerdict {
+        ExitVerdict::Done { output, emits: Vec::new() }
     }
 
     #[tokio::test]
@@ -261,11 +261,11 @@ mod tests {
         let (verdict, lines) = run("echo no paper >&2; exit 75", json!(null)).await;
         assert_eq!(lines, ["no paper"]);
         let message = "`echo no paper >&2; exit 75` exited with 75: no paper".to_owned();
-        assert_eq!(verdict, Verdict::Failed { kind: "ExitCode", message, again: true });
-        assert!(matches!(run("exit 65", json!(null)).await.0, Verdict::Failed { again: false, .. }));
+        assert_eq!(verdict, ExitVerdict::Failed { kind: "ExitCode", message, again: true });
+        assert!(matches!(run("exit 65", json!(null)).await.0, ExitVerdict::Failed { again: false, .. }));
         for command in ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"] {
             let (verdict, _) = run(command, json!(null)).await;
-            assert!(matches!(verdict, Verdict::Failed { kind: "Killed", again: true, .. }), "{verdict:?}");
+            assert!(matches!(verdict, ExitVerdict::Failed { kind: "Killed", again: true, .. }), "{verdict:?}");
         }
     }
 
@@ -299,22 +299,22 @@ mod tests {
             Emit { event: "paid".to_owned(), payload: json!(1) },
             Emit { event: "seen".to_owned(), payload: json!(null) },
         ];
-        assert_eq!(run(command, json!(null)).await.0, Verdict::Done { output: json!(null), emits });
+        assert_eq!(run(command, json!(null)).await.0, ExitVerdict::Done { output: json!(null), emits });
         let (bad, _) = run("echo paid > $EDDY_EMITS", json!(null)).await;
-        assert!(matches!(bad, Verdict::Failed { kind: "BadEmits", again: false, .. }), "{bad:?}");
+        assert!(matches!(bad, ExitVerdict::Failed { kind: "BadEmits", again: false, .. }), "{bad:?}");
     }
 
     #[tokio::test]
     async fn too_much_output_ends_the_command() {
         let (verdict, _) = run("yes", json!(null)).await;
-        assert!(matches!(verdict, Verdict::Failed { kind: "OutputTooLarge", again: false, .. }), "{verdict:?}");
+        assert!(matches!(verdict, ExitVerdict::Failed { kind: "OutputTooLarge", again: false, .. }), "{verdict:?}");
     }
 
     #[tokio::test]
     async fn logs_are_bounded() {
         let (_, lines) = run("seq 3000 >&2", json!(null)).await;
         assert_eq!(lines.len(), MAX_LOG_LINES + 1);
-        assert!(lines.last().unwrap().contains("not kept"), "{:?}", lines.last());
+        assert!(lines.last().unwrap().contains("dropped"), "{:?}", lines.last());
     }
 
     #[tokio::test]
@@ -323,7 +323,7 @@ mod tests {
         let pid_file = place.path().join("pid");
         let fifo = place.path().join("ready");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        // The shell and its child both refuse to end when asked.
+        // The shell and its child both ignore SIGTERM.
         let command = format!(
             "trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > {}; echo > {}; while :; do sleep 1; done' & wait",
             pid_file.display(),
@@ -340,7 +340,7 @@ mod tests {
         let gone = || rustix::process::test_kill_process(rustix::process::Pid::from_raw(pid).unwrap()).is_err();
         let gone_or_dead =
             || gone() || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
-        // Its death is reported by the system, which may take a moment.
+        // The system may take a moment to report its death.
         let until = std::time::Instant::now() + Duration::from_secs(5);
         while !gone_or_dead() && std::time::Instant::now() < until {
             tokio::task::yield_now().await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 #[tokio::main]
 async fn main() -> Result<(), eddyline::Error> {
-    // EDDY_URL, EDDY_KEY and EDDY_NAMESPACE say which server; `eddy dev` sets the first.
+    // Reads EDDY_URL, EDDY_KEY and EDDY_NAMESPACE; `eddy dev` sets EDDY_URL.
     let client = Client::from_env()?;
     Worker::with_client(client).handler("look_up", look_up).handler("greet", greet).run().await
 }
@@ -26,7 +26,7 @@ enum Language {
     Fr,
 }
 
-/// The input is read into a type of yours; one that does not fit fails the step for good.
+/// The input is parsed into your type. If it does not match, the step fails without a retry.
 async fn greet(_ctx: StepCtx, language: Language) -> Result<&'static str, StepError> {
     match language {
         Language::En => Ok("Hello"),

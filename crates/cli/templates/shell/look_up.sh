@@ -1,6 +1,6 @@
 #!/bin/sh
 # A step: its input is JSON on standard input, its output is JSON on standard output.
-# Standard error is the run's log. Exit 65 to fail for good, with anything else to be tried again.
+# Standard error is the run's log. Exit 65 fails the step without a retry, any other code but 0 with one.
 set -eu
 echo "looking up a language, attempt $EDDY_ATTEMPT" >&2
 

@@ -1,4 +1,4 @@
-//! Bodies that are large, many, or never end.
+//! Large, many and unfinished bodies.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::bystander::{memory, undisturbed};
 use crate::eddy::{Eddy, LONG};
 use crate::raw::status;
 
-/// How many come at once.
+/// How many requests are sent at once.
 const MANY: usize = 120;
-/// What so many may make of a server, beyond what it has without them.
+/// How much the memory of the server may grow.
 const FLAT_KB: u64 = 60 << 10;
 
-/// Sends the head of a request and as much of its body as the server takes, and leaves the connection open until the
-/// status of the answer is there.
+/// Sends the head of a request and up to `sent` bytes of its body, keeps the connection open, and returns the status of
+/// the response.
 async fn send(eddy: &Eddy, path: &str, declared: usize, sent: usize) -> Option<u16> {
     let stream = TcpStream::connect(eddy.addr).await.unwrap();
     let (mut from, mut to) = stream.into_split();
@@ -33,11 +33,11 @@ async fn send(eddy: &Eddy, path: &str, declared: usize, sent: usize) -> Option<u
         }
         Ok::<_, std::io::Error>(())
     };
-    let hearing = async {
+    let receiving = async {
         let mut first = [0; 12];
         from.read_exact(&mut first).await.ok().and_then(|_| status(&String::from_utf8_lossy(&first)))
     };
-    let both = async { tokio::join!(sending, hearing).1 };
+    let both = async { tokio::join!(sending, receiving).1 };
     tokio::time::timeout(LONG, both).await.expect("the server neither answers nor closes")
 }
 
@@ -47,7 +47,7 @@ async fn webhooks_nobody_waits_for_with_bodies_of_16_mib() {
         let before = memory(eddy, "VmHWM");
         let unknown = format!("/hooks/{}", "0".repeat(64));
         let path = unknown.as_str();
-        // All but the last piece: whoever reads bodies first has all of them in memory by now.
+        // All but the last piece: a server that reads bodies first would have all of them in memory now.
         let sent = (16 << 20) - (64 << 10);
         let answers = join_all((0..MANY).map(|_| send(eddy, path, 16 << 20, sent))).await;
         assert!(answers.iter().all(|status| *status == Some(404)), "{answers:?}");
@@ -69,7 +69,7 @@ async fn a_webhook_takes_no_more_than_a_payload() {
             .unwrap();
         let token = gates["items"][0]["token"].as_str().unwrap();
         for path in [format!("/hooks/{token}"), format!("/v1/gates/{token}")] {
-            assert_eq!(send(eddy, &path, 3 << 20, 0).await, Some(413), "before a byte of it came");
+            assert_eq!(send(eddy, &path, 3 << 20, 0).await, Some(413), "not refused before the body");
         }
         assert_eq!(send(eddy, &format!("/hooks/{token}"), 1 << 20, 1 << 20).await, Some(200));
     })
@@ -80,7 +80,7 @@ async fn a_webhook_takes_no_more_than_a_payload() {
 #[tokio::test]
 async fn bodies_beyond_the_budget_wait_and_are_refused_and_small_ones_go_through() {
     undisturbed(&["--body-memory", "16MiB"], async |eddy| {
-        // They never end, and are cut off only after a while.
+        // The bodies never end, and are cut off after a timeout.
         let unfinished = join_all((0..MANY).map(|_| send(eddy, "/v1/events", 2 << 20, 1 << 20)));
         let answers = unfinished.await;
         let count = |wanted: u16| answers.iter().filter(|status| **status == Some(wanted)).count();

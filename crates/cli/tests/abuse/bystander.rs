@@ -1,4 +1,4 @@
-//! Somebody who starts runs and waits for their results, whatever others do.
+//! An ordinary client that starts runs and waits for their results during the abuse.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use crate::eddy::Eddy;
 
-/// A run takes milliseconds; this leaves room for a busy machine, and none for a server that hangs.
+/// A run takes milliseconds: this allows for a busy machine, but not for a server that hangs.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// Somebody ordinary, who is no load of his own.
+/// The pause between two runs, so that the bystander is no load itself.
 const PACE: Duration = Duration::from_millis(50);
-/// What the server may have needed at its worst.
+/// The most memory that the server may use.
 const MAX_MEMORY_KB: u64 = 300 << 10;
 
-/// Runs `abuse` against a server of its own, and sees that nobody else suffers from it.
+/// Runs `abuse` against a new server, and checks that another client is still served.
 pub async fn undisturbed(flags: &[&str], abuse: impl AsyncFnOnce(&Eddy)) {
     let eddy = Eddy::start(flags);
     let client = eddy.client();
@@ -33,7 +33,7 @@ pub async fn undisturbed(flags: &[&str], abuse: impl AsyncFnOnce(&Eddy)) {
     assert!(played > 0 && slowest < SLOWEST, "{played} runs, of which one took {slowest:?}");
     let peak = memory(&eddy, "VmHWM");
     assert!(peak < MAX_MEMORY_KB, "the server needed {} MB", peak >> 10);
-    // Somebody who comes afterwards.
+    // A new client afterwards.
     play(&eddy.client(), 1).await;
     worker.abort();
 }

@@ -1,4 +1,4 @@
-//! More connections than there is room for.
+//! More connections than the server allows.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::AsyncReadExt;
@@ -7,14 +7,14 @@ use tokio::net::TcpStream;
 use crate::bystander::undisturbed;
 
 const CROWD: u64 = 5_000;
-/// What the test needs besides.
+/// File descriptors for everything else in the test.
 const OTHERS: u64 = 200;
 const MAX_CONNECTIONS: usize = 1_000;
 
-/// How many connections this process may open, once it has asked for as many as it can get.
+/// Raises the limit of file descriptors of this process, and returns it.
 fn room() -> u64 {
     let limit = getrlimit(Resource::Nofile);
-    // If it may not, it is what it is.
+    // If that fails, the current limit stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -22,13 +22,13 @@ fn room() -> u64 {
 #[tokio::test]
 async fn thousands_of_connections_that_say_nothing() {
     let crowd = CROWD.min(room().saturating_sub(OTHERS)) as usize;
-    assert!(crowd > 2 * MAX_CONNECTIONS, "there is room for {crowd} connections only: raise `ulimit -n`");
+    assert!(crowd > 2 * MAX_CONNECTIONS, "only {crowd} connections are possible: raise `ulimit -n`");
     undisturbed(&["--max-connections", &MAX_CONNECTIONS.to_string()], async |eddy| {
         let mut idle = Vec::with_capacity(crowd);
         for _ in 0..crowd {
             idle.push(TcpStream::connect(eddy.addr).await.unwrap());
         }
-        // Whoever came too late knows at once; the others when their time is up.
+        // Connections over the limit are closed at once, the others after the header timeout.
         let mut ended = 0;
         for stream in &mut idle {
             let mut byte = [0];

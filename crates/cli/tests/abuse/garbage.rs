@@ -1,4 +1,4 @@
-//! What is no HTTP at all.
+//! Input that is not HTTP.
 
 use crate::bystander::undisturbed;
 use crate::raw::{say, status};

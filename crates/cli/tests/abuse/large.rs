@@ -1,4 +1,4 @@
-//! More than anybody should send.
+//! Large bodies, deep nesting and large heads.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::raw::{request, say, status};
 const HUNDRED_MB: usize = 100 << 20;
 const DEEP: usize = 10_000;
 
-/// Sends a body in chunks until the server stops it, and gives the status that it stops it with.
+/// Sends a body in chunks until the server responds, and returns the status.
 async fn send_chunks(eddy: &Eddy) -> Option<u16> {
     let stream = TcpStream::connect(eddy.addr).await.unwrap();
     let (mut from, mut to) = stream.into_split();
@@ -29,11 +29,11 @@ async fn send_chunks(eddy: &Eddy) -> Option<u16> {
         }
         to.write_all(b"0\r\n\r\n").await
     };
-    let hearing = async {
+    let receiving = async {
         let mut first = [0; 12];
         from.read_exact(&mut first).await.ok().and_then(|_| status(&String::from_utf8_lossy(&first)))
     };
-    tokio::join!(sending, hearing).1
+    tokio::join!(sending, receiving).1
 }
 
 #[tokio::test]
@@ -47,8 +47,7 @@ async fn bodies_of_a_hundred_megabytes() {
         for said in join_all((0..50).map(|_| say(eddy.addr, declared.as_bytes()))).await {
             assert_eq!(status(&said), Some(413), "{said}");
         }
-        // Once the server has closed, what is still on its way may overtake the answer. Those that wait for memory that the
-        // others have are 503.
+        // `None`: the connection was reset before the response arrived. 503: the body waited for memory in vain.
         let stopped = join_all((0..8).map(|_| send_chunks(eddy))).await;
         assert!(stopped.iter().all(|status| matches!(status, Some(413 | 503) | None)), "{stopped:?}");
     })
@@ -111,7 +110,7 @@ async fn bodies_nested_ten_thousand_deep() {
                 assert!(matches!(status(&said), Some(400 | 413 | 422)), "{method} {path}: {said}");
             }
         }
-        // Nested by other means: YAML without a bracket, and expressions.
+        // Nesting without brackets: YAML by indentation, and expressions.
         let indented: String = (0..2_000).map(|depth| format!("{}- \n", " ".repeat(depth))).collect();
         let expression = json!({"steps": {"a": {"set": format!("${{{}1{}}}", "(".repeat(DEEP), ")".repeat(DEEP))}}});
         for body in [indented, expression.to_string()] {

@@ -1,5 +1,5 @@
-//! Clients that mean harm, or know no better. While they are at it, somebody else is served as if they were not there, and
-//! the server's memory stays within a bound.
+//! Malicious or broken clients. Meanwhile other clients must be served as usual, and the server's memory must stay
+//! within a bound.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Clients that take their time.
+//! Slow clients.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::bystander::undisturbed;
 use crate::eddy::{Eddy, LONG, metric};
 
-/// How many of a kind there are.
+/// How many slow clients of each kind there are.
 const SLOW: usize = 100;
-/// So many readers of two megabytes have more than the server keeps for all of them.
+/// The responses of this many readers, 2 MB each, exceed the response memory of the server.
 const READERS: usize = 200;
-/// A list of so many elements, each small enough to be kept in the list itself, has nearly as many bytes.
+/// A list of many elements, each small enough to be stored inline, with about as many bytes in total.
 const ELEMENTS: usize = 10_000;
 const ELEMENT_BYTES: usize = 240;
 
-/// Sends `bytes`, one a second, until the server has had enough.
+/// Sends one byte per second until the server responds or closes the connection.
 async fn drip(eddy: &Eddy, bytes: &[u8]) {
     let mut stream = TcpStream::connect(eddy.addr).await.unwrap();
     let mut answer = Vec::new();
@@ -28,7 +28,7 @@ async fn drip(eddy: &Eddy, bytes: &[u8]) {
         if stream.write_all(&[*byte]).await.is_err() {
             return;
         }
-        // The pace is the point. An answer, or an end, comes in between.
+        // Waits a second for a response or the end of the connection.
         let second = tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await;
         if second.is_ok() {
             assert!(!String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 2"));
@@ -85,7 +85,7 @@ async fn readers_that_do_not_read_what_they_asked_for() {
     .await;
 }
 
-/// The path under which the output of a run is read, which is a list of many elements that are nowhere else.
+/// The path of the output of a run: a list of many inline elements.
 async fn list_of_many(client: &Client) -> String {
     let steps = json!({"a": {"set": "x".repeat(ELEMENT_BYTES)}});
     let each = json!({"spread": format!("range({ELEMENTS})"), "steps": steps, "output": "${steps.a.output}"});
@@ -107,14 +107,14 @@ async fn readers_of_a_list_of_many_elements_that_do_not_read_it() {
     .await;
 }
 
-/// Readers that take the beginning of an answer, one after the other: what is abused here is memory. Until the server has
-/// no more room for them.
+/// Adds readers that read only the beginning of their response, until the server refuses one because its response
+/// memory is used up.
 async fn crowd_until_refused(eddy: &Eddy, path: &str) {
-    // The first answers may fill what lies between; behind them the server is stuck with the next.
+    // The first responses may fit into the socket buffers; then the server is blocked on the next one.
     let request = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", eddy.addr).repeat(3);
     let mut slow = Vec::new();
     while metric(eddy, "eddyline_answers_refused_total").await == 0.0 {
-        assert!(slow.len() < READERS, "the server keeps as much as anybody wants");
+        assert!(slow.len() < READERS, "the server buffers without a limit");
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4 << 10).unwrap();
         let mut stream = socket.connect(eddy.addr).await.unwrap();

@@ -1,4 +1,4 @@
-//! Workers that are none.
+//! Malicious or broken worker sockets.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn open(eddy: &Eddy) -> Socket {
     connect_async(format!("ws://{}/v1/workers/connect", eddy.addr)).await.unwrap().0
 }
 
-/// Says it, and whatever comes of it, the server ends the connection.
+/// Sends the messages, and checks that the server closes the connection.
 async fn ends(mut socket: Socket, messages: impl IntoIterator<Item = Message>) {
     for message in messages {
         if socket.send(message).await.is_err() {
@@ -27,7 +27,7 @@ async fn ends(mut socket: Socket, messages: impl IntoIterator<Item = Message>) {
         }
     }
     let ending = async { while let Some(Ok(_)) = socket.next().await {} };
-    tokio::time::timeout(LONG, ending).await.expect("the server goes on with it");
+    tokio::time::timeout(LONG, ending).await.expect("the server does not close the connection");
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn messages_that_are_too_large_too_deep_or_nonsense() {
     .await;
 }
 
-/// A connection that has been told that it is a WebSocket by now.
+/// A raw connection after the upgrade to a WebSocket.
 async fn upgraded(eddy: &Eddy) -> TcpStream {
     upgrade(eddy, TcpStream::connect(eddy.addr).await.unwrap()).await
 }
@@ -70,15 +70,15 @@ async fn upgrade(eddy: &Eddy, mut stream: TcpStream) -> TcpStream {
 async fn frames_that_are_none() {
     undisturbed(&[], async |eddy| {
         let frames: Vec<Vec<u8>> = vec![
-            // Not masked; an opcode that there is not; bits that mean nothing; a ping that is too long.
+            // Not masked; an unknown opcode; reserved bits; a ping that is too long.
             b"\x81\x02hi".to_vec(),
             b"\x8b\x80\0\0\0\0".to_vec(),
             b"\xf1\x80\0\0\0\0".to_vec(),
             [b"\x89\xfe\x03\xe8\0\0\0\0".to_vec(), vec![0; 1_000]].concat(),
-            // As long as can be said, and nothing behind it; a part of nothing.
+            // The greatest length without a payload; a continuation without a first frame.
             b"\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0".to_vec(),
             b"\x80\x81\0\0\0\0x".to_vec(),
-            // No UTF-8.
+            // Invalid UTF-8.
             b"\x81\x82\0\0\0\0\xff\xfe".to_vec(),
         ];
         for frame in frames {
@@ -86,9 +86,9 @@ async fn frames_that_are_none() {
             stream.write_all(&frame).await.unwrap();
             let mut rest = Vec::new();
             let ending = tokio::time::timeout(LONG, stream.read_to_end(&mut rest)).await;
-            assert!(ending.is_ok(), "the server goes on after {frame:?}");
+            assert!(ending.is_ok(), "the server does not close after {frame:?}");
         }
-        // Parts without end: pieces of one message that would never fit.
+        // Fragments of one message that exceeds the limit.
         let mut stream = upgraded(eddy).await;
         let piece = [b"\x00\xff\0\0\0\0\0\x10\0\0\0\0\0\0".to_vec(), vec![b'x'; 1 << 20]].concat();
         let mut first = piece.clone();
@@ -114,17 +114,17 @@ async fn a_worker_that_never_reads_loses_what_it_was_sent_to_one_that_does() {
         for _ in 0..20 {
             runs.push(client.start("heavy", &json!("x".repeat(1_000_000))).await.unwrap());
         }
-        // More than whatever lies between can hold; it takes all of it and says no more.
+        // It asks for more than the socket buffers hold, and reads nothing.
         let mut socket = open(eddy).await;
         socket.send(Message::text("{\"type\": \"hello\", \"queues\": [\"heavy\"]}")).await.unwrap();
         socket.send(Message::text("{\"type\": \"credit\", \"n\": 1000}")).await.unwrap();
-        // The first task is out, so the rest is stuck behind it.
+        // The first task was sent, so the rest waits behind it.
         while runs[0].info().await.unwrap().status == "pending" {}
         let weigh = async |_: StepCtx, what: Value| Ok::<_, StepError>(what.as_str().map(str::len));
         let worker = Worker::connect(eddy.url()).queue("heavy").handler("weigh", weigh);
         let worker = tokio::spawn(worker.run_until(std::future::pending::<()>()));
         for run in runs {
-            // The first few were sent, as far as the server can know, and come back with their lease.
+            // The server believes that the first few were delivered; they are offered again when their lease expires.
             let ended = run.wait(Duration::from_secs(60)).await.unwrap().expect("it ends");
             assert_eq!(ended.status, "completed");
         }
@@ -133,13 +133,13 @@ async fn a_worker_that_never_reads_loses_what_it_was_sent_to_one_that_does() {
     .await;
 }
 
-/// Sockets that take no bytes, and what each of them asks for.
+/// Sockets that read nothing, and the credit of each.
 const DEAF: usize = 60;
 const CREDITS: usize = 40;
-/// What they may make of a server, beyond what it has without them.
+/// How much the memory of the server may grow.
 const FLAT_KB: u64 = 150 << 10;
 
-/// A message of a client, whose mask changes nothing.
+/// A text frame of a client, with a mask of zeros.
 fn frame(text: &str) -> Vec<u8> {
     [&[0x81, 0x80 | u8::try_from(text.len()).unwrap(), 0, 0, 0, 0], text.as_bytes()].concat()
 }
@@ -148,7 +148,7 @@ fn frame(text: &str) -> Vec<u8> {
 async fn sixty_sockets_that_do_not_read_what_they_asked_for() {
     undisturbed(&[], async |eddy| {
         let client = eddy.client();
-        // Every task comes with the input of its run, which has a megabyte.
+        // Every task carries the input of its run, 1 MB.
         let flow = "{steps: {each: {spread: input.items, max_parallel: 5000, run: weigh, queue: heavy}}}";
         client.register_flow("heavy", flow).await.unwrap();
         let items: Vec<usize> = (0..DEAF * CREDITS).collect();
@@ -156,7 +156,7 @@ async fn sixty_sockets_that_do_not_read_what_they_asked_for() {
         let before = memory(eddy, "VmHWM");
         let mut sockets = Vec::new();
         for _ in 0..DEAF {
-            // Nothing on the way takes much of it either.
+            // A small receive buffer, so that little is buffered on the way.
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4 << 10).unwrap();
             let mut stream = upgrade(eddy, socket.connect(eddy.addr).await.unwrap()).await;
@@ -166,10 +166,10 @@ async fn sixty_sockets_that_do_not_read_what_they_asked_for() {
         }
         let all = (DEAF + 1) as f64;
         let connected = async { while metric(eddy, "eddyline_sockets").await < all {} };
-        tokio::time::timeout(LONG, connected).await.expect("all of them are connected");
-        // The first is cut off after ten seconds; by then all that could be written was.
+        tokio::time::timeout(LONG, connected).await.expect("not all of them are connected");
+        // The first socket is closed after ten seconds; by then everything that could be written was written.
         let cut = async { while metric(eddy, "eddyline_sockets").await >= all {} };
-        tokio::time::timeout(LONG, cut).await.expect("one that does not read is cut off");
+        tokio::time::timeout(LONG, cut).await.expect("no socket is closed");
         let grown = memory(eddy, "VmHWM") - before;
         assert!(grown < FLAT_KB, "{DEAF} sockets took {} MiB", grown >> 10);
         drop(sockets);
@@ -177,7 +177,7 @@ async fn sixty_sockets_that_do_not_read_what_they_asked_for() {
     .await;
 }
 
-/// A frame that says it is 15 MiB long, and the first part of it.
+/// The head of a frame of 15 MiB, and the first `sent` bytes of its payload.
 fn unfinished_frame(sent: usize) -> Vec<u8> {
     [b"\x81\xff\0\0\0\0\0\xf0\0\0\0\0\0\0".to_vec(), vec![b'x'; sent]].concat()
 }
@@ -189,7 +189,7 @@ async fn sockets_that_send_the_first_part_of_large_messages() {
         let frame = unfinished_frame(14 << 20);
         let send = async || {
             let mut stream = upgraded(eddy).await;
-            // The rest never comes; those for which there is no room are closed.
+            // The rest never follows; sockets without room in the budget are closed.
             let _ = stream.write_all(&frame).await;
             stream
         };

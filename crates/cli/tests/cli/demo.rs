@@ -1,4 +1,4 @@
-//! The first thing that a user types.
+//! `eddy demo`.
 
 use super::rig::{command, finish};
 
@@ -8,7 +8,7 @@ fn an_order_survives_the_death_of_its_engine() {
     let mut demo = command();
     demo.arg("demo").env("TMPDIR", place.path());
     let ran = finish(demo).good();
-    for sign in ["was killed (SIGKILL)", "the run goes on", "✓ reserve", "3 attempts", "– review", "charged 1 time"]
+    for sign in ["was killed (SIGKILL)", "the run continues", "✓ reserve", "3 attempts", "– review", "charged 1 time"]
     {
         assert!(ran.out.contains(sign), "{sign} is not in {}", ran.out);
     }
@@ -23,5 +23,5 @@ fn an_order_survives_the_death_of_its_engine() {
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         assert!(rustix::process::test_kill_process(pid).is_err(), "process {pid:?} is still there");
     }
-    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "its folder is gone");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "its folder was not removed");
 }

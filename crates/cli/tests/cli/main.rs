@@ -1,4 +1,4 @@
-//! The command line, as a user has it: the binary is run, what it says and its exit code are looked at.
+//! The command line: runs the binary, and checks its output and exit code.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ mod server;
 mod signals;
 mod undo;
 
-/// The Rust worker that `eddy init` writes is Rust.
+/// Compiles the Rust worker that `eddy init` writes.
 #[allow(dead_code)]
 #[path = "../../templates/rust/main.rs"]
 mod template;

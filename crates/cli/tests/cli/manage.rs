@@ -1,4 +1,4 @@
-//! What is managed by name: runs by a part of their id, flows, namespaces and their keys; and commands that are not there.
+//! Runs named by a part of their id, flows, namespaces and their keys, and commands that are not built yet.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -58,9 +58,9 @@ fn runs_of_several_statuses_are_listed_and_the_failed_ones_retried_together() {
     assert_eq!(of(&["--status", "waiting,cancelled"]), 2);
     let retried = server.eddy(&["--json", "run", "retry", "--failed", "--flow", "job"]).good().json();
     let retried: Vec<&Value> = retried.as_array().unwrap().iter().map(|retry| &retry["retry_of"]).collect();
-    assert_eq!(retried, [&json!(ids[0]), &json!(ids[1])], "oldest first");
+    assert_eq!(retried, [&json!(ids[0]), &json!(ids[1])], "not oldest first");
     let again = server.eddy(&["run", "retry", "--failed", "--flow", "job"]).good();
-    assert_eq!(again.line(), "no failed run that was not retried yet");
+    assert_eq!(again.line(), "no failed runs to retry");
     assert_eq!(of(&[]), 6);
     server.eddy(&["run", "retry", "--failed", "--flow", "jbo"]).bad(4);
     server.eddy(&["run", "retry", "--failed"]).bad(2);
@@ -116,6 +116,12 @@ fn namespaces_are_made_and_their_keys_managed_from_default() {
     admin(&["key", "revoke", id]).bad(4);
     admin(&["key", "revoke", id, "--for-namespace", "acme"]).good();
     assert_eq!(keys(&["--for-namespace", "acme"]), json!([]));
+    let set = ["namespace", "set", "acme", "--retention-runs", "90d", "--backlog", "5", "--disabled"];
+    admin(&set).good();
+    let listed = admin(&["--json", "namespace", "list"]).good().json();
+    let acme = listed.as_array().unwrap().iter().find(|namespace| namespace["name"] == "acme").unwrap().clone();
+    assert_eq!((&acme["disabled"], &acme["backlog"]), (&json!(true), &json!(5)), "{acme}");
+    assert_eq!(acme["retention"]["runs"], json!("90d"), "{acme}");
 }
 
 #[test]
@@ -140,7 +146,7 @@ fn wrong_usage_is_told_as_json_and_in_the_colours_that_are_asked_for() {
     assert!(told(&["start", "--json"])["error"]["message"].as_str().unwrap().contains("<FLOW>"));
     assert_eq!(told(&["--json"])["error"]["message"], "a command is missing");
     assert!(told(&["run", "list", "--limit", "x", "--json"])["error"]["message"].as_str().unwrap().contains("'x'"));
-    // What is passed on to another command is not ours.
+    // Arguments after `--` belong to another command.
     assert!(eddy(dir.path(), &["dev", "--frobnicate", "--", "--json"]).bad(2).err.starts_with("error: "));
     assert!(eddy(dir.path(), &["frobnicate", "--color", "always"]).bad(2).err.contains('\x1b'));
     assert!(!eddy(dir.path(), &["frobnicate", "--color=never"]).bad(2).err.contains('\x1b'));
@@ -185,7 +191,7 @@ fn a_worker_waits_for_a_server_that_is_not_up_yet() {
     eddy(dir.path(), &["--url", &url, "flow", "apply", "f.yaml"]).good();
     let done = eddy(dir.path(), &["--url", &url, "--json", "start", "f", "--wait"]).good().json();
     assert_eq!(done["status"], "completed");
-    // A server that refuses is not waited for.
+    // A server that refuses the worker is not waited for.
     let (_keyed, url) = Server::serve(
         dir.path(),
         &["--store", "memory:", "--listen", "127.0.0.1:0", "--keys", "on", "--admin-key", ADMIN],
@@ -202,7 +208,7 @@ fn a_server_without_keys_that_others_can_reach_is_asked_for_by_name() {
     let (_server, url) = Server::serve(dir.path(), &["--store", "memory:", "--listen", "0.0.0.0:0", "--insecure"]);
     let port = url.rsplit(':').next().unwrap();
     eddy(dir.path(), &["--url", &format!("http://127.0.0.1:{port}"), "run", "list"]).good();
-    // It goes by the name of its container, and a page of another site is refused all the same.
+    // Any host name is accepted, such as that of a container, but a page of another origin is refused.
     let asked = |headers: &str| {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
         let request = format!("GET /v1/runs HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");

@@ -1,4 +1,4 @@
-//! What `eddy` does without a server.
+//! Commands that need no server.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ fn sh(dir: &Path, script: &str) -> std::process::ExitStatus {
 }
 
 #[test]
-fn a_flow_is_drawn_in_boxes() {
+fn a_flow_is_listed_by_level() {
     insta::assert_snapshot!(eddy(folder().path(), &["flow", "graph", "fulfil.yaml"]).good().out);
 }
 
@@ -62,7 +62,7 @@ fn a_new_version_is_told_in_words() {
         .replace("tidy: {}", "sweep: {}");
     std::fs::write(dir.path().join("new.yaml"), new).unwrap();
     insta::assert_snapshot!(eddy(dir.path(), &["flow", "diff", "new.yaml", "fulfil.yaml"]).good().out);
-    // Of a field that is new as a whole, too, durations are told as they are written; what is in an `input` is as it is.
+    // In a field that is new as a whole, durations are printed as authors write them; an `input` is printed unchanged.
     let waits =
         "name: w\nsteps: {a: {await: {event: e, timeout: 1d, since: 90m}, run: a, input: {timeout: 86400000}}}\n";
     std::fs::write(dir.path().join("waits.yaml"), waits).unwrap();
@@ -70,16 +70,16 @@ fn a_new_version_is_told_in_words() {
     let added = eddy(dir.path(), &["flow", "diff", "waits.yaml", "none.yaml"]).good().out;
     assert!(added.contains(r#"await: {"event":"e","since":"1h30m","timeout":"1d"}"#), "{added}");
     assert!(added.contains(r#"input: {"timeout":86400000}"#), "{added}");
-    // Neither is registered: nothing is known of runs.
+    // Neither is registered, so nothing is said about runs.
     assert!(!added.contains("under way"), "{added}");
     let same = eddy(dir.path(), &["flow", "diff", "fulfil.yaml", "fulfil.yaml"]).good().out;
     assert!(same.contains("in both (file fulfil.yaml, file fulfil.yaml): nothing changes"), "{same}");
-    // A flow of another name is named.
+    // The name of another flow is printed.
     std::fs::write(dir.path().join("other.yaml"), FULFIL.replace("name: fulfil", "name: other")).unwrap();
     let other = eddy(dir.path(), &["flow", "diff", "other.yaml", "fulfil.yaml"]).good().out;
     let title = other.lines().next().unwrap();
     assert!(title.starts_with("fulfil  6ac3ae1f909e7146 (file fulfil.yaml) → other  "), "{other}");
-    assert!(title.ends_with(" (file other.yaml)") && other.ends_with("\n\nnothing but the name differs\n"), "{other}");
+    assert!(title.ends_with(" (file other.yaml)") && other.ends_with("\n\nonly the name differs\n"), "{other}");
 }
 
 #[test]
@@ -126,10 +126,10 @@ fn colours_are_used_when_asked_for() {
 #[test]
 fn every_way_to_go_wrong_has_its_code() {
     let dir = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago, and that nobody listens on.
+    // A port that was free a moment ago, on which nothing listens.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let away = format!("http://127.0.0.1:{port}");
-    let unreachable = eddy(dir.path(), &["run", "list", "--url", &away]).bad(3);
+    let unreachable_url = format!("http://127.0.0.1:{port}");
+    let unreachable = eddy(dir.path(), &["run", "list", "--url", &unreachable_url]).bad(3);
     assert!(
         unreachable.err.contains("no server answers at") && unreachable.err.contains("eddy dev"),
         "{unreachable:?}"
@@ -140,14 +140,14 @@ fn every_way_to_go_wrong_has_its_code() {
     eddy(dir.path(), &["start", "x", "--delay", "soon"]).bad(2);
     eddy(dir.path(), &["worker", "exec", "no-command"]).bad(2);
     for handler in ["a\nb", "\u{1b}[2J", " ", &"x".repeat(129)] {
-        let ran = eddy(dir.path(), &["worker", "exec", &format!("{handler}=true"), "--url", &away]).bad(2);
+        let ran = eddy(dir.path(), &["worker", "exec", &format!("{handler}=true"), "--url", &unreachable_url]).bad(2);
         assert!(ran.err.contains("no step has such a handler: expected one line of 1 to 128 characters"), "{ran:?}");
     }
-    let twice = eddy(dir.path(), &["worker", "exec", "a=1", "b=1", "a=2", "--url", &away]).bad(2);
+    let twice = eddy(dir.path(), &["worker", "exec", "a=1", "b=1", "a=2", "--url", &unreachable_url]).bad(2);
     assert_eq!(twice.err, "error: the handler a is given twice\n");
     let rate = eddy(dir.path(), &["queue", "set", "q", "--rate", "5/x"]).bad(2);
-    assert!(rate.err.contains("\"x\" is not a length of time"), "{rate:?}");
-    let id = eddy(dir.path(), &["event", "publish", "paid", "--id", "", "--url", &away]).bad(2);
+    assert!(rate.err.contains("\"x\" is not a duration"), "{rate:?}");
+    let id = eddy(dir.path(), &["event", "publish", "paid", "--id", "", "--url", &unreachable_url]).bad(2);
     assert!(id.err.contains("a value is required for '--id <ID>'"), "{id:?}");
     eddy(dir.path(), &["frobnicate"]).bad(2);
     eddy(dir.path(), &["run", "list", "--url", "no url"]).bad(2);
@@ -167,17 +167,17 @@ fn every_way_to_go_wrong_has_its_code() {
     }
     let watch = eddy(dir.path(), &["dev", "--store", "memory:", "--watch", "nothing", "--", "true"]).bad(2);
     assert!(watch.err.contains("--watch nothing: there is no such directory"), "{watch:?}");
-    let key = eddy(dir.path(), &["run", "list", "--api-key", "clé", "--url", &away]).bad(2);
-    assert!(key.err.contains("the key from --api-key is not one") && !key.err.contains("clé"), "{key:?}");
+    let key = eddy(dir.path(), &["run", "list", "--api-key", "clé", "--url", &unreachable_url]).bad(2);
+    assert!(key.err.contains("the key from --api-key is not a valid key") && !key.err.contains("clé"), "{key:?}");
     let mut strange = command();
-    strange.args(["run", "list", "--url", &away]).env("EDDY_KEY", "é");
-    assert!(finish(strange).bad(2).err.contains("the key from EDDY_KEY is not one"));
+    strange.args(["run", "list", "--url", &unreachable_url]).env("EDDY_KEY", "é");
+    assert!(finish(strange).bad(2).err.contains("the key from EDDY_KEY is not a valid key"));
     let admin = "é".repeat(40);
     let listen = ["--store", "memory:", "--listen", "127.0.0.1:0", "--keys", "on", "--admin-key", &admin];
     let admin = eddy(dir.path(), &[&["serve"], &listen[..]].concat()).bad(2);
-    assert!(admin.err.contains("no request could show it"), "{admin:?}");
+    assert!(admin.err.contains("no request header can contain"), "{admin:?}");
     for what in ["open", "cancel"] {
-        let gate = eddy(dir.path(), &["gate", what, "", "--url", &away]).bad(2);
+        let gate = eddy(dir.path(), &["gate", what, "", "--url", &unreachable_url]).bad(2);
         assert!(gate.err.contains("a value is required for '<"), "{gate:?}");
     }
     let help = eddy(dir.path(), &["--help"]).good().out;
@@ -190,7 +190,7 @@ fn what_the_environment_sets_is_not_asked_for_again() {
     start.args(["start"]).env("EDDY_URL", "http://127.0.0.1:1").env("EDDY_KEY", "k").env("EDDY_NAMESPACE", "n");
     let ran = finish(start).bad(2);
     assert!(ran.err.contains("Usage: eddy start <FLOW>\n"), "{ran:?}");
-    // What is wrong in the environment is told, and help says what it sets.
+    // Errors in the environment are reported, and help shows what the environment sets.
     let mut serve = command();
     serve.arg("serve").env("EDDY_LEASE", "soon");
     assert!(finish(serve).bad(2).err.contains("\"soon\" is not a duration"));
@@ -204,19 +204,19 @@ fn a_flow_that_is_in_two_files_is_refused() {
     let dir = folder();
     std::fs::write(dir.path().join("other.yaml"), "# The same.\nname: fulfil\nsteps: {a: {}}\n").unwrap();
     std::fs::create_dir(dir.path().join("more")).unwrap();
-    // Named after the file that it is in.
+    // Named after its file.
     std::fs::write(dir.path().join("more/fulfil.yml"), "steps: {a: {}}\n").unwrap();
-    // No server is asked: nothing is registered unless all can be.
+    // No server is needed: nothing is registered unless all files are valid.
     let apply = eddy(dir.path(), &["flow", "apply", "."]).bad(5);
     assert!(apply.err.contains("other.yaml: 1 problem") && apply.err.contains(" --> 2:7"), "{apply:?}");
-    assert!(apply.err.contains("the flow `fulfil` is in ./fulfil.yaml as well"), "{apply:?}");
+    assert!(apply.err.contains("the flow `fulfil` is also in ./fulfil.yaml"), "{apply:?}");
     assert!(apply.err.contains("nothing was registered"), "{apply:?}");
     let named = eddy(dir.path(), &["flow", "validate", "more", "fulfil.yaml"]).bad(5);
-    assert!(named.err.contains("the flow `fulfil` is in more/fulfil.yml as well"), "{named:?}");
+    assert!(named.err.contains("the flow `fulfil` is also in more/fulfil.yml"), "{named:?}");
     let verdicts = eddy(dir.path(), &["--json", "flow", "validate", "."]).bad(5).json();
     assert_eq!((&verdicts[0]["valid"], &verdicts[1]["valid"]), (&true.into(), &false.into()));
     assert_eq!(verdicts[1]["problems"][0]["line"], 2);
-    // One file is not two, however it is named.
+    // The same file under two paths is one file.
     eddy(dir.path(), &["flow", "validate", "fulfil.yaml", "./more/../fulfil.yaml"]).good();
 }
 
@@ -262,16 +262,16 @@ fn a_store_is_copied_and_looked_at() {
     let mut serve = command();
     serve.current_dir(dir.path()).args(["serve", "--store", "store", "--listen", "127.0.0.1:0"]);
     let mut serve = Process(serve.env("EDDY_LOG", "error").stdout(std::process::Stdio::piped()).spawn().unwrap());
-    let mut said = String::new();
+    let mut line = String::new();
     let mut lines = std::io::BufReader::new(serve.0.stdout.take().unwrap());
-    std::io::BufRead::read_line(&mut lines, &mut said).unwrap();
-    let url = said.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
+    std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
+    let url = line.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
     std::fs::write(dir.path().join("f.yaml"), "name: f\nsteps: {a: {}}\n").unwrap();
     eddy(dir.path(), &["flow", "apply", "f.yaml", "--url", &url]).good();
     eddy(dir.path(), &["start", "f", "--url", &url]).good();
     let held = eddy(dir.path(), &["doctor", "--store", "store"]).bad(1);
-    assert!(held.out.contains("in use by process"), "{held:?}");
-    // A server goes on meanwhile, and what it has acknowledged is in the copy.
+    assert!(held.out.contains("is locked by process"), "{held:?}");
+    // The server keeps running, and the copy has everything it has acknowledged.
     eddy(dir.path(), &["backup", "--store", "store", "copy"]).good();
     eddy(dir.path(), &["start", "f", "--url", &url]).good();
     drop(serve);
@@ -280,7 +280,7 @@ fn a_store_is_copied_and_looked_at() {
     let again = eddy(dir.path(), &["backup", "--store", "store", "copy"]).bad(5);
     assert!(again.err.contains("is not empty"), "{again:?}");
     let looked = eddy(dir.path(), &["doctor", "--store", "copy"]).good();
-    assert!(looked.out.contains("opens, and nobody else has it") && looked.out.contains("MiB free"), "{looked:?}");
+    assert!(looked.out.contains("opens, and is not in use") && looked.out.contains("MiB free"), "{looked:?}");
 }
 
 #[test]

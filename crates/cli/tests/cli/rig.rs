@@ -1,4 +1,4 @@
-//! The binary as a user has it, and servers for it to talk to.
+//! Runs the `eddy` binary, and servers for it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use serde_json::Value;
 
-/// What a command came to.
+/// The exit code and output of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: i32,
@@ -33,13 +33,13 @@ impl Ran {
         self
     }
 
-    /// The first line of what was said.
+    /// The first line of standard output.
     pub fn line(&self) -> String {
         self.out.lines().next().unwrap_or_default().to_owned()
     }
 }
 
-/// `eddy` without any of the surroundings' settings.
+/// `eddy` without the settings of the environment.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("EDDY_")) {
@@ -58,7 +58,7 @@ pub fn finish(mut command: Command) -> Ran {
     }
 }
 
-/// On a terminal of so many columns; what it shows, in lines.
+/// Runs a command on a terminal of that width, and returns the lines that it shows.
 pub fn on_terminal(mut command: Command, columns: u16) -> Vec<String> {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -70,10 +70,10 @@ pub fn on_terminal(mut command: Command, columns: u16) -> Vec<String> {
     let theirs = std::fs::OpenOptions::new().read(true).write(true).open(theirs).unwrap();
     command.stdout(theirs).env("TERM", "xterm").arg("--color=never");
     let mut process = Process(command.spawn().unwrap());
-    // It holds the other side of the terminal as well.
+    // It holds the other end of the terminal, too.
     drop(command);
     let mut shown = Vec::new();
-    // A terminal that nobody has any more is read to its end, which is an error.
+    // Reading ends with an error when no process has the terminal open any more.
     let _ = std::fs::File::from(ours).read_to_end(&mut shown);
     assert!(process.0.wait().unwrap().success());
     String::from_utf8(shown).unwrap().lines().map(str::to_owned).collect()
@@ -85,7 +85,7 @@ pub fn eddy(dir: &Path, args: &[&str]) -> Ran {
     finish(command)
 }
 
-/// A call that no command makes.
+/// A request that no command makes.
 pub fn post(url: &str, path: &str, body: &Value) -> Value {
     let addr = url.trim_start_matches("http://").trim_end_matches('/');
     let body = body.to_string();
@@ -103,8 +103,8 @@ pub fn post(url: &str, path: &str, body: &Value) -> Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("not JSON: {error}: {reply}"))
 }
 
-/// A server that answers so, one request after the other, whatever it is asked: its address, and in the end the first lines of
-/// what it was asked. One that cannot answer now asks not to be asked again at once.
+/// A server that gives these responses, one after the other, whatever the requests. Returns its address and, at the
+/// end, the first lines of the requests. Every response has `retry-after: 60`.
 pub fn scripted(answers: Vec<(u16, Value)>) -> (String, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -112,7 +112,7 @@ pub fn scripted(answers: Vec<(u16, Value)>) -> (String, JoinHandle<Vec<String>>)
         let (mut stream, _) = listener.accept().unwrap();
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
         let asked = lines.next().unwrap();
-        assert!(lines.any(|line| line.is_empty()), "its head ends");
+        assert!(lines.any(|line| line.is_empty()), "the head of a request has no end");
         let body = body.to_string();
         let head = format!(
             "HTTP/1.1 {status} .\r\nconnection: close\r\nretry-after: 60\r\ncontent-type: application/json\r\n\
@@ -154,14 +154,14 @@ impl Server {
         Server { url, dir, process }
     }
 
-    /// One that keeps its runs.
+    /// A server with a store on disk.
     pub fn on_disk() -> Server {
         let dir = tempfile::tempdir().unwrap();
         let (process, url) = Server::serve(dir.path(), &["--store", "store", "--listen", "127.0.0.1:0"]);
         Server { url, dir, process }
     }
 
-    /// One that logs everything as JSON into the file `log` of its folder.
+    /// A server that logs at debug level, as JSON, to the file `log` of its folder.
     pub fn logging() -> Server {
         let dir = tempfile::tempdir().unwrap();
         let mut command = command();
@@ -171,14 +171,14 @@ impl Server {
         Server { url, dir, process }
     }
 
-    /// What was logged with this message so far.
+    /// The log lines with this message so far.
     pub fn logged(&self, message: &str) -> Vec<Value> {
         let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
         let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines.filter(|line| line["message"] == message).collect()
     }
 
-    /// Asks one that keeps its runs to stop, and starts it again where it was.
+    /// Stops a server with a store on disk, and starts it again on the same store and address.
     pub fn restart(&mut self) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(self.process.0.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -187,19 +187,19 @@ impl Server {
         (self.process, self.url) = Server::serve(self.dir.path(), &["--store", "store", "--listen", &listen]);
     }
 
-    /// With these flags and no others.
+    /// Starts a server with these flags and no others.
     pub fn serve(dir: &Path, args: &[&str]) -> (Process, String) {
         let mut command = command();
         command.current_dir(dir).arg("serve").args(args).env("EDDY_LOG", "error");
         Server::spawn(command)
     }
 
-    /// The process, and where it listens.
+    /// The process and its address.
     fn spawn(mut command: Command) -> (Process, String) {
         let mut process = Process(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
         let url = loop {
-            let line = lines.next().expect("it says where it listens").unwrap();
+            let line = lines.next().expect("the server does not print its address").unwrap();
             if let Some((_, url)) = line.split_once("listens on ") {
                 break url.trim().to_owned();
             }
@@ -226,7 +226,7 @@ impl Server {
         self.eddy(&["flow", "apply", "flow.yaml"]).good();
     }
 
-    /// Starts a worker, which says on standard error what it does; gives back its lines.
+    /// Starts a worker, and returns the lines of its standard error.
     pub fn worker(&self, args: &[&str]) -> (Process, impl Iterator<Item = String> + use<>) {
         let mut command = self.command(&["worker", "exec"]);
         let mut process = Process(command.args(args).stderr(Stdio::piped()).spawn().unwrap());

@@ -1,4 +1,4 @@
-//! What `eddy` does with a server.
+//! Commands with a server.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ steps:
 output: "${steps.ship.output}"
 "#;
 
-/// Fails the first time, tells its log, emits, and gives something back.
+/// Fails the first time; logs, emits, and returns its input.
 const PAY: &str = r#"#!/bin/sh
 echo "attempt $EDDY_ATTEMPT of $EDDY_ACTIVATION in $EDDY_RUN_ID" >&2
 [ "$EDDY_ATTEMPT" = 1 ] && { echo "the bank is closed" >&2; exit 75; }
@@ -21,7 +21,7 @@ printf '{"event":"paid","payload":"%s"}\n' "$EDDY_TASK_KEY" > "$EDDY_EMITS"
 cat
 "#;
 
-/// A flow that waits until it is told to go on.
+/// A flow that waits at two gates.
 const HOLD: &str = r#"
 name: hold
 steps:
@@ -38,7 +38,7 @@ fn status(server: &Server, run: &str) -> Value {
     server.eddy(&["--json", "run", "show", run]).good().json()["run"]["status"].clone()
 }
 
-/// Follows a run until a record of that kind is there.
+/// Follows a run until it has a record of that kind.
 pub fn until(server: &Server, run: &str, kind: &str) {
     use std::io::{BufRead, BufReader};
     let mut tail = server.command(&["--json", "tail", run, "--follow"]);
@@ -76,7 +76,7 @@ fn a_run_from_its_flow_to_its_timeline_with_scripts_for_workers() {
     let ids: Vec<&str> = records.iter().map(|record| record["id"].as_str().unwrap()).collect();
     let dense: Vec<String> = (1..=ids.len()).map(|id| id.to_string()).collect();
     assert_eq!(ids, dense);
-    // A tail from behind the last record has nothing to wait for.
+    // A tail after the last record has nothing to wait for.
     let rest = server.eddy(&["tail", &run, "--follow", "--after", &records.len().to_string()]).good();
     assert_eq!(rest.out, "");
     assert!(said.any(|line| line.contains("exited with 75: the bank is closed")));
@@ -96,7 +96,7 @@ fn a_run_that_fails_fails_whoever_waits_for_it() {
     assert_eq!((&result["status"], &result["error"]["kind"]), (&json!("failed"), &json!("BadInput")));
     let run = result["run_id"].as_str().unwrap();
     let steps = server.eddy(&["--json", "run", "show", run]).good().json()["steps"].clone();
-    assert_eq!(steps[0]["attempts"].as_array().unwrap().len(), 1, "65 is not tried again: {steps}");
+    assert_eq!(steps[0]["attempts"].as_array().unwrap().len(), 1, "65 is retried: {steps}");
     server.eddy(&["run", "watch", run]).bad(1);
     let again = server.eddy(&["--json", "run", "retry", run]).good().json();
     assert_ne!(again["run_id"], run);
@@ -150,10 +150,27 @@ fn a_gate_is_opened_by_its_id_before_the_run_gets_there() {
     let gate = format!("{run}.2");
     server.eddy(&["gate", "open", &gate, r#"{"by": "ada"}"#]).good();
     let twice = server.eddy(&["gate", "open", &gate]).bad(5);
-    assert!(twice.err.contains("the gate of ok was opened before"), "{twice:?}");
+    assert!(twice.err.contains("the gate of ok is already open"), "{twice:?}");
     server.eddy(&["run", "complete", &run, "ask"]).good();
     let shown = server.eddy(&["--json", "run", "show", &run]).good().json();
     assert_eq!((&shown["run"]["status"], &shown["run"]["output"]), (&json!("completed"), &json!({"by": "ada"})));
+}
+
+#[test]
+fn a_run_is_started_with_a_queue_metadata_and_a_unique_key() {
+    let server = Server::start();
+    server.apply(HOLD);
+    let flags = ["hold", "--queue", "slow", "--metadata", r#"{"team": "ops"}"#, "--unique", "u"];
+    let run = start(&server, &flags);
+    let shown = server.eddy(&["--json", "run", "show", &run]).good().json();
+    assert_eq!((&shown["run"]["queue"], &shown["run"]["metadata"]), (&json!("slow"), &json!({"team": "ops"})));
+    assert_eq!(start(&server, &["hold", "--unique", "u"]), run, "the run that has the key");
+    server.eddy(&["start", "hold", "--unique", "u", "--on-conflict", "reject"]).bad(5);
+    let next = start(&server, &["hold", "--unique", "u", "--on-conflict", "queue"]);
+    assert_eq!((status(&server, &run), status(&server, &next)), (json!("waiting"), json!("pending")));
+    for wrong in [&["--metadata", "5"][..], &["--unique", "u", "--on-conflict", "ask"], &["--on-conflict", "queue"]] {
+        server.eddy(&[&["start", "hold"], wrong].concat()).bad(2);
+    }
 }
 
 #[test]
@@ -176,16 +193,19 @@ fn runs_are_acted_upon() {
     assert!(twice.err.contains(&format!("the gate {gate} is no longer open: opened at 20")), "{twice:?}");
     let tell = gate.strip_suffix(".1").map(|run| format!("{run}.2")).unwrap();
     let event = server.eddy(&["gate", "open", &tell]).bad(5);
-    assert!(event.err.contains(&format!("the gate {tell} opens by its event or its time, not by hand")), "{event:?}");
+    assert!(
+        event.err.contains(&format!("the gate {tell} opens by an event or at a time; it cannot be opened by hand")),
+        "{event:?}"
+    );
     let none = server.eddy(&["gate", "open", &format!("{run}.99")]).bad(4);
     assert!(none.err.contains(&format!("there is no gate {run}.99")), "{none:?}");
-    // Neither another number nor a text is the number that the gate waits for.
+    // Neither another number nor a text matches the number that the gate waits for.
     server.eddy(&["event", "publish", "news", "1", "--key-json", "8"]).good();
     server.eddy(&["event", "publish", "news", "1", "--key", "7"]).good();
     let publish =
         |payload: &str| server.eddy(&["event", "publish", "news", payload, "--key-json", "7", "--id", "n1"]).good();
     assert_eq!(publish("2").line(), "news published: it has opened 1 gate");
-    let before = "an event was published under the id n1 before, and stands: it has opened 1 gate";
+    let before = "an event with the id n1 already exists: it has opened 1 gate";
     assert_eq!(publish("3").line(), before);
     let unawaited = server.eddy(&["event", "publish", "other"]).good();
     assert_eq!(unawaited.line(), "other published: it has not opened any gate so far");
@@ -223,7 +243,7 @@ fn a_command_is_ended_when_its_run_is_cancelled() {
     let run = start(&server, &["job"]);
     until(&server, &run, "runner.log");
     server.eddy(&["run", "cancel", &run]).good();
-    assert!(said.any(|line| line.contains("called off")));
+    assert!(said.any(|line| line.contains("cancelled")));
     let pid = std::fs::read_to_string(server.dir.path().join("pid")).unwrap();
     let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
     assert!(rustix::process::test_kill_process(pid).is_err(), "the command is still there");
@@ -238,7 +258,7 @@ fn a_result_that_the_server_does_not_take_is_told_as_such() {
     server.eddy(&["start", "job", "--wait"]).good();
     let told: Vec<String> = said.filter(|line| line.contains(" attempt 1")).take(2).collect();
     assert!(told[0].starts_with("✗ leak "), "{told:?}");
-    assert!(told[0].contains("the server does not take its result: `secret` is not among the `emits`"), "{told:?}");
+    assert!(told[0].contains("the server rejected the result: `secret` is not among the `emits`"), "{told:?}");
     assert!(told[1].starts_with("✓ tell "), "{told:?}");
 }
 
@@ -264,29 +284,29 @@ fn a_tail_goes_on_where_it_was_when_its_server_is_restarted() {
 fn a_tail_waits_for_a_server_that_goes_away_while_it_waits_for_records() {
     let record = |id: &str, kind: &str| json!({"id": id, "kind": kind, "data": {}, "meta": {}, "ts": ""});
     let page = |records: Vec<Value>| (200, json!({"items": records, "next": null}));
-    let away = || (503, json!({"error": {"code": "unavailable", "message": "the server is stopping", "details": []}}));
+    let down = || (503, json!({"error": {"code": "unavailable", "message": "the server is stopping", "details": []}}));
     let run = json!({"run_id": "r", "flow": "f", "version": "v", "status": "completed", "input": null, "output": null,
         "error": null, "created_at": "", "started_at": "", "completed_at": "", "step_count": 1, "completed_steps": 1,
         "emitted_events": [], "tags": [], "external_id": null, "priority": 0, "waiting_for": [], "parent": null,
         "retry_of": null, "continued_as": null, "trimmed": false});
     let (url, asked) = super::rig::scripted(vec![
         page(vec![record("1", "flow.start"), record("2", "step.scheduled")]),
-        // So a server that stops lets go of whoever waits.
+        // A stopping server ends long polls like this.
         page(vec![]),
-        away(),
-        // It has ended meanwhile, and its last record has not been read.
+        down(),
+        // The run has ended meanwhile, and its last record has not been read.
         (200, run),
-        away(),
+        down(),
         page(vec![record("3", "flow.completed")]),
     ]);
     let dir = tempfile::tempdir().unwrap();
     let tail = super::rig::eddy(dir.path(), &["--json", "--url", &url, "tail", "r", "--follow"]).good();
     let ids: Vec<String> = tail.out.lines().map(|line| kind_of(line).0).collect();
     assert_eq!(ids, ["1", "2", "3"]);
-    assert!(asked.join().unwrap()[5].contains("after=2&"), "from where it was");
+    assert!(asked.join().unwrap()[5].contains("after=2&"), "it does not continue where it was");
 }
 
-/// Of a record: its number as well.
+/// The number and the kind of a record.
 pub fn kind_of(line: &str) -> (String, String) {
     let record: Value = serde_json::from_str(line).unwrap();
     let text = |field: &str| record[field].as_str().unwrap().to_owned();
@@ -299,7 +319,7 @@ fn a_worker_that_cannot_begin_says_why() {
     let queue = server.eddy(&["worker", "exec", "a=true", "--queue", "bad queue"]).bad(2);
     assert!(queue.err.contains("`bad queue` is not a name: ` ` is not one of letters"), "{queue:?}");
     let twice = server.eddy(&["worker", "exec", "a=true", "a=false"]).bad(2);
-    assert_eq!(twice.err, "error: the handler a is given twice\n", "and nothing before that");
+    assert_eq!(twice.err, "error: the handler a is given twice\n", "something else was printed");
 }
 
 #[test]
@@ -309,25 +329,25 @@ fn queues_are_paused_and_doctors_say_so() {
     server.eddy(&["doctor"]).good();
     server.eddy(&["queue", "set", "slow", "--concurrency", "2", "--rate", "10/1s"]).good();
     let paused = server.eddy(&["queue", "pause", "slow"]).good();
-    assert_eq!(paused.err, "", "it has rules, so it is known");
+    assert_eq!(paused.err, "", "a warning for a queue with rules");
     let slip = server.eddy(&["queue", "pause", "slwo"]).good();
-    assert!(slip.err.contains("warning: no queue slwo has had tasks or workers"), "{slip:?}");
+    assert!(slip.err.contains("warning: queue slwo has never had tasks or workers"), "{slip:?}");
     let run = start(&server, &["job"]);
     let shown = server.eddy(&["run", "show", &run]).good();
-    let why = "work waits to be handed out (attempt 1): queue slow is paused: `eddy queue resume slow`";
+    let why = "work is queued (attempt 1): queue slow is paused: `eddy queue resume slow`";
     assert!(shown.out.contains(why), "{shown:?}");
     let sick = server.eddy(&["doctor"]).bad(1);
-    assert!(sick.out.contains("none is online, and 1 task waiting") && sick.out.contains("slow is paused"), "{sick:?}");
+    assert!(sick.out.contains("none online, and 1 task waiting") && sick.out.contains("slow is paused"), "{sick:?}");
     let listed = server.eddy(&["queue", "list"]).good();
-    assert!(listed.out.contains("2 at once, 10 in 1s") && listed.out.contains("paused"), "{listed:?}");
+    assert!(listed.out.contains("2 at once, 10 per 1s") && listed.out.contains("paused"), "{listed:?}");
     let (_worker, _said) = server.worker(&["other=true", "--queue", "slow"]);
     server.eddy(&["queue", "resume", "slow"]).good();
-    // The worker is online, and has no such handler.
+    // The worker is online, but does not have the handler.
     let sick = poll(|| server.eddy(&["doctor"]), |ran| ran.out.contains("1 online"));
-    assert!(sick.out.contains("tasks of work wait on slow, and no worker online has it"), "{sick:?}");
+    assert!(sick.out.contains("tasks of work wait on slow, and no online worker has this handler"), "{sick:?}");
     let shown = server.eddy(&["run", "show", &run]).good();
     assert!(
-        shown.out.contains("work waits for a worker (attempt 1): none is known that takes work on queue slow"),
+        shown.out.contains("work waits for a worker (attempt 1): no online worker handles work on queue slow"),
         "{shown:?}"
     );
     let (_other, _said) = server.worker(&["work=echo 1", "--queue", "slow"]);
@@ -340,12 +360,12 @@ fn limits_are_set_listed_and_removed() {
     let server = Server::start();
     server.eddy(&["limit", "set", "stripe", "--concurrency", "5", "--rate", "100/1m"]).good();
     let listed = server.eddy(&["limit", "list"]).good();
-    assert!(listed.out.contains("stripe") && listed.out.contains("5 at once, 100 in 1m"), "{listed:?}");
+    assert!(listed.out.contains("stripe") && listed.out.contains("5 at once, 100 per 1m"), "{listed:?}");
     server.eddy(&["limit", "delete", "stripe"]).good();
     assert_eq!(server.eddy(&["--json", "limit", "list"]).good().json(), json!([]));
 }
 
-/// Asks again until it is so; a server has no signal for a worker that comes online.
+/// Repeats `ask` until `is_so`: the server sends no signal when a worker comes online.
 fn poll(ask: impl Fn() -> Ran, is_so: impl Fn(&Ran) -> bool) -> Ran {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     loop {
@@ -361,19 +381,19 @@ fn keys_open_what_they_are_for_until_they_are_revoked() {
     let admin = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     let server = Server::with(&["--keys", "on", "--admin-key", admin]);
     let denied = server.eddy(&["run", "list"]).bad(6);
-    assert!(denied.err.contains("a key is needed") && denied.err.contains("EDDY_KEY"), "{denied:?}");
+    assert!(denied.err.contains("a key is required") && denied.err.contains("EDDY_KEY"), "{denied:?}");
     let with = |key: &str, args: &[&str]| server.eddy(&[args, &["--api-key", key]].concat());
     let created = with(admin, &["key", "create", "ci", "--scope", "read,start", "--expires-in", "1h"]).good();
     let key = created.line();
     with(&key, &["run", "list"]).good();
     let scopes = with(&key, &["key", "list"]).bad(6);
-    assert!(scopes.err.contains("admin is needed") && scopes.err.contains("more scopes"), "{scopes:?}");
+    assert!(scopes.err.contains("lacks the scope `admin`") && scopes.err.contains("more scopes"), "{scopes:?}");
     let elsewhere = with(&key, &["run", "list", "--namespace", "other"]).bad(6);
-    assert!(elsewhere.err.contains("this key is of the namespace default"), "{elsewhere:?}");
+    assert!(elsewhere.err.contains("this key belongs to the namespace default"), "{elsewhere:?}");
     assert!(elsewhere.err.contains("--namespace") && !elsewhere.err.contains("scopes"), "{elsewhere:?}");
     let keys = with(admin, &["--json", "key", "list"]).good().json();
     let listed = keys.as_array().unwrap().iter().find(|listed| listed["name"] == "ci").unwrap();
-    assert!(!keys.to_string().contains(&key), "a key is shown once");
+    assert!(!keys.to_string().contains(&key), "a key is shown again");
     with(admin, &["key", "revoke", listed["key_id"].as_str().unwrap()]).good();
     let revoked = with(&key, &["run", "list"]).bad(6);
     assert!(revoked.err.contains("is not valid: it is unknown, revoked or expired"), "{revoked:?}");
@@ -399,7 +419,7 @@ fn a_server_that_speaks_otherwise_is_told_from_none() {
     let secure = Server::with(&["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()]);
     let http = secure.url.replace("https://", "http://");
     let told = secure.eddy(&["run", "list", "--url", &http]).bad(3);
-    assert!(told.err.contains("does not speak HTTP"), "{told:?}");
+    assert!(told.err.contains("does not speak plain HTTP"), "{told:?}");
     assert!(told.err.contains(&format!("try --url {}\n", secure.url)), "{told:?}");
 }
 
@@ -414,8 +434,8 @@ fn flows_are_listed_shown_compared_and_missed() {
     let near = server.eddy(&["start", "ordr"]).bad(4);
     assert!(near.err.contains("did you mean order?"), "{near:?}");
     assert!(server.eddy(&["flow", "list"]).good().out.contains("order"));
-    assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("╭─ pay"));
-    // A file is described as the server describes what is registered.
+    assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("pay"));
+    // The analysis of a file equals that of the registered flow.
     let drawn = server.eddy(&["--json", "flow", "graph", "flow.yaml"]).good().json();
     let shown = server.eddy(&["--json", "flow", "show", "order"]).good().json();
     assert_eq!(drawn["analysis"], shown["analysis"]);
@@ -428,7 +448,7 @@ fn flows_are_listed_shown_compared_and_missed() {
     server.write("flow.yaml", "name: order\nsteps: {a: {after: [b]}}\n");
     let bad = server.eddy(&["flow", "apply", "flow.yaml"]).bad(5);
     assert!(bad.err.contains("there is no step `b` here"), "{bad:?}");
-    assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("╭─ pay"), "it stays as it was");
+    assert!(server.eddy(&["flow", "show", "order"]).good().out.contains("pay"), "the registered flow has changed");
 }
 
 #[test]
@@ -441,11 +461,11 @@ fn a_difference_says_which_side_is_a_file_and_which_is_registered() {
     assert!(registered.out.contains("Runs that are under way keep"), "{registered:?}");
     let json = server.eddy(&["--json", "flow", "diff", "new.yaml"]).good().json();
     assert_eq!((&json["from_file"], &json["to_file"]), (&Value::Null, &json!("new.yaml")));
-    // A file that has the name of a flow is what is taken, and that is said.
+    // A file with the name of a flow takes precedence, with a note.
     server.write("order", "name: mine\nsteps: {a: {}}\n");
     let file = server.eddy(&["flow", "diff", "new.yaml", "order"]).good();
     assert!(file.line().starts_with("mine  ") && file.line().contains(" (file order) → order  "), "{file:?}");
-    assert_eq!(file.err, "order is a file here, and is taken for it, not for a registered flow\n");
+    assert_eq!(file.err, "order is a file here: using the file, not a registered flow\n");
     assert!(!file.out.contains("under way"), "{file:?}");
     let json = server.eddy(&["--json", "flow", "diff", "new.yaml", "order"]).good().json();
     assert_eq!((&json["flow"], &json["from_flow"]), (&json!("order"), &json!("mine")));

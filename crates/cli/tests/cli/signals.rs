@@ -1,4 +1,4 @@
-//! What `eddy` starts, it ends: Ctrl-C leaves nothing behind.
+//! Ctrl-C leaves no processes or files behind.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -24,10 +24,10 @@ fn a_demo_that_is_interrupted_leaves_nothing() {
     assert_eq!(demo.0.wait().unwrap().code(), Some(130));
     let engine = Pid::from_raw(engine.parse().unwrap()).unwrap();
     assert!(test_kill_process(engine).is_err(), "the engine is still there");
-    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "its folder is gone");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "its folder was not removed");
 }
 
-/// `eddy dev` in a new project, and what it says: the next line with a sign.
+/// `eddy dev` in a new project, and a function that waits for a line of its output with that text.
 fn dev(dir: &std::path::Path) -> (Process, impl FnMut(&str) -> String + use<>) {
     eddy(dir, &["init", "."]).good();
     let mut dev = command();
@@ -50,7 +50,7 @@ fn dev_registers_what_is_written_restarts_its_worker_and_ends_it() {
         let input = format!("{{\"name\": \"{name}\"}}");
         eddy(dir.path(), &["--json", "--url", &url, "start", "greet", "--wait", "--input", &input]).good().json()
     };
-    // Registered or not yet: the flow and the worker come up side by side.
+    // The flow and the worker start in parallel: wait until the flow is registered.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while eddy(dir.path(), &["--url", &url, "flow", "show", "greet"]).code != 0 {
         assert!(std::time::Instant::now() < until, "greet was never registered");
@@ -65,13 +65,13 @@ fn dev_registers_what_is_written_restarts_its_worker_and_ends_it() {
     let script = dir.path().join("steps/greet.sh");
     let text = std::fs::read_to_string(&script).unwrap().replace("Hello", "Good morning");
     std::fs::write(&script, text).unwrap();
-    wait_for("the worker is restarted");
+    wait_for("restarting the worker");
     wait_for("greet: ./steps/greet.sh");
     assert_eq!(waited("Ada")["output"]["greeting"], "Good morning Ada");
     kill_process(pid(&dev), Signal::INT).unwrap();
     wait_for("stopping");
     assert_eq!(dev.0.wait().unwrap().code(), Some(0));
-    // It let go of its store, and nobody else has it.
+    // It has closed its store.
     eddy(dir.path(), &["doctor", "--store", ".eddyline"]).good();
 }
 
@@ -81,22 +81,22 @@ fn dev_takes_a_flow_from_one_file_and_says_what_becomes_of_others() {
     let file = |name: &str| dir.path().join("flows").join(name);
     let (mut dev, mut wait_for) = dev(dir.path());
     wait_for("✓ greet ");
-    // It never was registered.
+    // A file that was never registered.
     std::fs::write(file("bad.yaml"), "name: bad\nsteps: {a: {after: [b]}}\n").unwrap();
     wait_for("there is no step `b` here");
     std::fs::remove_file(file("bad.yaml")).unwrap();
-    assert!(wait_for("bad.yaml is gone").ends_with("bad.yaml is gone"));
-    // The first keeps its flow until it is gone, whatever they are called.
+    assert!(wait_for("bad.yaml was removed").ends_with("bad.yaml was removed"));
+    // The first file keeps its flow until it is removed, whatever the names of the files.
     std::fs::write(file("again.yaml"), "name: greet\nsteps: {a: {}}\n").unwrap();
-    wait_for("the flow `greet` is in flows/greet.yaml as well");
-    wait_for("greet stays as it is in flows/greet.yaml");
+    wait_for("the flow `greet` is also in flows/greet.yaml");
+    wait_for("greet stays registered from flows/greet.yaml");
     std::fs::remove_file(file("greet.yaml")).unwrap();
-    wait_for("greet.yaml is gone; its flow greet stays registered");
+    wait_for("greet.yaml was removed; its flow greet stays registered");
     assert!(wait_for("✓ greet ").ends_with("registered from flows/again.yaml"));
-    // A file that is moved is the same flow in another place.
+    // Moving a file does not change its flow.
     std::fs::rename(file("again.yaml"), file("later.yaml")).unwrap();
-    wait_for("again.yaml is gone");
-    assert!(wait_for("✓ greet ").ends_with("as it was"));
+    wait_for("again.yaml was removed");
+    assert!(wait_for("✓ greet ").ends_with("unchanged"));
     kill_process(pid(&dev), Signal::INT).unwrap();
     assert_eq!(dev.0.wait().unwrap().code(), Some(0));
 }
@@ -109,7 +109,7 @@ fn dev_ends_if_its_worker_cannot_be_started() {
     assert!(ran.err.contains("`./no-such-program` cannot be started"), "{ran:?}");
 }
 
-/// Reads what a command writes into a pipe as soon as it runs.
+/// A FIFO that a command writes to as soon as it runs.
 fn pipe(dir: &std::path::Path) -> std::path::PathBuf {
     let fifo = dir.join("runs");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -137,7 +137,7 @@ fn a_worker_that_is_interrupted_twice_takes_its_commands_with_it() {
     server.eddy(&["start", "f"]).good();
     let command: i32 = std::fs::read_to_string(fifo).unwrap().trim().parse().unwrap();
     kill_process(pid(&worker), Signal::INT).unwrap();
-    lines.find(|line| line.contains("Once more")).expect("it says what it waits for");
+    lines.find(|line| line.contains("Interrupt again")).expect("the worker does not say how to kill its commands");
     kill_process(pid(&worker), Signal::INT).unwrap();
     assert_eq!(worker.0.wait().unwrap().code(), Some(130));
     until_gone(command);

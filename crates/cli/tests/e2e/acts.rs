@@ -1,4 +1,4 @@
-//! What people do to a run reaches whoever is at work on it.
+//! Cancel, pause and webhooks take effect on running handlers and waiting steps.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use crate::eddy::{Eddy, LONG};
 use crate::timeline::check;
 use crate::working::{TRANSPORTS, Transport, work};
 
-/// A socket is told at once; over plain HTTP it comes with a heartbeat, of which there are three a lease.
+/// A socket is notified at once; over plain HTTP a worker learns of it by a heartbeat, three of which are sent per
+/// lease.
 const LEASE: &str = "3s";
 const PROMPTLY: Duration = Duration::from_secs(3);
 
@@ -22,22 +23,22 @@ async fn cancel_reaches_a_handler_at_work() {
     let client = eddy.client();
     client.register_flow("f", "{steps: {a: {run: wait}}}").await.unwrap();
     for transport in TRANSPORTS {
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (events_tx, mut events_rx) = mpsc::unbounded_channel();
         let handler = move |ctx: StepCtx, (): ()| {
-            let tell = tell.clone();
+            let events_tx = events_tx.clone();
             async move {
-                tell.send("begun").unwrap();
+                events_tx.send("begun").unwrap();
                 ctx.cancelled().await;
-                tell.send("cancelled").unwrap();
+                events_tx.send("cancelled").unwrap();
                 Ok::<_, StepError>("too late")
             }
         };
         let worker = work(Worker::connect(eddy.url()).handler("wait", handler), transport);
         let run = client.start("f", &json!(null)).await.unwrap();
-        assert_eq!(told.recv().await, Some("begun"));
+        assert_eq!(events_rx.recv().await, Some("begun"));
         let asked = Instant::now();
         assert_eq!(run.cancel(Some("enough")).await.unwrap().status, "cancelled");
-        assert_eq!(told.recv().await, Some("cancelled"));
+        assert_eq!(events_rx.recv().await, Some("cancelled"));
         let took = asked.elapsed();
         assert!(took < PROMPTLY, "{transport:?}: {took:?}");
         check(&client, run.id()).await;
@@ -57,7 +58,7 @@ async fn a_paused_run_offers_nothing_until_it_is_resumed() {
         Worker::connect(eddy.url()).handler("work", async |_: StepCtx, _: Value| Ok::<_, StepError>(1)),
         Transport::Socket,
     );
-    // Another run passes it by, so the worker is there and would have taken it.
+    // Another run completes, so the worker is online and would have claimed the paused one.
     let other = client.start("f", &json!(null)).await.unwrap();
     other.result::<Value>().await.unwrap();
     assert_eq!(run.info().await.unwrap().status, "paused");
@@ -81,27 +82,27 @@ steps:
 output: "${steps.approve.output}"
 "#;
     client.register_flow("f", flow).await.unwrap();
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let tell = Arc::new(tell);
+    let (events_tx, mut events_rx) = mpsc::unbounded_channel();
+    let events_tx = Arc::new(events_tx);
     let ask = move |_: StepCtx, input: Value| {
-        let tell = tell.clone();
+        let events_tx = events_tx.clone();
         async move {
-            tell.send(input["link"].as_str().unwrap().to_owned()).unwrap();
+            events_tx.send(input["link"].as_str().unwrap().to_owned()).unwrap();
             Ok::<_, StepError>(json!(null))
         }
     };
     let worker = work(Worker::connect(eddy.url()).handler("ask", ask), Transport::Http);
     let run = client.start("f", &json!(null)).await.unwrap();
-    let link = tokio::time::timeout(LONG, told.recv()).await.unwrap().unwrap();
+    let link = tokio::time::timeout(LONG, events_rx.recv()).await.unwrap().unwrap();
     let path = link.strip_prefix(&eddy.url()).unwrap().to_owned();
-    // The link outlives the server that made it.
+    // The link is still valid after a restart.
     eddy.kill();
     eddy.restart();
     let client = eddy.client();
     let hook =
         async |client: &Client, body: &str| client.send_text::<Value>(Method::POST, &path, "text/plain", body).await;
     let looked = client.call::<Value>(Method::GET, &path, &[], None::<&()>).await.unwrap_err();
-    assert_eq!(looked.code(), Some(Code::MethodNotAllowed), "to look at it opens nothing");
+    assert_eq!(looked.code(), Some(Code::MethodNotAllowed), "a GET opened the gate");
     hook(&client, "{\"ok\": true}").await.unwrap();
     assert_eq!(run.result::<Value>().await.unwrap(), json!({"ok": true}));
     assert!(hook(&client, "{\"ok\": false}").await.unwrap_err().is_conflict());

@@ -1,4 +1,4 @@
-//! Flows that grow without end, and schemas that take for ever, beside somebody who just wants to work.
+//! Flows that grow without end, children that cannot start, and schemas that take very long to check.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::eddy::{Eddy, LONG};
 
-/// How many runs there are, of a status or of all.
+/// The number of runs with a status, or of all runs if `status` is empty.
 async fn count(client: &Client, status: &str) -> u64 {
     let query = [("limit", "1".to_owned()), ("count", "true".to_owned()), ("status", status.to_owned())];
     let query = if status.is_empty() { &query[..2] } else { &query[..] };
@@ -15,7 +15,7 @@ async fn count(client: &Client, status: &str) -> u64 {
     page["total"].as_u64().unwrap()
 }
 
-async fn going(client: &Client) -> u64 {
+async fn open_runs(client: &Client) -> u64 {
     let mut all = 0;
     for status in ["pending", "running", "waiting", "paused"] {
         all += count(client, status).await;
@@ -25,8 +25,8 @@ async fn going(client: &Client) -> u64 {
 
 async fn until_quiet(client: &Client) {
     let since = Instant::now();
-    while going(client).await > 0 {
-        assert!(since.elapsed() < LONG, "{} of {} runs go on", going(client).await, count(client, "").await);
+    while open_runs(client).await > 0 {
+        assert!(since.elapsed() < LONG, "{} of {} runs are open", open_runs(client).await, count(client, "").await);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -40,18 +40,18 @@ async fn a_fork_bomb_is_quiet_soon_after_its_root_is_cancelled() {
     let root = client.start("bomb", &json!(null)).await.unwrap();
     let began = Instant::now();
     while count(&client, "").await < 2_000 {
-        assert!(began.elapsed() < LONG, "the bomb does not go off");
+        assert!(began.elapsed() < LONG, "the tree does not grow");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     root.cancel(None).await.unwrap();
     let at_cancel = count(&client, "").await;
     until_quiet(&client).await;
     let all = count(&client, "").await;
-    // Those that were being delivered may still start; without an end to it there would be 100,000.
+    // Starts that were being delivered may still succeed; without the cancel there would be 100,000.
     assert!(all < at_cancel + 20_000, "{at_cancel} runs at the cancel, {all} at the end");
     let quick = client.start("quick", &json!(null)).await.unwrap();
     assert_eq!(quick.result::<Value>().await.unwrap(), json!(1));
-    assert_eq!(count(&client, "").await, all + 1, "nothing starts any more");
+    assert_eq!(count(&client, "").await, all + 1, "runs are still being started");
 }
 
 #[tokio::test]
@@ -76,19 +76,19 @@ async fn detached_children_that_have_not_started_when_their_parent_is_cancelled_
     client.register_flow("kid", "{steps: {a: {set: 1}}}").await.unwrap();
     let flow = format!("{{steps: {{each: {{spread: 'range({CHILDREN})', flow: kid, detached: true}}}}}}");
     client.register_flow("parent", &flow).await.unwrap();
-    // All of them are asked for in the first commit, and start one by one.
+    // The first commit sends all start messages; they are delivered one by one.
     let parent = client.start("parent", &json!(null)).await.unwrap();
     parent.cancel(None).await.unwrap();
     assert_eq!(parent.wait(LONG).await.unwrap().unwrap().status.as_str(), "cancelled");
     until_quiet(&client).await;
     let (all, completed) = (count(&client, "").await, count(&client, "completed").await);
-    assert!(all < CHILDREN, "{all} runs: children start though nobody waits for them");
-    assert_eq!(completed, all - 1, "a detached child that has started is not cancelled with its parent");
+    assert!(all < CHILDREN, "{all} runs: children start after the cancel of their parent");
+    assert_eq!(completed, all - 1, "a detached child was cancelled with its parent");
 }
 
 #[tokio::test]
 async fn runs_that_start_each_other_too_deep_fail_by_kind_detached_or_not() {
-    /// The first, and those below it.
+    /// The root and the runs below it.
     const CHAIN: u64 = 65;
     let eddy = Eddy::start(&[]);
     let client = eddy.client();

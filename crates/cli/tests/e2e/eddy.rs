@@ -1,4 +1,4 @@
-//! `eddy serve` as a process on a directory of its own. It ends with whoever has it, however that ends.
+//! `eddy serve` as a process on its own directory. It is killed when it is dropped, even by a panic.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -10,11 +10,12 @@ use std::time::Duration;
 use eddyline::Client;
 use tempfile::TempDir;
 
-/// Longer than anything here takes; reached only when something hangs.
+/// A timeout that is reached only if something hangs.
 pub const LONG: Duration = Duration::from_secs(60);
-/// How often a server is started anew on a port that somebody else has for a moment.
+/// How often a start is retried if the port is taken.
 const MAX_STARTS: usize = 50;
-/// The address space of a server: one that asks for all memory there is dies alone, and the machine lives on.
+/// The limit of the address space, so that a server that allocates without end dies before the machine is out of
+/// memory.
 const MAX_SPACE_KB: u64 = 8 << 20;
 
 pub struct Eddy {
@@ -31,7 +32,7 @@ impl Eddy {
         Eddy::start_with(flags, &[])
     }
 
-    /// The same, in other surroundings.
+    /// A server on a new directory, with environment variables.
     pub fn start_with(flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
         let envs: Vec<(String, PathBuf)> = envs.iter().map(|(name, to)| ((*name).to_owned(), to.into())).collect();
         let dir = tempfile::tempdir().unwrap();
@@ -41,7 +42,7 @@ impl Eddy {
                 return Eddy { child, addr, dir, flags, envs };
             }
         }
-        panic!("it does not start: {}", log(dir.path()));
+        panic!("the server does not start: {}", log(dir.path()));
     }
 
     pub fn url(&self) -> String {
@@ -60,13 +61,13 @@ impl Eddy {
         store(self.dir.path())
     }
 
-    /// SIGKILL, and nothing of the process is left.
+    /// SIGKILL, and waits for the end of the process.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// The same directory, address and flags again.
+    /// Starts the server again with the same directory, address and flags.
     pub fn restart(&mut self) {
         for _ in 0..MAX_STARTS {
             if let Some((child, addr)) = spawn(self.dir.path(), self.addr, &self.flags, &self.envs) {
@@ -74,22 +75,22 @@ impl Eddy {
                 return;
             }
         }
-        panic!("it does not start again: {}", log(self.dir.path()));
+        panic!("the server does not start again: {}", log(self.dir.path()));
     }
 
-    /// SIGTERM, and how the process ended.
+    /// SIGTERM, and returns the exit status.
     pub async fn terminate(&mut self) -> ExitStatus {
         let id = self.pid().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
         self.ended().await
     }
 
-    /// What the process and those before it have logged.
+    /// The log of this process and the ones before it.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// How the process ended, which it does by itself.
+    /// Waits until the process exits by itself.
     pub async fn ended(&mut self) -> ExitStatus {
         let deadline = std::time::Instant::now() + LONG;
         loop {
@@ -107,12 +108,12 @@ impl Drop for Eddy {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("the server said: {}", log(self.dir.path()));
+            eprintln!("log of the server: {}", log(self.dir.path()));
         }
     }
 }
 
-/// The process, once it says where it listens; nothing if it ended before.
+/// The process and its address; `None` if it exited before it listened.
 fn spawn(dir: &Path, addr: SocketAddr, flags: &[String], envs: &[(String, PathBuf)]) -> Option<(Child, SocketAddr)> {
     let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
     let mut command = Command::new("sh");
@@ -142,8 +143,8 @@ fn log(dir: &Path) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-/// A free port that the system does not give to outgoing connections: while the server is dead, somebody who tries to
-/// reach it could otherwise be given its port, and be connected with himself.
+/// A free port outside of the ephemeral range. Otherwise, while the server is down, a client that tries to reach it
+/// could get the same port as its source port, and connect to itself.
 fn free_port() -> SocketAddr {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let first = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32_768u16);
@@ -157,7 +158,7 @@ fn free_port() -> SocketAddr {
     free.next().unwrap().local_addr().unwrap()
 }
 
-/// A number that the server tells of itself; 0 while it does not.
+/// The value of a metric; 0 if it is not exported.
 pub async fn metric(eddy: &Eddy, name: &str) -> f64 {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::TcpStream::connect(eddy.addr).await.unwrap();

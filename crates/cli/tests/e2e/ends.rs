@@ -1,4 +1,4 @@
-//! Runs of every shape end, and end right.
+//! Runs of every shape end with the right result.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::order;
 use crate::timeline::check;
 use crate::working::{TRANSPORTS, work};
 
-/// What the steps of a run came to, by activation.
+/// The statuses of the steps of a run, by activation.
 async fn statuses(run: &Run) -> BTreeMap<String, String> {
     run.steps().await.unwrap().into_iter().map(|step| (step.activation, step.status)).collect()
 }
 
-/// Runs a flow with one worker that has this handler for every step, over both transports.
+/// Runs a flow over both transports, with one worker whose handler `work` serves all steps.
 async fn play<F, Fut>(flow: &str, input: Value, handler: F, mut look: impl AsyncFnMut(&Client, &Run))
 where
     F: Fn(StepCtx, Value) -> Fut + Send + Sync + Clone + 'static,

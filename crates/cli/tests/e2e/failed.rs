@@ -1,6 +1,6 @@
-//! A server a part of which panics ends with its exit code, and is not ready for as long as it is there.
+//! A server in which a task panics is no longer ready, and exits with its exit code.
 //!
-//! The part is the committer: it hands a decision that takes long to another thread, and the system refuses to start one
+//! Here the committer panics: it hands a long decision to another thread, and the system refuses to start one
 //! (`no_threads.c`).
 
 use std::io::{Read, Write};
@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use crate::eddy::{Eddy, LONG};
 
-/// As the documentation says.
+/// The documented exit code.
 const ENGINE_FAILED: i32 = 70;
-/// The runtime keeps an idle thread for ten seconds, and one that is there needs not be started.
+/// The runtime keeps idle threads for ten seconds and would reuse one.
 const IDLE_THREADS_END: Duration = Duration::from_secs(11);
 
 const HEAVY: &str = "{steps: {a: {set: '${size(range(90000).filter(i, i % 2 == 0))}'}}}";
@@ -36,7 +36,7 @@ fn compiled(source: &str, to: &Path) -> PathBuf {
     library
 }
 
-/// What `/readyz` says; none when nobody answers any more.
+/// The response of `/readyz`; `None` if the server does not answer any more.
 fn ready(addr: SocketAddr) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(addr).ok()?;
     stream.set_read_timeout(Some(LONG)).ok()?;
@@ -59,21 +59,22 @@ async fn a_server_whose_committer_panics_says_so_and_ends_with_its_exit_code() {
 
     std::fs::write(&none, "").unwrap();
     let started = client.call::<Value>(eddyline::Method::POST, "/v1/flows/heavy/runs", &[], Some(&json!({}))).await;
-    assert!(started.is_err(), "nobody decided on it: {started:?}");
+    assert!(started.is_err(), "the start was decided: {started:?}");
     let status = eddy.ended().await;
     assert_eq!(status.code(), Some(ENGINE_FAILED), "{status}");
     let log = eddy.log();
-    assert!(log.contains("the process ends with exit code 70: the engine has failed: the committer panicked"), "{log}");
+    assert!(log.contains("exiting with code 70: the engine has failed: the committer panicked"), "{log}");
 
     std::fs::remove_file(&none).unwrap();
     eddy.restart();
     client.start("heavy", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
 }
 
-/// The layer under the store's own tests (`disk.c`): so many writes succeed, so many then fail, with this error.
+/// Controls the disk shim of the store tests (`disk.c`): `succeed` writes succeed, then `fail` writes fail with
+/// `error`.
 fn set_faults(file: &Path, succeed: i32, fail: i32, error: i32) {
     let bytes: Vec<u8> = [succeed, fail, error, 0, 0].iter().flat_map(|number| number.to_ne_bytes()).collect();
-    // In place: the server has it mapped.
+    // Write in place: the server has the file mapped.
     let mut file = std::fs::File::options().create(true).truncate(false).write(true).open(file).unwrap();
     file.write_all(&bytes).unwrap();
 }
@@ -92,18 +93,18 @@ async fn a_server_whose_disk_fails_ends_with_its_exit_code() {
     assert_eq!(ready(eddy.addr).unwrap().0, 200);
     set_faults(&faults, 0, 1_000, EIO);
     let started = client.call::<Value>(eddyline::Method::POST, "/v1/flows/f/runs", &[], Some(&json!({}))).await;
-    assert!(started.is_err(), "nothing was written: {started:?}");
+    assert!(started.is_err(), "the start was written: {started:?}");
     let status = eddy.ended().await;
     assert_eq!(status.code(), Some(ENGINE_FAILED), "{status}");
     let log = eddy.log();
-    assert!(log.contains("the process ends with exit code 70: the store in") && log.contains("gave up"), "{log}");
+    assert!(log.contains("exiting with code 70: the store in") && log.contains("failed: "), "{log}");
 
     set_faults(&faults, 0, 0, 0);
     eddy.restart();
     client.start("f", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
 }
 
-/// Tells [`a_server_whose_engine_has_failed`], in a process of its own, where the file is that allows no threads.
+/// Names the file that forbids threads, for [`a_server_whose_engine_has_failed`] in a separate process.
 const CHILD: &str = "NO_THREADS";
 
 #[test]
@@ -117,9 +118,9 @@ fn a_server_whose_engine_has_failed_is_not_ready() {
     assert!(output.status.success() && said.contains("1 passed"), "{said}\n{log}");
 }
 
-/// A server as a library: nobody ends the process when its engine has failed.
+/// A server used as a library: the process does not exit when its engine has failed.
 #[test]
-#[ignore = "a process for the test above"]
+#[ignore = "run as a separate process by the test above"]
 fn a_server_whose_engine_has_failed() {
     let Some(none) = std::env::var_os(CHILD) else { return };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -134,10 +135,10 @@ fn a_server_whose_engine_has_failed() {
         std::fs::write(none, "").unwrap();
         let path = "/v1/flows/heavy/runs";
         let started = client.call::<Value>(eddyline::Method::POST, path, &[], Some(&json!({}))).await;
-        assert!(started.is_err(), "nobody decided on it: {started:?}");
+        assert!(started.is_err(), "the start was decided: {started:?}");
         let (status, said) = ready(server.addr()).unwrap();
         assert!(status == 503 && said.contains("the engine has failed"), "{said}");
     });
-    // What is left of the server could start no thread to stop with.
+    // Dropping the runtime would need a new thread.
     std::mem::forget(runtime);
 }

@@ -1,4 +1,4 @@
-//! Server and workers are killed, again and again, in the middle of their work. `EDDYLINE_KILLS` says how often.
+//! Kills the server and workers repeatedly in the middle of their work; `EDDYLINE_KILLS` sets how often.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::working::{Transport, work};
 
 const KILLS: &str = "EDDYLINE_KILLS";
 const DEFAULT_KILLS: u64 = 10;
-/// Runs that are started between two kills.
+/// How many runs are started between two kills.
 const STARTS: u64 = 20;
 const LEASE: &str = "1s";
-/// Only then is something wrong: a run waits for a lease or two of dead workers, not longer.
+/// A run waits for a lease or two of dead workers, not longer.
 const RUN_ENDS: Duration = Duration::from_secs(60);
 const SEED: u64 = 0xD1B5_4A32_D192_ED03;
 
-/// Tells this test, in a process of its own, to be a worker.
+/// If set, this test binary runs as a worker.
 const WORKER: &str = "EDDYLINE_TEST_WORKER";
 const TEST: &str = "kills::nothing_is_lost_however_often_server_and_workers_are_killed";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_however_often_server_and_workers_are_killed() {
-    be_a_worker_if_told().await;
+    run_as_worker_if_asked().await;
     let kills = std::env::var(KILLS).ok().and_then(|kills| kills.parse().ok()).unwrap_or(DEFAULT_KILLS);
     let mut eddy = Eddy::start(&["--lease", LEASE]);
     order::register(&eddy.client()).await;
@@ -46,7 +46,7 @@ async fn nothing_is_lost_however_often_server_and_workers_are_killed() {
             starts.spawn(async move { acknowledge.send((n, start(&client, n).await)).unwrap() });
         }
         drop(acknowledge);
-        // Somewhere in the middle: some starts are acknowledged, and the workers are at it.
+        // Kill in the middle: some starts are acknowledged, and the workers are busy.
         let before = 1 + chance.next() % (STARTS - 1);
         for _ in 0..before {
             runs.push(acknowledged.recv().await.unwrap());
@@ -70,12 +70,12 @@ async fn nothing_is_lost_however_often_server_and_workers_are_killed() {
     }
     let query = [("count", "true".to_owned())];
     let listed: Page<Value> = client.call(Method::GET, "/v1/runs", &query, None::<&()>).await.unwrap();
-    assert_eq!(listed.total, Some(kills * STARTS), "each start is one run");
+    assert_eq!(listed.total, Some(kills * STARTS), "some starts created no run or two");
     steady.stop().await;
     assert!(eddy.terminate().await.success());
 }
 
-/// Starts a run, through as many deaths as it takes, until it is acknowledged.
+/// Starts a run, with retries across kills, until the start is acknowledged.
 async fn start(client: &Client, n: u64) -> String {
     loop {
         match client.start(order::NAME, &order::input(n)).idempotency_key(n.to_string()).await {
@@ -85,7 +85,7 @@ async fn start(client: &Client, n: u64) -> String {
     }
 }
 
-/// A worker in a process of its own.
+/// A worker in a separate process.
 struct Process {
     child: Child,
     transport: Transport,
@@ -99,7 +99,7 @@ impl Process {
         Process { child, transport }
     }
 
-    /// SIGKILL, and another in its place.
+    /// Kills the worker with SIGKILL, and starts a new one.
     fn restart(&mut self, url: &str) {
         self.end();
         *self = Process::start(url, self.transport);
@@ -117,9 +117,9 @@ impl Drop for Process {
     }
 }
 
-async fn be_a_worker_if_told() {
-    let Ok(told) = std::env::var(WORKER) else { return };
-    let (transport, url) = told.split_once(' ').unwrap();
+async fn run_as_worker_if_asked() {
+    let Ok(setting) = std::env::var(WORKER) else { return };
+    let (transport, url) = setting.split_once(' ').unwrap();
     let worker = order::worker(url.to_owned());
     let worker = if transport == "Http" { worker.http_only() } else { worker };
     let ended = worker.run().await;

@@ -1,4 +1,4 @@
-//! Replies to starts, claims and reports are lost, and everything is done once all the same.
+//! Replies to starts, claims and reports are lost, and yet every step is executed once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,15 +15,15 @@ use crate::timeline::check;
 use crate::working::{Transport, work};
 
 const RUNS: u64 = 30;
-/// So many replies are lost at least. How much is said in one piece is a matter of timing, so there may have to be more
-/// runs for it.
+/// The least number of lost replies. How many bytes arrive in one piece depends on timing, so more runs may be needed
+/// to reach it.
 const LOST: usize = 10;
 const MOST_ROUNDS: u64 = 10;
-/// Longer than a test may take, so that nothing can be put right by a lease that ends.
+/// Longer than the test may take, so that no expired lease can repair anything.
 const LEASE: &str = "5m";
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// How often each step was carried out, by its key.
+/// How often each step was executed, by its key.
 type Effects = Arc<Mutex<BTreeMap<String, usize>>>;
 
 fn worker(proxy: &Proxy, effects: &Effects) -> Worker {
@@ -42,7 +42,7 @@ fn worker(proxy: &Proxy, effects: &Effects) -> Worker {
     Worker::connect(proxy.url()).handler("add", add).handler("three", three).max_concurrent(8)
 }
 
-/// Starts a run, again and again, until it is told that it is there.
+/// Starts a run, with retries, until the start is acknowledged.
 async fn start(client: &Client, n: u64) -> Run {
     loop {
         let start = client.start(order::NAME, &order::input(n)).idempotency_key(format!("order-{n}"));
@@ -55,7 +55,7 @@ async fn start(client: &Client, n: u64) -> Run {
 
 async fn play(transport: Transport) {
     let played = tokio::time::timeout(LONG, play_through(transport));
-    played.await.expect("something waits for a lease to end");
+    played.await.expect("the test waits for a lease to expire");
 }
 
 async fn play_through(transport: Transport) {
@@ -80,8 +80,8 @@ async fn play_through(transport: Transport) {
     assert!(proxy.lost() >= LOST, "only {} replies were lost", proxy.lost());
     let query = [("count", "true".to_owned())];
     let listed: Page<Value> = direct.call(Method::GET, "/v1/runs", &query, None::<&()>).await.unwrap();
-    assert_eq!(listed.total, Some(count), "a start that was repeated is one run");
-    // A claim whose reply was lost was repeated under its id, or its tasks were offered again.
+    assert_eq!(listed.total, Some(count), "a repeated start created another run");
+    // A claim whose reply was lost was repeated with its id, or its tasks were offered again.
     let effects = effects.lock().unwrap().clone();
     assert_eq!(effects.len() as u64, count * order::TASKS as u64);
     let twice: Vec<_> = effects.iter().filter(|(_, times)| **times != 1).collect();

@@ -1,4 +1,4 @@
-//! Flows seen through to their end by the real server, `eddy serve`, as a process, with workers that come and go.
+//! End-to-end tests: `eddy serve` as a process, with workers that connect, disconnect and are killed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

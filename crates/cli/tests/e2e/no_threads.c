@@ -1,4 +1,4 @@
-/* A layer (LD_PRELOAD) under which a process can start no thread while the file named by NO_THREADS exists. */
+/* LD_PRELOAD shim: pthread_create fails while the file named by NO_THREADS exists. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

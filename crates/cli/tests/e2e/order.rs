@@ -1,4 +1,4 @@
-//! A flow with a chain, a diamond and a spread, whose output says whether everything was done, and done right.
+//! A flow with a chain, a diamond and a spread, whose output shows whether every step was executed correctly.
 
 use eddyline::{Client, StepCtx, StepError, Worker};
 use serde::Deserialize;
@@ -8,7 +8,7 @@ pub const NAME: &str = "order";
 /// Tasks of one run.
 pub const TASKS: usize = 8;
 
-/// Attempts without end: what is shown is that a run ends right, not how often a worker may die.
+/// Unlimited attempts, since workers are killed any number of times.
 const RETRY: &str = "{attempts: -1, initial: 10ms, max: 100ms}";
 const FLOW: &str = r#"
 steps:
@@ -30,7 +30,7 @@ pub fn input(n: u64) -> Value {
     json!({ "n": n })
 }
 
-/// What a run with this input comes to.
+/// The expected output of a run with this input.
 pub fn output(n: u64) -> Value {
     let both = (n + 1 + 10 + 100) + (n + 1 + 10 + 1000);
     json!({"total": both + (both + 1 + 1) + (both + 2 + 2)})

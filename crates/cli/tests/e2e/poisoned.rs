@@ -1,4 +1,4 @@
-//! A run whose decision is under way whenever the process dies is parked, and everything else goes on.
+//! A run during whose decisions the process dies is quarantined, and all other runs continue.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::eddy::{Eddy, LONG};
 
-/// Deaths in the middle of a decision that two in a row are found among: one decision may be over before it is caught.
+/// The run must be quarantined after this many kills at most. Not every kill hits a decision.
 const MAX_DEATHS: u32 = 20;
-/// The note of a store: so many bytes before the ids, and those of an id.
+/// The format of the file `handling`: the length of its head, and of an id.
 const HEAD: usize = 12;
 const ID: usize = 16;
 
-/// A nap, and then many steps that each use most of what the expressions of a step may use.
+/// A short timer, then many steps whose expressions use most of their budget.
 fn heavy() -> String {
     let mut steps = "nap: {await: {time: 100ms}}".to_owned();
     let mut before = "nap".to_owned();
@@ -27,8 +27,8 @@ fn heavy() -> String {
     format!("{{steps: {{{steps}}}}}")
 }
 
-/// Whether the process has noted that it decides on this run, and on no other.
-fn is_decided_on(store: &Path, run: &str) -> bool {
+/// Whether the file `handling` lists exactly this run.
+fn is_handled(store: &Path, run: &str) -> bool {
     let note = std::fs::read(store.join("handling")).unwrap_or_default();
     let count = |at: usize| note.get(at..at + 4).map_or(0, |count| u32::from_le_bytes(count.try_into().unwrap()));
     let noted: Vec<&[u8]> = note.get(HEAD..).unwrap_or_default().chunks_exact(ID).collect();
@@ -40,16 +40,16 @@ fn signal(eddy: &Eddy, name: &str) {
     assert!(Command::new("kill").args([name, &eddy.pid().to_string()]).status().unwrap().success());
 }
 
-/// SIGKILL while the process decides on the run. It is stopped first, so that the decision can't end in between.
+/// SIGKILL while the process decides the run. SIGSTOP comes first, so that the decision cannot end in between.
 fn kill_while_it_decides(eddy: &mut Eddy, run: &str) {
     let began = Instant::now();
     loop {
-        while !is_decided_on(&eddy.store(), run) {
-            assert!(began.elapsed() < LONG, "nothing is decided on {run}");
+        while !is_handled(&eddy.store(), run) {
+            assert!(began.elapsed() < LONG, "{run} is not decided");
             std::thread::sleep(Duration::from_micros(100));
         }
         signal(eddy, "-STOP");
-        if is_decided_on(&eddy.store(), run) {
+        if is_handled(&eddy.store(), run) {
             return eddy.kill();
         }
         signal(eddy, "-CONT");
@@ -81,17 +81,17 @@ async fn a_run_during_whose_decisions_the_process_is_killed_is_parked_named_and_
     let poisoned = client.start("heavy", &json!(null)).await.unwrap().id().to_owned();
     let (mut deaths, mut others) = (0, Vec::new());
     while error(&client, &poisoned).await.is_none() {
-        assert!(deaths < MAX_DEATHS, "it is not parked after {deaths} deaths");
+        assert!(deaths < MAX_DEATHS, "it is not quarantined after {deaths} deaths");
         kill_while_it_decides(&mut eddy, &poisoned);
         deaths += 1;
         eddy.restart();
-        // Which runs are suspected is read when the engine starts, before anything is decided.
+        // The engine reads the suspected runs when it starts, before it decides anything.
         others.push(client.start("light", &json!(null)).await.unwrap());
     }
     for other in others {
         other.result::<Value>().await.unwrap();
     }
-    assert!(deaths >= 2, "it is parked after {deaths} deaths");
+    assert!(deaths >= 2, "it is quarantined after {deaths} deaths");
     assert_eq!(error(&client, &poisoned).await.as_deref(), Some("Quarantined"));
     assert_eq!(quarantined(&client).await, [poisoned.as_str()]);
     let resume = format!("`eddy run resume {poisoned}`");
@@ -99,16 +99,16 @@ async fn a_run_during_whose_decisions_the_process_is_killed_is_parked_named_and_
     let url = eddy.url();
     let (doctor, said) = cli(&["doctor", "--url", &url]);
     assert_eq!(doctor.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("run {poisoned} of heavy is parked")) && said.contains(&resume), "{said}");
+    assert!(said.contains(&format!("run {poisoned} of heavy is quarantined")) && said.contains(&resume), "{said}");
     let (_, said) = cli(&["run", "show", "--url", &url, &poisoned]);
-    assert!(said.contains("processes ended while they handled this run") && said.contains(&resume), "{said}");
+    assert!(said.contains("processes died while handling this run") && said.contains(&resume), "{said}");
 
-    // Without a server the store itself says so, and a start without a death before it changes nothing.
+    // `doctor --store` reports it without a server, and a restart without a crash changes nothing.
     assert!(eddy.terminate().await.success());
     let store = eddy.store().display().to_string();
     let (doctor, said) = cli(&["doctor", "--store", &store]);
     assert_eq!(doctor.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("run {poisoned} of heavy is parked")) && said.contains(&resume), "{said}");
+    assert!(said.contains(&format!("run {poisoned} of heavy is quarantined")) && said.contains(&resume), "{said}");
     eddy.restart();
     client.start("light", &json!(null)).await.unwrap().result::<Value>().await.unwrap();
     assert_eq!(error(&client, &poisoned).await.as_deref(), Some("Quarantined"));
@@ -119,5 +119,5 @@ async fn a_run_during_whose_decisions_the_process_is_killed_is_parked_named_and_
     assert_eq!(ended.status, "completed", "{ended:?}");
     assert!(quarantined(&client).await.is_empty());
     let (doctor, said) = cli(&["doctor", "--url", &url]);
-    assert!(doctor.status.success() && !said.contains("parked"), "{said}");
+    assert!(doctor.status.success() && !said.contains("quarantined"), "{said}");
 }

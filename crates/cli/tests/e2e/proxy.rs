@@ -1,4 +1,4 @@
-//! A line to the server that breaks: requests arrive, and their replies are lost, or come half.
+//! A proxy that breaks connections: requests arrive, but their replies are lost or cut in half.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,11 +9,11 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What becomes of a piece of what is said. A cut ends the connection, on both sides.
+/// What happens to a piece of data. A lost or halved piece closes both connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Passed,
-    /// It is lost as a whole.
+    /// All of it is lost.
     Lost,
     /// The first half arrives.
     Halved,
@@ -32,7 +32,7 @@ struct About {
 }
 
 impl Proxy {
-    /// Its decisions follow from the seed alone; what they fall on is a matter of timing.
+    /// The seed determines the sequence of fates; which pieces they hit depends on timing.
     pub async fn start(server: SocketAddr, seed: u64) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
@@ -46,7 +46,7 @@ impl Proxy {
         format!("http://{}", self.addr)
     }
 
-    /// How many pieces were lost, whole or in part.
+    /// How many pieces were lost or halved.
     pub fn lost(&self) -> usize {
         self.about.lost.load(Ordering::Relaxed)
     }
@@ -64,7 +64,7 @@ impl Drop for Proxy {
 }
 
 impl About {
-    /// Replies are lost far more often than requests: only then has something happened that the other does not know of.
+    /// Loses replies far more often than requests: only then has the server acted without the client knowing.
     fn fate(&self, way: Way) -> Fate {
         if self.calm.load(Ordering::Relaxed) {
             return Fate::Passed;
@@ -95,7 +95,7 @@ async fn accept(listener: TcpListener, server: SocketAddr, about: Arc<About>) {
             let Ok(server) = TcpStream::connect(server).await else { return };
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
-            // Whichever ends first ends both.
+            // When one direction ends, both connections are closed.
             tokio::select! {
                 () = carry(from_client, to_server, Way::There, &about) => {}
                 () = carry(from_server, to_client, Way::Back, &about) => {}
@@ -108,19 +108,19 @@ async fn accept(listener: TcpListener, server: SocketAddr, about: Arc<About>) {
 async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Way, about: &About) {
     let mut piece = vec![0; 64 << 10];
     while let Ok(read) = from.read(&mut piece).await {
-        let (passed, goes_on) = match about.fate(way) {
+        let (passed, continues) = match about.fate(way) {
             _ if read == 0 => return,
             Fate::Passed => (read, true),
             Fate::Halved => (read / 2, false),
             Fate::Lost => (0, false),
         };
-        if to.write_all(&piece[..passed]).await.is_err() || !goes_on {
+        if to.write_all(&piece[..passed]).await.is_err() || !continues {
             return;
         }
     }
 }
 
-/// Numbers that look like chance and are the same each time (xorshift).
+/// Reproducible pseudo-random numbers (xorshift).
 pub struct Chance(pub u64);
 
 impl Chance {

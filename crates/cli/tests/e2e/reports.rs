@@ -1,4 +1,4 @@
-//! Reports that come late, twice, or after everything is over; and starts that come at the same moment.
+//! Late and repeated reports, also after the end of the run; and concurrent starts.
 
 use eddyline::{Client, Method};
 use futures_util::future::join_all;
@@ -18,7 +18,7 @@ async fn claim(client: &Client) -> Value {
     tasks[0].clone()
 }
 
-/// What comes of one report, and whether it was a repeat.
+/// Sends a report; returns its outcome and whether it was a duplicate.
 async fn report(client: &Client, task: &Value, seq: u32, op: Value) -> (String, bool) {
     let mut report = json!({"task_id": task["task_id"], "token": task["token"], "seq": seq});
     report.as_object_mut().unwrap().extend(op.as_object().unwrap().clone());
@@ -38,7 +38,7 @@ async fn a_report_after_its_lease_is_stale_and_the_next_attempt_counts() {
     client.register_flow("f", "{steps: {a: {retry: {initial: 1ms}}}, output: \"${steps.a.output}\"}").await.unwrap();
     let run = client.start("f", &json!(null)).await.unwrap();
     let first = claim(&client).await;
-    // It is offered again, so the lease has ended.
+    // The task is offered again, so the lease has expired.
     let second = claim(&client).await;
     assert_eq!((&second["attempt"], &second["run_id"]), (&json!(2), &first["run_id"]));
     assert_ne!(first["task_id"], second["task_id"]);
@@ -48,7 +48,7 @@ async fn a_report_after_its_lease_is_stale_and_the_next_attempt_counts() {
     assert_eq!(report(&client, &second, 1, done("second")).await, is("applied", false));
     assert_eq!(run.result::<String>().await.unwrap(), "second");
     assert_eq!(check(&client, run.id()).await["a"], 2);
-    // The run has ended, which says more than that the fence has moved on.
+    // `closed` takes precedence over `stale`.
     assert_eq!(report(&client, &first, 1, done("first")).await, is("closed", false));
 }
 
@@ -67,7 +67,7 @@ async fn a_report_that_is_repeated_gets_its_first_outcome_after_the_end_and_afte
     assert_eq!(report(&client, &a, 2, emit.clone()).await, is("applied", false));
     eddy.kill();
     eddy.restart();
-    // Connections of before are dead, which is found out only by using them.
+    // A new client: its old connections are dead.
     let client = eddy.client();
     assert_eq!(report(&client, &a, 2, emit.clone()).await, is("applied", true));
     assert_eq!(report(&client, &a, 3, done.clone()).await, is("applied", false));
@@ -94,12 +94,12 @@ async fn many_starts_with_one_key_at_one_moment_are_one_run() {
     let client = eddy.client();
     client.register_flow("f", "{steps: {a: {set: 1}}}").await.unwrap();
     let starts = (0..50).map(|_| {
-        // A connection each.
+        // One connection per start.
         let client = eddy.client();
         async move { client.start("f", &json!({"order": 7})).idempotency_key("order-7").await.unwrap() }
     });
     let runs = join_all(starts).await;
-    assert_eq!(runs.iter().filter(|run| !run.existing()).count(), 1, "one of them made it");
+    assert_eq!(runs.iter().filter(|run| !run.existing()).count(), 1, "not exactly one start created the run");
     assert!(runs.iter().all(|run| run.id() == runs[0].id()));
     let other = client.start("f", &json!({"order": 8})).idempotency_key("order-7").await.unwrap_err();
     assert!(other.is_conflict(), "{other}");

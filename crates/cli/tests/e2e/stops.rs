@@ -1,4 +1,4 @@
-//! The server is told to stop, or is not the only one.
+//! The server gets SIGTERM, or is the second one on a directory.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::eddy::Eddy;
 use crate::working::{Transport, work};
 
-/// Well below the time that requests under way are given.
+/// Well below the grace period for open requests.
 const PROMPTLY: Duration = Duration::from_secs(5);
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn sigterm_ends_it_at_once_however_many_wait_for_something() {
             })
         })
         .collect();
-    // They have all arrived once the server says that it has as many connections.
+    // All requests have arrived once the server counts that many connections.
     loop {
         let connections = crate::eddy::metric(&eddy, "eddyline_connections").await;
         let sockets = crate::eddy::metric(&eddy, "eddyline_sockets").await;
@@ -66,5 +66,5 @@ async fn a_second_server_on_a_directory_is_told_who_has_it() {
     let output = second.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains(&eddy.pid().to_string()), "{said}");
-    assert_eq!(eddy.client().info().await.unwrap().store, "embedded", "the first goes on");
+    assert_eq!(eddy.client().info().await.unwrap().store, "embedded", "the first server does not respond");
 }

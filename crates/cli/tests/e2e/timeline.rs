@@ -1,4 +1,4 @@
-//! What must hold of every timeline.
+//! Invariants of every timeline.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,8 @@ pub async fn records(client: &Client, run: &str) -> Vec<Record> {
     }
 }
 
-/// Numbered 1..n, with one end, which is the last, no step that ended twice and no attempt that ended without a claim. Gives the attempts of each step.
+/// Checks that records are numbered 1..n, that exactly the last one is terminal, that no step ended twice, and that no
+/// attempt ended without a claim. Returns the number of attempts of each step.
 pub async fn check(client: &Client, run: &str) -> BTreeMap<String, usize> {
     let records = records(client, run).await;
     let (mut ends, mut attempts, mut begun) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -37,13 +38,13 @@ pub async fn check(client: &Client, run: &str) -> BTreeMap<String, usize> {
                 *attempts.entry(step.to_owned()).or_default() += 1;
                 begun.insert(job(record), true);
             }
-            // A step that the function of a code run carried out itself was never offered, and nobody claims it.
+            // A step that the function of a code run executed itself was never offered, so it has no claim.
             "step.scheduled" => {
                 begun.insert(job(record), false);
             }
             "step.attempt.completed" | "step.attempt.failed" => {
                 let began = begun.remove(&job(record)).unwrap_or(true);
-                assert!(began, "an attempt of {step} of {run} ended and never began");
+                assert!(began, "an attempt of {step} of {run} ended without having started");
             }
             _ => {}
         }
@@ -52,7 +53,7 @@ pub async fn check(client: &Client, run: &str) -> BTreeMap<String, usize> {
     attempts
 }
 
-/// The task that a record is of, new whenever an attempt is offered.
+/// The task of a record: a new one for each offered attempt.
 fn job(record: &Record) -> Option<String> {
     record.meta["jobId"].as_str().map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! Workers in this process, which stop with whoever has them.
+//! Workers in this process, which are aborted when they are dropped.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::eddy::LONG;
 
-/// Both ways in which a worker reaches the server.
+/// How a worker connects to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Socket,
@@ -33,10 +33,10 @@ pub fn work(worker: Worker, transport: Transport) -> Working {
 }
 
 impl Working {
-    /// It finishes what it has, and goes.
+    /// Drains the worker, and waits for its end.
     pub async fn stop(mut self) {
         drop(self.stop.take());
-        let ended = tokio::time::timeout(LONG, &mut self.working).await.expect("a worker that is told to stop stops");
+        let ended = tokio::time::timeout(LONG, &mut self.working).await.expect("the worker does not stop");
         ended.unwrap().unwrap();
     }
 }

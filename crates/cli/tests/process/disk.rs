@@ -1,4 +1,4 @@
-//! A server whose disk is full, hangs or is taken away, and whose clock is wrong.
+//! A server whose disk is full, hangs or is removed, and whose clock is wrong.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::shim::{self, Faults};
 
-/// Longer than anything here takes; reached only when something hangs.
+/// A timeout that is reached only if something hangs.
 const LONG: Duration = Duration::from_secs(20);
 const ENOSPC: i32 = 28;
 const DAY: i64 = 24 * 60 * 60 * 1_000;
 
-/// `eddy serve` on a directory whose disk obeys the test.
+/// `eddy serve` on a directory whose disk faults the test controls.
 struct Served {
     process: Child,
     client: Client,
@@ -78,7 +78,7 @@ async fn a_server_whose_disk_is_full_is_not_ready_until_there_is_space() {
     assert_eq!(client.post("/v1/flows/f/runs", json!({"input": 2})).await.status, 503);
     let said = until_ready(client, 503).await.to_string();
     assert!(said.contains("disk is full"), "{said}");
-    assert_eq!(client.get("/v1/runs").await.items().len(), 1, "it still reads");
+    assert_eq!(client.get("/v1/runs").await.items().len(), 1, "it cannot read");
     assert_eq!(client.get("/healthz").await.status, 200);
     served.faults.clear();
     until_ready(client, 200).await;
@@ -111,7 +111,7 @@ async fn a_server_whose_disk_hangs_in_a_commit_answers_what_needs_no_disk() {
     let answered = tokio::time::timeout(LONG, answers).await;
     assert!(!starting.is_finished(), "the disk does not hang");
     served.faults.hang(false);
-    answered.expect("nobody is answered while the disk hangs");
+    answered.expect("no response while the disk hangs");
     assert_eq!(starting.await.unwrap(), 201);
 }
 
@@ -126,11 +126,11 @@ async fn a_server_whose_store_was_removed_acknowledges_nothing_and_is_not_ready(
     let said = until_ready(client, 503).await.to_string();
     assert!(said.contains("was removed while the store was open"), "{said}");
     assert_eq!(client.post("/v1/flows/f/runs", json!({"input": 2})).await.status, 503);
-    assert_eq!(client.get(&format!("/v1/runs/{run}")).await.status, 200, "what it has can be read");
-    assert!(!root.path().join("store").exists(), "no new store is made in its place");
+    assert_eq!(client.get(&format!("/v1/runs/{run}")).await.status, 200, "the run cannot be read");
+    assert!(!root.path().join("store").exists(), "a new store was created in its place");
 }
 
-/// Leaves a store as it is after a start at another time.
+/// Creates a store that was last opened at `wall`.
 fn opened_at(dir: &Path, wall: i64) {
     let options = Options { clock: ManualClock::at(wall), ..Options::default() };
     Embedded::open(&dir.join("store"), options).unwrap().close().unwrap();
@@ -168,10 +168,10 @@ async fn deletion_that_waits_after_a_jump_is_told() {
     let mut look = Command::new(env!("CARGO_BIN_EXE_eddy"));
     let said = look.args(["doctor", "--store"]).arg(root.path().join("store")).output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.contains("it is not opened to be looked at"), "{said}");
+    assert!(said.contains("not opened, since that would set the store's time"), "{said}");
     let served = Served::on(root.path(), &[]);
     let info = served.client.get("/v1/info").await.body;
     assert!(info["deletion_waits_until"].is_string(), "{info}");
     let said = served.doctor();
-    assert!(said.contains("nothing is deleted for its age before"), "{said}");
+    assert!(said.contains("nothing is deleted by age before"), "{said}");
 }

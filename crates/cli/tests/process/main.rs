@@ -1,4 +1,4 @@
-//! `eddy serve` as a process: its signals, its disk, its clock, and what it says at start. Every answer is compared with
+//! `eddy serve` as a process: signals, disk, clock, and its output at the start. Every response is checked against
 //! `openapi.json`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 
 use crate::client::{ADMIN_KEY, Client, args};
 
-/// Ends with its test, however that ends.
+/// Killed when its test ends, even by a panic.
 pub struct Process(Child);
 
 impl Drop for Process {
@@ -35,11 +35,11 @@ pub fn serve(arguments: &[&str]) -> (Process, Client) {
     (process, Client { addr: addr.parse().unwrap(), key: None, headers: Vec::new() })
 }
 
-/// Until so many requests wait. What a process counts is its own, so this is a signal.
+/// Waits until `count` long polls are open.
 pub async fn until_waiting(client: &Client, count: u32) {
     let since = std::time::Instant::now();
     let line = format!("eddyline_long_polls {count}");
-    while !client.get("/metrics").await.body.as_str().unwrap().lines().any(|said| said == line) {
+    while !client.get("/metrics").await.body.as_str().unwrap().lines().any(|shown| shown == line) {
         assert!(since.elapsed() < std::time::Duration::from_secs(20), "there are never {count} requests that wait");
     }
 }
@@ -75,7 +75,7 @@ async fn a_signal_stops_it_cleanly_and_what_was_kept_is_there_again() {
     client.flow("f", "steps: {a: {run: a}}").await;
     let run = client.run("f", json!(1)).await;
     let task = client.claim("w").await;
-    // Somebody waits; it is answered, not left hanging.
+    // A long poll must be answered when the server stops.
     let waiting = {
         let (client, path) = (client.clone(), format!("/v1/runs/{run}/result?wait=60s"));
         tokio::spawn(async move { client.get(&path).await.status })
@@ -113,7 +113,7 @@ async fn the_first_key_is_said_once() {
         said.push(key);
     }
     assert!(said[0].as_ref().is_some_and(|key| key.len() > 64), "{said:?}");
-    assert_eq!(said[1], None, "it is shown again");
+    assert_eq!(said[1], None, "the key is shown again");
 }
 
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn it_says_what_is_wrong_and_does_not_start() {
     let (ok, said) = run(&["--listen", "0.0.0.0:0", "--store", "memory:"]);
     assert!(!ok && said.contains("--behind-proxy"), "{said}");
     let (ok, said) = run(&["--store", "postgres://x"]);
-    assert!(!ok && said.contains("not built"), "{said}");
+    assert!(!ok && said.contains("does not support postgres stores"), "{said}");
 }
 
 #[tokio::test]
@@ -220,6 +220,6 @@ async fn what_is_counted_is_there_from_the_start_and_children_count_as_started()
     let lines = || metrics.as_str().unwrap().lines();
     for shown in lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         let help = format!("# HELP {shown} ");
-        assert!(lines().any(|line| line.starts_with(&help)), "nobody says what {shown} means");
+        assert!(lines().any(|line| line.starts_with(&help)), "{shown} has no HELP line");
     }
 }

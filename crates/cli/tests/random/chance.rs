@@ -1,4 +1,4 @@
-//! Random choices that can be repeated: the same seed gives the same ones.
+//! Reproducible random choices: the same seed gives the same ones.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to `bound`, which is left out.
+    /// From 0 up to `bound`, exclusive.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
@@ -32,7 +32,7 @@ impl Chance {
         &from[self.below(from.len())]
     }
 
-    /// Any JSON, now and then a lot of it.
+    /// Any JSON, sometimes a large one.
     pub fn value(&mut self, depth: usize) -> Value {
         match self.below(if depth == 0 { 5 } else { 8 }) {
             0 => json!(null),
@@ -54,7 +54,7 @@ impl Chance {
         self.pick(&["a", "ab,", "é", "0"]).repeat(length)
     }
 
-    /// What a run is started with: fields that the expressions look for.
+    /// The input of a run, with the fields that the expressions read.
     pub fn input(&mut self) -> Value {
         let large = self.one_in(8);
         let s = "ab,".repeat(if large { 200_000 } else { self.below(50) });

@@ -1,4 +1,4 @@
-//! Flows that can be registered, with a leaning towards those that are a burden.
+//! Random valid flows, with a bias towards expensive ones.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use crate::chance::Chance;
 use crate::expressions::{Scope, any, bool, int, list, template};
 use crate::schemas::schema;
 
-/// There are so many flows; each is registered again and again, and any of them starts any other as its child.
+/// The number of flows. Each is registered many times, and any of them may start any other as its child.
 pub const FLOWS: usize = 12;
 const MAX_STEPS: usize = 7;
 const MAX_DEPTH: usize = 2;
@@ -36,12 +36,12 @@ pub fn definition(chance: &mut Chance) -> Value {
     flow
 }
 
-/// Steps that wait for some of those before them, and what can be read when all of them have ended.
+/// Steps that wait for some of the steps before them, and what can be read when all of them have ended.
 fn steps(chance: &mut Chance, outer: &Scope, depth: usize) -> (Value, Scope) {
     let mut steps = Map::new();
     let mut all = outer.clone();
     for at in 0..1 + chance.below(MAX_STEPS) {
-        // A name that is used in no scope around it.
+        // A name that no enclosing scope uses.
         let name = format!("s{depth}{at}");
         let mut scope = outer.clone();
         let mut after = Vec::new();
@@ -111,7 +111,7 @@ fn worker_step(chance: &mut Chance, scope: &Scope) -> Value {
     step
 }
 
-/// Every gate opens by itself, sooner or later.
+/// Every gate opens by itself.
 fn gate(chance: &mut Chance, scope: &Scope) -> Value {
     let on_timeout = *chance.pick(&["fail", "continue", "skip"]);
     match chance.below(5) {

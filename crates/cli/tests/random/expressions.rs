@@ -1,15 +1,15 @@
-//! Expressions and templates that can be registered, with a leaning towards those that grow.
+//! Random valid expressions and templates, with a bias towards those that grow.
 
 use serde_json::{Value, json};
 
 use crate::chance::Chance;
 
-/// What may be read where an expression stands.
+/// What an expression may read.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
     /// Whole expressions: `input`, `steps.a.output`, `item`.
     pub values: Vec<String>,
-    /// Those that are whole numbers: `index`, `round`.
+    /// Integers: `index`, `round`.
     pub numbers: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ fn value(chance: &mut Chance, scope: &Scope) -> String {
     chance.pick(&scope.values).clone()
 }
 
-/// A list, and something made of each of its elements.
+/// A list, and an expression over each of its elements.
 fn in_loop(
     chance: &mut Chance,
     scope: &Scope,

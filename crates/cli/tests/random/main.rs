@@ -1,17 +1,17 @@
-//! Random definitions, schemas, expressions, inputs and reports, all of them well-formed and most of them a burden, are
-//! thrown at a server, which is killed and started again now and then. Another tenant works beside that. None of its
-//! requests takes longer than a second, the server stays alive and within its memory, it makes no decision that it
-//! refuses itself, and every run that has not ended in the end can say what it waits for.
+//! Sends random definitions, schemas, expressions, inputs and reports, all well-formed and most of them expensive, to a
+//! server that is killed and restarted now and then, while another tenant works. No request of that tenant may take
+//! longer than a second, the server must stay alive and within its memory, no decision may be refused as a bug, and
+//! every run that has not ended must be able to say what it waits for.
 //!
-//! Two minutes, unless `EDDYLINE_RANDOM_SECONDS` says otherwise; 1800 is what to run before a release:
+//! Takes two minutes, or `EDDYLINE_RANDOM_SECONDS`; run 1800 before a release:
 //!
 //! ```text
 //! EDDYLINE_RANDOM_SECONDS=1800 EDDYLINE_RANDOM_SEED=$RANDOM \
 //!     cargo nextest run -p eddy --test random --no-capture
 //! ```
 //!
-//! A failure prints the seed of its round. `EDDYLINE_RANDOM_SEED` begins with that round. What the generator makes is
-//! the same for the same seed; how the requests overtake each other is not.
+//! A failure prints the seed of its round; `EDDYLINE_RANDOM_SEED` begins with that round. The same seed generates the
+//! same requests, but their order of arrival may differ.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -44,20 +44,20 @@ const SECONDS: &str = "EDDYLINE_RANDOM_SECONDS";
 const DEFAULT_SECONDS: u64 = 120;
 const SEED: &str = "EDDYLINE_RANDOM_SEED";
 const DEFAULT_SEED: u64 = 1;
-/// A round is thrown for so long, and judged.
+/// How long a round of requests lasts.
 const ROUND: Duration = Duration::from_secs(12);
-/// The server is killed after every so many rounds.
+/// How many rounds there are between two kills of the server.
 const ROUNDS_A_LIFE: u64 = 3;
-/// What no request of the other tenant may take longer than.
+/// The longest that a request of the other tenant may take.
 const SLOWEST: Duration = Duration::from_secs(1);
-/// How long the runs that are left get to come to an end, or to something they wait for.
+/// How long the remaining runs have to end, or to reach something they wait for.
 const ENDING: Duration = Duration::from_secs(20);
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Throws what the seed makes for one round.
+/// Sends the requests of one round.
 async fn throw(rig: &Rig, seed: u64) -> (Thrower, Seen) {
     let mut thrower = Thrower::new(rig.attacker.clone(), Chance::new(seed));
     let seen = rig.watch_during(thrower.throw(ROUND)).await;
@@ -75,7 +75,7 @@ async fn whatever_can_be_registered_is_nobody_elses_loss() {
     while Instant::now() < over {
         let (mut thrower, mut seen) = throw(&rig, round).await;
         if seen.failed.is_none() && seen.slowest() >= SLOWEST {
-            // Something else on the machine may have spoilt the measurement. The same once more tells.
+            // Another process may have disturbed the measurement: repeat the round.
             println!("round {round} once more");
             started.extend(thrower.into_runs());
             (thrower, seen) = throw(&rig, round).await;

@@ -1,4 +1,4 @@
-//! JSON Schemas that refer to each other a lot.
+//! Random JSON Schemas with many references.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ pub fn schema(chance: &mut Chance) -> Value {
     let count = chance.below(MAX_DEFINITIONS);
     let mut definitions = Map::new();
     for at in 0..count {
-        // What refers only to those before it always ends; one in ten may refer to any, itself included.
+        // References to earlier definitions always terminate; one in ten may refer to any definition, including itself.
         let known = if chance.one_in(10) { count } else { at };
         definitions.insert(format!("d{at}"), part(chance, known, 2));
     }

@@ -1,4 +1,4 @@
-//! The tenant that throws: it registers, starts, works off tasks, publishes, cancels, and looks at what came of it.
+//! The tenant that sends random requests: registers, starts, works off tasks, publishes, cancels and reads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ const WORKER: &str = "random-worker";
 const TASKS_AT_ONCE: usize = 20;
 const REPORTS_AT_ONCE: usize = 4;
 const HEAVY_DECISIONS: &str = "eddyline_heavy_decisions_total";
-/// Instead of a status.
+/// Stands for "no response" in place of a status.
 const NO_ANSWER: u16 = 0;
-/// Within this time another heavy decision is made, if any are left.
+/// If any heavy decisions are left, the next one is made within this time.
 const NEXT_DECISION: Duration = Duration::from_secs(5);
-/// Of the runs of a round so many are looked at in the end.
+/// How many runs of a round are checked at the end.
 const KEPT: usize = 40;
 
 pub struct Thrower {
@@ -46,10 +46,10 @@ impl Thrower {
         }
     }
 
-    /// What it is for: most of what is made up must be taken, or nothing is tested.
+    /// Most generated definitions must be accepted, or nothing is tested.
     pub fn check_generator(&self) {
         let count = |status| self.answers.get(&("register", status)).copied().unwrap_or(0);
-        // A few may be refused by chance; when others are slow, few are made.
+        // A few may be refused by chance; on a slow machine only few are sent.
         assert!(count(422) <= 4 * count(200) + 4, "hardly anything can be registered: {self}");
     }
 
@@ -59,8 +59,8 @@ impl Thrower {
         runs
     }
 
-    /// Every answer is one that the contract knows; 500 is not. This tenant's own requests may wait for its own heavy
-    /// decisions for longer than its patience lasts, and a body that is too large is refused before all of it is sent.
+    /// Counts a response, which must not be a 5xx. Two failures are expected: a request that times out behind heavy
+    /// decisions of its own tenant, and a large body that is refused before it is sent completely.
     fn note(&mut self, kind: &'static str, reply: Result<Reply, String>) -> Reply {
         let reply = reply.unwrap_or_else(|error| {
             let expected = ["no answer within", "error writing a body"].iter().any(|known| error.contains(known));
@@ -96,14 +96,14 @@ impl Thrower {
         let reply = self.note("claim", reply);
         let tasks = reply.body["tasks"].as_array().cloned().unwrap_or_default();
         let reports: Vec<Value> = tasks.iter().filter_map(|task| self.report(task)).collect();
-        // Few at a time: together they may be larger than a body may be.
+        // Few at a time: more could exceed the limit of a body.
         for reports in reports.chunks(REPORTS_AT_ONCE) {
             let reply = self.tenant.post("/v1/tasks/report", &json!({"worker_id": WORKER, "reports": reports})).await;
             self.note("report", reply);
         }
     }
 
-    /// What is said of a task; of some nothing is.
+    /// A random report of a task; `None` for some tasks, whose lease then expires.
     fn report(&mut self, task: &Value) -> Option<Value> {
         let mut report = match self.chance.below(20) {
             0 => return None,
@@ -155,8 +155,8 @@ impl std::fmt::Display for Thrower {
     }
 }
 
-/// Until every run has ended or says what it waits for, or, after a while, heavy decisions are still being made one after
-/// the other.
+/// Waits until every run has ended or says what it waits for. After `patience` it is enough that heavy decisions are
+/// still being made.
 pub async fn all_end_or_wait(rig: &Rig, runs: &[String], patience: Duration) {
     let (tenant, since) = (&rig.attacker, Instant::now());
     for run in runs {

@@ -1,4 +1,4 @@
-//! Aggregates that hold references to themselves twice, again and again: a few bytes that stand for gigabytes.
+//! Aggregates that refer to the previous one twice: a few bytes that expand to gigabytes.
 
 use std::time::Instant;
 
@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 use crate::rig::{Rig, withstands};
 use crate::tenant::PATIENCE;
 
-/// Twice as much with each.
+/// The size doubles per level.
 const LEVELS: usize = 29;
 const WORKER: &str = "aggregate-worker";
 
-/// Steps `s0` to `s29`, of which each is the one before it, twice.
+/// Steps `s0` to `s29`; the output of each is that of the previous one, twice.
 fn doubling() -> Map<String, Value> {
     let mut steps = Map::from_iter([(String::from("s0"), json!({"set": "x".repeat(300)}))]);
     for level in 1..=LEVELS {
@@ -21,7 +21,7 @@ fn doubling() -> Map<String, Value> {
     steps
 }
 
-/// What is done with the last of them, and where that makes its size matter.
+/// Steps that use the last output in a way in which its size matters.
 fn uses() -> Vec<(&'static str, Value)> {
     let last = format!("steps.s{LEVELS}.output");
     let (after, whole) = (json!([format!("s{LEVELS}")]), format!("${{{last}}}"));
@@ -51,7 +51,7 @@ fn uses() -> Vec<(&'static str, Value)> {
 async fn work_until_end(rig: &Rig, name: &str, run: &str) {
     let since = Instant::now();
     while rig.attacker.result(run, 0).await.is_none() {
-        assert!(since.elapsed() < PATIENCE, "the run that tries it with `{name}` does not end");
+        assert!(since.elapsed() < PATIENCE, "the run with the step `{name}` does not end");
         for task in rig.attacker.claim(WORKER, 200).await.unwrap() {
             rig.attacker.report(WORKER, &task, json!({"op": "complete", "output": 1})).await.unwrap();
         }
@@ -72,14 +72,14 @@ async fn references_that_double_are_not_followed_beyond_a_bound() {
             assert!(rig.attacker.register(&flow, &json!({"steps": steps, "output": output})).await);
             runs.push((name, rig.attacker.start(&flow, &json!(null)).await));
         }
-        // A loop does it without any steps.
+        // The same with the state of a loop.
         let state = json!({"max": 60, "while": "true", "state": ["x"], "next": ["${state}", "${state}"]});
         let steps = json!({"l": {"repeat": state, "steps": {"a": {"set": "${state}"}}}});
         assert!(rig.attacker.register("double-state", &json!({ "steps": steps })).await);
         runs.push(("state", rig.attacker.start("double-state", &json!(null)).await));
         for (name, run) in runs {
             work_until_end(rig, name, &run).await;
-            // Whatever can be read of it is read, too.
+            // All views of the run must be readable.
             for path in ["", "/steps"] {
                 let read = rig.attacker.get(&format!("/v1/runs/{run}{path}")).await.unwrap();
                 assert_eq!(read.status, 200, "{name}{path}: {}", read.body);

@@ -1,4 +1,4 @@
-//! Bodies of people without a key.
+//! Large bodies of clients without a key.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::rig::{Rig, withstands};
 
 const CONNECTIONS: usize = 120;
 const BODY: usize = 16 << 20;
-/// Between two pieces: what is tried here is memory, not the machine's network.
+/// The pause between two pieces: this tests memory, not the network.
 const PACE: Duration = Duration::from_millis(20);
-/// How long the connections are held open, with all but the end of their bodies sent.
+/// How long the connections are held open with unfinished bodies.
 const HELD: Duration = Duration::from_secs(3);
 
-/// Sends all of a body but its last byte, until the server has answered or closed.
+/// Sends a body except for its end, until the server responds or closes.
 async fn almost_send(rig: &Rig, path: &str) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(rig.eddy.addr).await.ok()?;
     let head = format!(
@@ -28,7 +28,7 @@ async fn almost_send(rig: &Rig, path: &str) -> Option<TcpStream> {
     for _ in 0..BODY / piece.len() - 1 {
         tokio::select! {
             sent = to.write_all(&piece) => sent.ok()?,
-            // An answer, or an end.
+            // A response, or the end of the connection.
             _ = from.readable() => break,
         }
         tokio::time::sleep(PACE).await;
@@ -49,7 +49,7 @@ async fn bodies_without_a_key_fill_no_memory() {
             let read = tokio::time::timeout(Duration::from_millis(10), stream.read_exact(&mut answer)).await;
             if matches!(read, Ok(Ok(_))) {
                 let answer = String::from_utf8_lossy(&answer);
-                assert!(!answer.starts_with("HTTP/1.1 2"), "it was taken: {answer}");
+                assert!(!answer.starts_with("HTTP/1.1 2"), "it was accepted: {answer}");
             }
         }
     })

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::rig::{Rig, withstands, withstands_within};
 
-/// How long it may grow before its root is cancelled.
+/// How long the tree grows before its root is cancelled.
 const GROWING: Duration = Duration::from_secs(3);
-/// After a cancel all runs below have ended once this is over, thousands of them.
+/// How long thousands of runs have to end after the cancel of their root.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -20,8 +20,8 @@ async fn count(rig: &Rig, flow: &str, status: &str) -> u64 {
     runs.body["total"].as_u64().unwrap_or_else(|| panic!("{runs:?}"))
 }
 
-/// Until no run of the flow is left that has not ended. One that was being started when it was looked may be missed, so
-/// there are none twice.
+/// Waits until all runs of the flow have ended. Requires two looks in a row without open runs: one look may miss a run
+/// that is being started.
 async fn until_still(rig: &Rig, flow: &str) {
     let since = Instant::now();
     let mut looks_at_none = 0;
@@ -31,7 +31,7 @@ async fn until_still(rig: &Rig, flow: &str) {
         for status in NOT_ENDED {
             going += count(rig, flow, status).await;
         }
-        assert!(since.elapsed() < ENDS_WITHIN, "{going} runs go on after the cancel of their root");
+        assert!(since.elapsed() < ENDS_WITHIN, "{going} runs are open after the cancel of their root");
         looks_at_none = if going == 0 { looks_at_none + 1 } else { 0 };
     }
 }
@@ -45,14 +45,14 @@ async fn explode(rig: &Rig, flow: &str, steps: Value) {
     until_still(rig, flow).await;
 }
 
-/// As much as a payload may be, of elements that take about 80 times as much memory as text.
+/// A payload of the maximum size, whose elements take about 80 times as much memory as their text.
 fn small_objects() -> Value {
     Value::Array(vec![json!({"a": 1}); 200_000])
 }
 
-/// Children, each with an input that takes 150 MB when it is read. They took 8.8 GB when all messages were read at once.
+/// Children, each with an input of 150 MB when parsed. They took 8.8 GB when all messages were read at once.
 const CHILDREN: usize = 40;
-/// They took 1.05 GB while each message had a copy of its own; 0.4 GB since they share one.
+/// They took 1.05 GB when each message had its own copy, and 0.4 GB since they share one.
 const MAX_MEMORY_MB: u64 = 700;
 const CHILDREN_END_WITHIN: u32 = 50;
 

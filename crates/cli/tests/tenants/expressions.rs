@@ -1,4 +1,4 @@
-//! Expressions that want more memory or time than there is.
+//! Expressions that use very much memory or time.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::rig::{Rig, withstands};
 
-/// Registers `set` behind a short timer, so that it is evaluated by a transition that nobody's request is waiting for,
-/// and that comes again after a restart.
+/// Registers `set` after a short timer, so that it is evaluated in a transition for which no request waits, and again
+/// after a restart.
 async fn start_set(rig: &Rig, flow: &str, set: &Value, input: &Value) -> Option<String> {
     let steps = json!({"nap": {"await": {"time": "20ms"}}, "a": {"after": ["nap"], "set": set}});
     if !rig.attacker.register(flow, &json!({ "steps": steps })).await {
@@ -16,7 +16,7 @@ async fn start_set(rig: &Rig, flow: &str, set: &Value, input: &Value) -> Option<
     rig.attacker.try_start(flow, input).await
 }
 
-/// Each is small, within the limits of an expression, and asks for gigabytes.
+/// Short expressions that would use gigabytes.
 const GROWING: [&str; 12] = [
     "size([[input.s + 'a']].map(l, range(100000).map(i, l.reverse())))",
     "size([input.s + 'a'].map(s, range(100000).map(i, [s, s])))",
@@ -41,7 +41,7 @@ async fn an_expression_cannot_take_the_memory_of_the_others() {
             let set = json!(format!("${{{expression}}}"));
             runs.extend(start_set(rig, &format!("growing-{at}"), &set, &input).await);
         }
-        // Templates: many in one step, each of them made of many.
+        // A step with many templates of many expressions each.
         let text = "${input.s}".repeat(30);
         let texts = vec![json!(text); 300];
         runs.extend(start_set(rig, "texts", &json!(texts), &input).await);
@@ -53,7 +53,7 @@ async fn an_expression_cannot_take_the_memory_of_the_others() {
     .await;
 }
 
-/// A map in which nothing is found, with keys that look alike.
+/// A map with many similar keys.
 fn crowded_map() -> Value {
     let keys = (0..200).map(|at| (format!("a-rather-long-name-of-a-key-{at}"), json!(at)));
     Value::Object(keys.collect::<Map<_, _>>())
@@ -81,9 +81,9 @@ async fn looking_for_what_is_not_there_again_and_again_is_nobody_elses_loss() {
     .await;
 }
 
-/// How long a run that is busy with itself is watched before it is cancelled.
+/// How long the run is busy before it is cancelled.
 const BUSY: Duration = Duration::from_secs(6);
-/// A cancel is one more input of a busy run.
+/// How long the cancel of a busy run may take.
 const CANCELLED_WITHIN: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -110,11 +110,11 @@ async fn a_thousand_heavy_decisions_in_one_run_are_nobody_elses_loss() {
         for run in &runs {
             let since = Instant::now();
             let reply = rig.attacker.post(&format!("/v1/runs/{run}/cancel"), &json!({})).await.unwrap();
-            // It may have ended before.
+            // It may have ended already.
             assert!(matches!(reply.status, 200 | 409), "{reply:?}");
             assert!(since.elapsed() < CANCELLED_WITHIN, "the cancel took {:?}", since.elapsed());
             let ended = rig.attacker.result(run, 20).await;
-            assert!(ended.is_some(), "the run goes on after its cancel");
+            assert!(ended.is_some(), "the run does not end after its cancel");
         }
     })
     .await;

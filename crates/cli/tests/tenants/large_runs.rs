@@ -1,4 +1,4 @@
-//! Runs of very many activations. `EDDYLINE_ACTIVATIONS` says of how many.
+//! Runs with very many activations; `EDDYLINE_ACTIVATIONS` sets how many.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use crate::rig::{Rig, withstands};
 
 const ACTIVATIONS: &str = "EDDYLINE_ACTIVATIONS";
 const DEFAULT_ACTIVATIONS: usize = 40_000;
-/// How many a second must be made, or cancelled, beside other load.
+/// How many activations per second must be created or cancelled, during other load.
 const LEAST_PER_SECOND: usize = 1_000;
-/// What an item of the spread has: itself, and two steps.
+/// Activations per item of the spread: the item and its two steps.
 const PER_ITEM: usize = 3;
 
 fn activations() -> usize {
@@ -30,7 +30,7 @@ async fn start(rig: &Rig) -> String {
     rig.attacker.start("huge", &json!(null)).await
 }
 
-/// How long it took, which is not too long.
+/// Waits for the end of a run within `patience()`, and returns how long it took.
 async fn until_ended(rig: &Rig, run: &str) -> Duration {
     let since = Instant::now();
     loop {
@@ -61,7 +61,7 @@ async fn a_very_large_run_ends_and_cancels_beside_other_load() {
     .await;
 }
 
-/// The most that the cached runs take, for as long as it is looked.
+/// Polls the memory of the cached runs for ever, and keeps the maximum in `bytes`.
 async fn most_cached(rig: &Rig, bytes: &mut f64) {
     loop {
         *bytes = bytes.max(rig.metric("eddyline_cached_runs_bytes").await);
@@ -69,9 +69,9 @@ async fn most_cached(rig: &Rig, bytes: &mut f64) {
     }
 }
 
-/// What the engine keeps of its cache for large runs.
+/// The share of the cache for large runs.
 const CACHE_BYTES: f64 = 0.75 * (256 << 20) as f64;
-/// So many runs of the largest size get on side by side.
+/// How many runs of the maximum size must fit into the cache.
 const SIDE_BY_SIDE: u32 = 2;
 
 #[tokio::test]
@@ -84,10 +84,10 @@ async fn two_very_large_runs_side_by_side_keep_their_pace() {
             took = ended => println!("two runs of {} activations took {took:?}", activations()),
             () = most_cached(rig, &mut cached) => {}
         }
-        // Runs that evict each other are loaded whole for each commit, and fall behind the more the larger they are.
+        // Runs that evict each other are loaded completely for each commit, so they slow down as they grow.
         let each = cached / (2 * activations()) as f64;
         let largest = each * f64::from(SIDE_BY_SIDE * MAX_ACTIVATIONS);
-        println!("{each:.0} bytes an activation, {largest:.0} for {SIDE_BY_SIDE} runs of the largest size");
+        println!("{each:.0} bytes per activation, {largest:.0} for {SIDE_BY_SIDE} runs of the largest size");
         assert!(each > 100.0 && largest < CACHE_BYTES, "they do not fit into {CACHE_BYTES}");
     })
     .await;

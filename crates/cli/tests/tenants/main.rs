@@ -1,7 +1,7 @@
-//! One tenant attacks a server with everything that can be registered and sent; another one works beside it and must not
-//! feel it: not while the attack goes on, and not after the server was killed in the middle of it and started again.
+//! One tenant attacks a server with everything that can be registered and sent. Another tenant must not be slowed down,
+//! neither during the attack nor after the server was killed in the middle of it and restarted.
 //!
-//! What is measured is time, so these tests want the machine for themselves (`.config/nextest.toml`).
+//! These tests measure time, so they run alone (`.config/nextest.toml`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

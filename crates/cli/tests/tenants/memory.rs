@@ -1,4 +1,4 @@
-//! Much of what is small: large inputs that wait in a queue, sockets that nobody reads, many versions of a large flow.
+//! Memory: large inputs of queued tasks, sockets that are not read, many versions of a large flow.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::rig::{Rig, withstands_within};
 
-/// Nearly as large as a payload may be.
+/// Almost the maximum size of a payload.
 const LARGE: usize = 2_000_000;
-/// How many of them there are unless `EDDYLINE_QUEUED` says otherwise.
+/// How many inputs there are, unless `EDDYLINE_QUEUED` sets it.
 const DEFAULT_QUEUED: usize = 200;
 const QUEUED: &str = "EDDYLINE_QUEUED";
-/// Small budgets, so that little is enough to use them up, and what the server may need with them in all.
+/// Small budgets that are quickly used up, and the most memory that the server may use with them.
 const BUDGETS: [&str; 8] =
     ["--cache-memory", "32MiB", "--body-memory", "128MiB", "--response-memory", "32MiB", "--task-memory", "32MiB"];
 const MAX_MEMORY_MB: u64 = 350;
-/// Starts at a time.
+/// Concurrent starts.
 const AT_ONCE: usize = 2;
 
 async fn start_large(rig: &Rig, flow: &str, runs: usize) {
@@ -44,7 +44,7 @@ async fn large_inputs_that_wait_are_not_kept_in_memory() {
     let queued = std::env::var(QUEUED).ok().and_then(|count| count.parse().ok()).unwrap_or(DEFAULT_QUEUED);
     withstands_within(MAX_MEMORY_MB, &BUDGETS, async |rig| {
         start_large(rig, "waiting", queued).await;
-        // Somebody looks at them all.
+        // List them all.
         for _ in 0..4 {
             rig.attacker.get("/v1/runs?flow=waiting&limit=1000").await.unwrap();
         }
@@ -75,7 +75,7 @@ async fn sockets_that_are_not_read_fill_no_memory() {
         let sockets = join_all((0..SOCKETS).map(|at| deaf_worker(rig, at))).await;
         start_large(rig, "pushed", SOCKETS * TASKS_A_SOCKET).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        // One of them begins to read: it is served, or has been cut off.
+        // One of them begins to read: it must be served, or have been closed.
         let mut socket = sockets.into_iter().next().unwrap();
         let read = tokio::time::timeout(Duration::from_secs(20), socket.next()).await;
         assert!(read.is_ok(), "the server neither serves the socket nor closes it");
@@ -83,7 +83,7 @@ async fn sockets_that_are_not_read_fill_no_memory() {
     .await;
 }
 
-/// They took 145 MB with the rest of the server where two of them at most are kept, and 230 MB more where all are.
+/// The server took 145 MB with at most two versions in memory, and 230 MB more with all of them.
 const MAX_VERSIONS_MB: u64 = 220;
 const VERSIONS: usize = 200;
 const DEFINITION: usize = 500_000;
@@ -94,7 +94,7 @@ async fn versions_of_a_large_flow_are_not_all_kept_in_memory() {
         let text: Value = json!("y".repeat(DEFINITION / 100));
         for version in 0..VERSIONS {
             let mut steps: Value = (0..100).map(|at| (format!("s{at}"), json!({"set": [version, text]}))).collect();
-            // Nobody opens it: the run stays, and with it the version that it was started with.
+            // The gate is never opened, so the run and its version stay.
             steps["waits"] = json!({"await": {"manual": true}});
             let steps = json!({ "steps": steps });
             assert!(rig.attacker.register("versions", &steps).await);

@@ -1,4 +1,4 @@
-//! A server with two tenants: one attacks, the other goes on with its work and measures.
+//! A server with two tenants: one attacks, the other works and measures its requests.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use crate::tenant::Tenant;
 use crate::watch::{self, BOUND, MAX_SLOWDOWN, Seen};
 
 const ADMIN_KEY: &str = "an-admin-key-that-only-these-tests-know";
-/// What the server may have needed at its worst, whatever a tenant does.
+/// The most memory that the server may use, whatever a tenant does.
 const MAX_MEMORY_MB: u64 = 1 << 10;
-/// How long the quiet server is measured, and the one that was killed in the middle of an attack.
+/// How long the server is measured without an attack, and after it was killed in the middle of one.
 const QUIET: Duration = Duration::from_secs(2);
 const AFTERWARDS: Duration = Duration::from_secs(3);
-/// How far an attack gets before the server is killed.
+/// How long an attack runs before the server is killed.
 const HEAD_START: Duration = Duration::from_millis(1_500);
 
-/// Tests of one process that measure time wait for each other.
+/// Serialises the tests of one process, because they measure time.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 pub struct Rig {
@@ -27,8 +27,8 @@ pub struct Rig {
     max_memory_mb: u64,
 }
 
-/// Runs an attack beside another tenant's work, then once more with a kill in the middle of it. Neither may be felt:
-/// requests stay quick, the server stays alive and within its memory.
+/// Runs an attack during another tenant's work, then again with a kill in the middle of it. Both times the other
+/// tenant's requests must stay quick, and the server alive and within its memory.
 pub async fn withstands(flags: &[&str], attack: impl AsyncFn(&Rig)) {
     withstands_within(MAX_MEMORY_MB, flags, attack).await;
 }
@@ -39,17 +39,17 @@ pub async fn withstands_within(max_memory_mb: u64, flags: &[&str], attack: impl 
     let quiet = rig.watch_for(QUIET).await;
     println!("quiet: {quiet}");
     let bound = BOUND.max(quiet.p99() * MAX_SLOWDOWN);
-    // A measurement that something else on the machine spoilt is taken once more.
-    let mut beside = rig.watch_during(attack(&rig)).await;
-    if let Err(why) = beside.judge(bound) {
+    // Another process may have disturbed the measurement: repeat it once.
+    let mut during = rig.watch_during(attack(&rig)).await;
+    if let Err(why) = during.judge(bound) {
         println!("once more, since {why}");
-        beside = rig.watch_during(attack(&rig)).await;
+        during = rig.watch_during(attack(&rig)).await;
     }
-    println!("beside the attack: {beside}");
-    beside.judge(bound).unwrap();
+    println!("during the attack: {during}");
+    during.judge(bound).unwrap();
     rig.check_memory();
 
-    // However far it got.
+    // Run the attack until the kill.
     let _ = tokio::time::timeout(HEAD_START, attack(&rig)).await;
     rig.eddy.kill();
     rig.eddy.restart();
@@ -76,7 +76,7 @@ impl Rig {
     pub async fn watch_during(&self, attack: impl Future<Output = ()>) -> Seen {
         let (over, is_over) = tokio::sync::watch::channel(false);
         let other = self.other.clone();
-        // On a thread of its own: what the attacker computes here must not count as the server's time.
+        // On its own thread, so that work of the attacker in this process does not count as the server's time.
         let watching = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(watch::watch(other, is_over))
@@ -90,14 +90,14 @@ impl Rig {
         self.watch_during(tokio::time::sleep(time)).await
     }
 
-    /// Panics if the server is gone, or has ever needed more memory than it may.
+    /// Panics if the server has died, or its peak memory exceeds the limit.
     pub fn check_memory(&self) {
         let peak = self.memory_kb("VmHWM") >> 10;
         println!("at most {peak} MB");
         assert!(peak < self.max_memory_mb, "the server needed {peak} MB of {} MB", self.max_memory_mb);
     }
 
-    /// A number that the server tells of itself; 0 while it does not.
+    /// The value of a metric; 0 if it is not exported.
     pub async fn metric(&self, name: &str) -> f64 {
         let admin = Tenant { addr: self.eddy.addr, key: ADMIN_KEY.to_owned() };
         let metrics = admin.get("/metrics").await.unwrap().body;

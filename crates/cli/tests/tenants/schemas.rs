@@ -1,15 +1,15 @@
-//! JSON Schemas that take for ever to check.
+//! JSON Schemas whose check takes very long.
 
 use serde_json::{Map, Value, json};
 
 use crate::rig::{Rig, withstands};
 use crate::tenant::Tenant;
 
-/// How deep. Whatever the server thinks is too costly at registration, something below it is not.
+/// Depths: some are rejected at registration as too expensive, others just pass.
 const LEVELS: [usize; 5] = [8, 12, 16, 24, 40];
 const WORKER: &str = "schema-worker";
 
-/// Each level tries the next one twice: the work doubles with each, and nothing ever fits.
+/// Each level tries the next one twice, so the work doubles per level, and no value matches.
 fn doubling(levels: usize, keyword: &str) -> Value {
     let mut defs = Map::from_iter([(String::from("l0"), json!({"type": "boolean"}))]);
     for level in 1..=levels {
@@ -19,7 +19,7 @@ fn doubling(levels: usize, keyword: &str) -> Value {
     json!({"$ref": format!("#/$defs/l{levels}"), "$defs": defs})
 }
 
-/// Schemas of one kind, the costlier ones last.
+/// Expensive schemas; of each kind, the most expensive last.
 fn schemas() -> Vec<Value> {
     let mut schemas: Vec<Value> = LEVELS.iter().map(|levels| doubling(*levels, "anyOf")).collect();
     schemas.extend(["oneOf", "allOf"].map(|keyword| doubling(40, keyword)));
@@ -31,7 +31,7 @@ fn schemas() -> Vec<Value> {
     schemas
 }
 
-/// Values that none of them is quick with.
+/// A value that takes long to check with all of them.
 fn value() -> Value {
     let lists: Vec<Value> = (0..60).map(|n| json!([n, "a".repeat(60), [n, [n]]])).collect();
     Value::Array(lists)

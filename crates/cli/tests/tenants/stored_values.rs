@@ -1,4 +1,4 @@
-//! Expressions over many stored values, each of them within its limits, and together more than fits in memory.
+//! Expressions over many stored values, each within its limit, together more than fits in memory.
 
 use std::time::Instant;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, json};
 use crate::rig::withstands;
 use crate::tenant::PATIENCE;
 
-/// So many stored values of almost 2 MiB: more than the server may take.
+/// The number of stored values of almost 2 MiB: together more than the server may use.
 const VALUES: usize = 550;
 
-/// What looks at all of them.
+/// Expressions that read all of them.
 const LOOKS: [&str; 4] = [
     "steps.each.output.map(x, size(x))",
     "steps.each.output.exists(x, x == 'nothing')",
@@ -29,7 +29,7 @@ async fn an_expression_cannot_have_more_stored_values_in_memory_than_it_may_read
         for (at, look) in LOOKS.iter().enumerate() {
             steps.insert(format!("look-{at}"), json!({"after": ["each"], "set": format!("${{{look}}}")}));
         }
-        // What does not look into them may have as many as it likes.
+        // An expression that does not read the values is not limited.
         steps.insert("count".to_owned(), json!({"after": ["each"], "set": "${size(steps.each.output)}"}));
         assert!(rig.attacker.register("values", &json!({ "steps": steps })).await);
         let run = rig.attacker.start("values", &input).await;

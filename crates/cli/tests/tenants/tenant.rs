@@ -1,4 +1,4 @@
-//! One tenant's view of the server: HTTP requests with its key. A request fails instead of waiting for ever.
+//! HTTP requests with the key of one tenant, and with a timeout.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-/// Longer than any honest answer takes, long polls included.
+/// Longer than any response takes, including long polls.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone)]
@@ -44,14 +44,14 @@ impl Tenant {
         self.send(Method::PUT, path, "application/json", body.to_string().into()).await
     }
 
-    /// Registers a definition; false if it is refused as too costly (or otherwise invalid).
+    /// Registers a definition; false if it is rejected as too expensive or invalid.
     pub async fn register(&self, flow: &str, definition: &Value) -> bool {
         let reply = self.put(&format!("/v1/flows/{flow}"), definition).await.unwrap();
         assert!(matches!(reply.status, 200 | 413 | 422), "{reply:?}");
         reply.status == 200
     }
 
-    /// Starts a run of a flow; nothing if the start is refused.
+    /// Starts a run; `None` if the start is refused.
     pub async fn try_start(&self, flow: &str, input: &Value) -> Option<String> {
         let reply = self.post(&format!("/v1/flows/{flow}/runs"), &json!({ "input": input })).await.unwrap();
         match reply.status {
@@ -65,7 +65,7 @@ impl Tenant {
         self.try_start(flow, input).await.unwrap_or_else(|| panic!("the start of {flow} is refused"))
     }
 
-    /// How a run ended; nothing if it has not after `seconds`.
+    /// The result of a run; `None` if it has not ended after `seconds`.
     pub async fn result(&self, run: &str, seconds: u32) -> Option<Value> {
         let reply = self.get(&format!("/v1/runs/{run}/result?wait={seconds}s")).await.unwrap();
         assert!(matches!(reply.status, 200 | 202), "{reply:?}");

@@ -1,5 +1,5 @@
-//! What a tenant with a small flow sees of the server: it starts runs, reads them, claims and reports their tasks and
-//! publishes events, at a moderate pace, and measures every request.
+//! The tenant that measures: it starts and reads runs of a small flow, claims and reports their tasks and publishes
+//! events, at a moderate pace, and times every request.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use tokio::sync::watch::Receiver;
 
 use crate::tenant::{Reply, Tenant};
 
-/// What the 99th percentile of a kind of request must stay below. A development build is several times as slow, and may
-/// share two cores with the attacker.
+/// The bound on the 99th percentile per kind of request. A development build is several times slower, and may share two
+/// cores with the attacker.
 pub const BOUND: Duration = Duration::from_millis(if cfg!(debug_assertions) { 400 } else { 100 });
-/// On a machine where even a quiet server is slow, so many times as slow as that is allowed.
+/// On a slow machine: how many times slower than without an attack the requests may be.
 pub const MAX_SLOWDOWN: u32 = 4;
-/// What no request may take longer than: one may meet a hiccup of the machine, but no decision of another tenant.
+/// The longest that a request may take: it may be delayed by the machine, but not by a decision of another tenant.
 const SLOWEST: Duration = Duration::from_secs(3);
-/// Between two rounds of requests: it is no load of its own.
+/// The pause between two rounds, so that this tenant is no load itself.
 const PACE: Duration = Duration::from_millis(10);
-/// Fewer rounds say nothing about a percentile.
+/// Fewer rounds give no meaningful percentile.
 const MIN_ROUNDS: usize = 25;
 const FLOW: &str = "calm";
 const WORKER: &str = "calm-worker";
@@ -34,7 +34,7 @@ pub async fn prepare(tenant: &Tenant) {
     assert!(tenant.register(FLOW, &flow).await);
 }
 
-/// Plays rounds until `over`, or until a request fails.
+/// Repeats rounds until `over`, or until a request fails.
 pub async fn watch(tenant: Tenant, over: Receiver<bool>) -> Seen {
     let mut seen = Seen::default();
     let mut rounds = 0;
@@ -98,7 +98,7 @@ impl Seen {
         self.times.entry(kind).or_default().push(since.elapsed());
     }
 
-    /// The slowest kind's 99th percentile.
+    /// The greatest 99th percentile of all kinds.
     pub fn p99(&self) -> Duration {
         self.times.values().map(|times| percentile(times, 99)).max().unwrap_or_default()
     }
@@ -107,7 +107,7 @@ impl Seen {
         self.times.values().flatten().copied().max().unwrap_or_default()
     }
 
-    /// What is wrong with it, if `bound` is what the 99th percentile of each kind must stay below.
+    /// Fails if a request failed or was too slow, or if a 99th percentile reaches `bound`.
     pub fn judge(&self, bound: Duration) -> Result<(), String> {
         match &self.failed {
             Some(failed) => Err(format!("a request of the other tenant failed: {failed}; {self}")),
@@ -131,8 +131,8 @@ impl std::fmt::Display for Seen {
     }
 }
 
-/// The value that `percent` of them do not exceed. Of fewer than a hundred the 99th is the greatest but one, so that one
-/// hiccup of the machine is no verdict.
+/// The value that `percent` of the times do not exceed. Of fewer than a hundred times, the 99th percentile is the
+/// second greatest, so that a single outlier does not fail the test.
 fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();

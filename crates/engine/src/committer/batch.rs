@@ -1,30 +1,30 @@
-//! From commits to answers.
+//! Fills batches, sends them to the store and answers callers when they are committed or refused.
 
 use std::collections::VecDeque;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
-use eddyline_machine::run::{Header, Outcome as RunOutcome};
+use eddyline_machine::run::{Header, RunOutcome};
 use eddyline_machine::{Expiry, Fence, Input, Millis, RunId, TaskChange, TaskRef, Transition, Version};
-use eddyline_store::{Claimed, Claims, Command, Committed, Refused, StoreError, Taken, Written};
+use eddyline_store::{Claimed, Claims, Command, Committed, Consumed, Refused, StoreError, Written};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::prepare::{Decided, Prepared};
-use super::{Committer, INPUTS_A_TRANSITION, Order, Outcome, Pending, Submission, Trying};
+use super::{Committer, INPUTS_A_TRANSITION, InputOutcome, Order, Pending, Submission, Trying};
 use crate::assignment::Handed;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
 use crate::labels::namespace_label;
 
-/// A batch is closed when it has so many rows to write, or when so much time was spent on deciding: other namespaces
+/// A batch is closed when it has this many rows to write, or after this much time spent on deciding: other namespaces
 /// have their turn in the next one.
 const BATCH_ROWS: usize = 4_000;
 const BATCH_TIME: Duration = Duration::from_millis(10);
-/// Runs that are noted together as being handled, which takes two microseconds.
+/// How many runs are noted together as being decided ([`Handled`](crate::handled::Handled)). A note takes 2 µs.
 const NOTED_TOGETHER: usize = 32;
-/// A batch with more rows is encoded elsewhere: a row takes a few microseconds.
-const ENCODED_HERE: usize = 200;
-/// What a payload counts for: one row for so many bytes, counted up to a limit.
+/// A batch with more rows is encoded on another thread: a row takes a few microseconds.
+const ENCODED_INLINE: usize = 200;
+/// A payload counts as one row for each `ROW_BYTES`, up to `MAX_COUNTED` bytes.
 const ROW_BYTES: usize = 256;
 const MAX_COUNTED: usize = 64 << 10;
 /// How often the same commands are submitted while their outcome is unknown.
@@ -32,10 +32,10 @@ const UNKNOWN_TRIES: usize = 100;
 
 /// The first task of a run.
 const FIRST_FENCE: Fence = Fence(1);
-/// A reason in a log has at most so many characters.
+/// The most characters of a reason in a log line.
 const REASON_CHARS: usize = 300;
 
-/// A batch that came back from the store.
+/// A batch that the store has finished, with its result.
 pub(super) struct Sent {
     prepared: Vec<Prepared>,
     claims: Vec<(ParkId, Parked)>,
@@ -43,7 +43,7 @@ pub(super) struct Sent {
     since: Instant,
 }
 
-/// What a decision was about, in a log.
+/// The name of an input in log lines.
 fn event_of(input: &Input) -> &'static str {
     match input {
         Input::Start(_) => "start",
@@ -71,7 +71,7 @@ fn short(reason: &str) -> String {
     reason.chars().take(REASON_CHARS).collect()
 }
 
-/// What is written for some transitions, about, in rows of the usual size.
+/// Roughly how many rows of the usual size the transitions write.
 fn weight(prepared: &[Prepared]) -> usize {
     let of = |transition: &Transition| {
         let values = transition.values.iter().map(|(_, value)| 1 + value.own_bytes(MAX_COUNTED) / ROW_BYTES);
@@ -81,7 +81,7 @@ fn weight(prepared: &[Prepared]) -> usize {
     prepared.iter().map(|prepared| of(&prepared.commit.transition) + messages(prepared)).sum()
 }
 
-/// What is large is encoded on another thread of the runtime: the committer goes on meanwhile.
+/// Encodes and sends a large batch on another thread of the runtime, so that the committer is not blocked.
 fn elsewhere(sending: impl Future<Output = Sent> + Send + 'static) -> BoxFuture<'static, Sent> {
     let sending = tokio::spawn(sending);
     let sent = async move {
@@ -89,7 +89,7 @@ fn elsewhere(sending: impl Future<Output = Sent> + Send + 'static) -> BoxFuture<
             Ok(sent) => sent,
             Err(failed) => match failed.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down: nobody waits for an answer any more.
+                // The runtime is shutting down: nobody waits for an answer.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -98,7 +98,7 @@ fn elsewhere(sending: impl Future<Output = Sent> + Send + 'static) -> BoxFuture<
 }
 
 impl Committer {
-    /// Sends batches for as long as there is something to send and room on the way.
+    /// Sends batches while there is something to send and fewer than `in_flight` are being written.
     pub(super) fn send_batches(&mut self, cx: &mut Context<'_>) {
         while self.sent.len() < self.config.in_flight
             && (!self.ready.is_empty() || self.suspect_is_next() || self.claims_wait())
@@ -110,9 +110,9 @@ impl Committer {
                 continue;
             }
             metrics::histogram!("eddyline_batch_size").record(prepared.len() as f64);
-            self.bus.sent();
+            self.bus.commit_sent();
             let (store, since) = (self.store.clone(), Instant::now());
-            let large = weight(&prepared) > ENCODED_HERE;
+            let large = weight(&prepared) > ENCODED_INLINE;
             let sending = async move {
                 let mut result = Err(StoreError::Unknown);
                 for _ in 0..UNKNOWN_TRIES {
@@ -130,7 +130,7 @@ impl Committer {
         }
     }
 
-    /// Decides on runs until they make a batch: so many transitions, so much to write, or so much time.
+    /// Decides runs until the batch is full: by transitions, rows or time.
     fn prepare_batch(&mut self) -> Vec<Prepared> {
         let (mut prepared, mut written, since) = (Vec::new(), 0, Instant::now());
         if let Some(suspect) = self.next_suspect() {
@@ -149,7 +149,7 @@ impl Committer {
         prepared
     }
 
-    /// Decides on some runs while it is noted that they are being handled.
+    /// Decides runs while the store has a note that they are being decided.
     fn prepare_noted(&mut self, runs: &[RunId]) -> Vec<Prepared> {
         self.handled.begin(runs);
         let prepared = runs.iter().filter_map(|run| self.prepare(*run)).collect();
@@ -157,13 +157,13 @@ impl Committer {
         prepared
     }
 
-    /// A run that is suspected of having ended a process, if nothing else is being decided on.
+    /// The next run that is suspected of having killed a process, if nothing else is being decided.
     fn next_suspect(&mut self) -> Option<RunId> {
         if self.suspect_is_next() { self.ready_suspects.pop_front() } else { None }
     }
 
     fn suspect_is_next(&self) -> bool {
-        !self.ready_suspects.is_empty() && self.thinking.is_empty()
+        !self.ready_suspects.is_empty() && self.heavy_deciding.is_empty()
     }
 
     fn claims_wait(&self) -> bool {
@@ -192,7 +192,7 @@ impl Committer {
     }
 
     pub(super) fn finished(&mut self, sent: Sent) {
-        self.bus.came_back(!self.sent.is_empty());
+        self.bus.commit_returned(!self.sent.is_empty());
         metrics::histogram!("eddyline_commit_seconds").record(sent.since.elapsed().as_secs_f64());
         self.health.committed(sent.result.as_ref().err().map(|error| error as &dyn std::fmt::Display));
         let written = match sent.result {
@@ -224,9 +224,9 @@ impl Committer {
         for ((id, parked), claims) in sent.claims.into_iter().zip(written.claims) {
             self.claimed(id, parked, claims);
         }
-        // The claims have what they need of the payloads that were just written.
-        runs.into_iter().for_each(|run| self.hot.settle(run));
-        metrics::gauge!("eddyline_cached_runs_bytes").set(self.hot.bytes() as f64);
+        // The claims have copied the payloads that they need, so large ones can be evicted.
+        runs.into_iter().for_each(|run| self.cache.settle(run));
+        metrics::gauge!("eddyline_cached_runs_bytes").set(self.cache.bytes() as f64);
     }
 
     fn committed(&mut self, prepared: Prepared, committed: Committed) {
@@ -235,26 +235,26 @@ impl Committer {
         if commit.transition.base == Version(0) && !committed.before {
             metrics::counter!("eddyline_runs_started_total", "namespace" => namespace_label(&commit.ns)).increment(1);
             if !commit.transition.header.status().is_end() {
-                self.bus.begun(&commit.ns, run);
+                self.bus.started(&commit.ns, run);
             }
         }
         let status = commit.transition.header.status();
         if !status.is_end() {
-            self.hot.change(run, |hot| hot.apply(&commit.transition));
+            self.cache.change(run, |cached| cached.apply(&commit.transition));
         } else {
-            if self.hot.get(run).is_some_and(|hot| !hot.run.header.status().is_end()) {
+            if self.cache.get(run).is_some_and(|cached| !cached.run.header.status().is_end()) {
                 let labels = [("namespace", namespace_label(&commit.ns)), ("status", status.as_str().to_owned())];
                 metrics::counter!("eddyline_runs_ended_total", &labels).increment(1);
                 self.log_end(&commit.transition.header, committed.at);
                 self.bus.ended(&commit.ns, &commit.transition.header);
             }
-            self.hot.remove(run);
+            self.cache.remove(run);
         }
         if let Some(lane) = self.lanes.get_mut(&run) {
             lane.conflicts = 0;
             lane.at_most = INPUTS_A_TRANSITION.min(lane.at_most * 2);
         }
-        self.give_back(run, decided, committed.at);
+        self.answer_decided(run, decided, committed.at);
         self.release(run);
     }
 
@@ -269,10 +269,10 @@ impl Committer {
         tracing::debug!(instance, %run, flow, event, version, records, "decided");
     }
 
-    /// One line for each run that ends, with why it failed.
+    /// Logs the end of a run, with the reason if it failed.
     fn log_end(&self, header: &Header, at: Millis) {
         let (instance, run, flow) = (&self.config.instance, header.run, &header.flow);
-        // Of a run that was continued: since the first of the chain began.
+        // For a continued run, this is the time since the first run of the chain began.
         let ms = (at - header.events_since).max(0);
         match &header.outcome {
             Some(RunOutcome::Failed(error)) => {
@@ -289,13 +289,13 @@ impl Committer {
         }
     }
 
-    /// How long a run waited for its first task to be claimed, since its start or since its delay was over.
+    /// Measures how long a run waited for its first task to be claimed, from its start or the end of its delay.
     fn measure_first_claim(&self, claimed: &Claimed) {
         if claimed.task.fence != FIRST_FENCE {
             return;
         }
-        let begun = self.hot.get(claimed.run).map(|hot| hot.run.header.events_since);
-        // The id of a run that was started from outside has the moment of its start.
+        let begun = self.cache.get(claimed.run).map(|cached| cached.run.header.events_since);
+        // The id of a run that a client started contains the start time (UUIDv7).
         let started_at = begun.or_else(|| {
             let (seconds, nanos) = claimed.run.0.get_timestamp()?.to_unix();
             Millis::try_from(seconds.saturating_mul(1_000) + u64::from(nanos / 1_000_000)).ok()
@@ -310,32 +310,32 @@ impl Committer {
         let Prepared { run, decided, .. } = prepared;
         metrics::counter!("eddyline_conflicts_total").increment(1);
         tracing::debug!(instance = self.config.instance, %run, "refused: {refused}");
-        self.hot.remove(run);
+        self.cache.remove(run);
         if let Some(lane) = self.lanes.get_mut(&run) {
             lane.conflicts += 1;
         }
         match refused {
             Refused::KeyTaken { run: other, fingerprint } => self.undo(run, decided, |pending| {
                 let has_key = pending.start.as_ref().is_some_and(|start| start.key.is_some());
-                has_key.then_some(Outcome::KeyTaken { run: other, fingerprint })
+                has_key.then_some(InputOutcome::KeyTaken { run: other, fingerprint })
             }),
             Refused::UniqueTaken { run: other } => {
-                let taken = Outcome::UniqueTaken { run: other };
+                let taken = InputOutcome::UniqueTaken { run: other };
                 self.undo(run, decided, |pending| pending.start.as_ref().map(|_| taken.clone()));
             }
             Refused::LineFull => {
-                self.undo(run, decided, |pending| pending.start.as_ref().map(|_| Outcome::LineFull));
+                self.undo(run, decided, |pending| pending.start.as_ref().map(|_| InputOutcome::LineFull));
             }
             Refused::Gone(gone) => self.undo(run, decided, |pending| {
-                pending.taken.as_ref().filter(|taken| gone.contains(taken)).map(|_| Outcome::Gone)
+                pending.taken.as_ref().filter(|taken| gone.contains(taken)).map(|_| InputOutcome::Gone)
             }),
             Refused::Conflict { .. } | Refused::Revision { .. } => self.undo(run, decided, |_| None),
         }
         self.release(run);
     }
 
-    /// Puts inputs back as they were, but for those that are answered now.
-    fn undo(&mut self, run: RunId, decided: Vec<Decided>, answer: impl Fn(&Pending) -> Option<Outcome>) {
+    /// Puts inputs back into their lane, except for submissions that `answer` answers.
+    fn undo(&mut self, run: RunId, decided: Vec<Decided>, answer: impl Fn(&Pending) -> Option<InputOutcome>) {
         for mut decided in decided.into_iter().rev() {
             for input in decided.taken.drain(..).rev() {
                 decided.pending.inputs.push_front(input);
@@ -355,8 +355,8 @@ impl Committer {
         }
     }
 
-    /// Answers what is decided; what is left of a submission goes back to the head of its run's line.
-    pub(super) fn give_back(&mut self, run: RunId, decided: Vec<Decided>, at: Millis) {
+    /// Answers decided submissions; undecided rest goes back to the front of the lane.
+    pub(super) fn answer_decided(&mut self, run: RunId, decided: Vec<Decided>, at: Millis) {
         for decided in decided.into_iter().rev() {
             if let Some(rest) = self.settle(decided, at)
                 && let Some(lane) = self.lanes.get_mut(&run)
@@ -366,16 +366,16 @@ impl Committer {
         }
     }
 
-    /// The store did not take the batch: nothing of it was written, and everybody is told.
+    /// The store failed to write the batch: all of its submissions get the error.
     fn failed(&mut self, prepared: Prepared, error: &StoreError) {
         let Prepared { run, decided, .. } = prepared;
-        self.hot.remove(run);
+        self.cache.remove(run);
         let in_order = decided.iter().any(|decided| decided.pending.is_message());
         for decided in decided {
             decided.pending.fail(EngineError::Store(error.clone()));
         }
         if in_order && let Some(lane) = self.lanes.get_mut(&run) {
-            // Messages never overtake each other: those that come after are delivered again with these.
+            // Messages never overtake each other: later ones fail too and are delivered again together.
             let (after, others): (VecDeque<Pending>, _) = lane.waiting.drain(..).partition(Pending::is_message);
             lane.waiting = others;
             after.into_iter().for_each(|pending| pending.fail(EngineError::Store(error.clone())));
@@ -394,14 +394,15 @@ impl Committer {
         }
         let ns = namespace_label(&parked.request.ns);
         metrics::counter!("eddyline_tasks_claimed_total", "namespace" => ns).increment(claims.tasks.len() as u64);
-        // There may be more of what it just got, or of what it had no room for.
+        // The queues may have more tasks than the worker asked for or had room for.
         if claims.full || claims.tasks.len() == parked.request.max {
             for queue in &parked.request.queues {
                 self.dispatcher.hint(parked.request.ns.clone(), queue.clone());
             }
         }
         claims.tasks.iter().for_each(|claimed| self.measure_first_claim(claimed));
-        let handed = claims.tasks.into_iter().map(|claimed| Handed::new(self.hot.get(claimed.run), claimed)).collect();
+        let handed =
+            claims.tasks.into_iter().map(|claimed| Handed::new(self.cache.get(claimed.run), claimed)).collect();
         if let Err(Ok(undelivered)) = parked.reply.send(Ok(handed)) {
             for handed in undelivered {
                 self.release_task(handed.claimed);
@@ -409,12 +410,12 @@ impl Committer {
         }
     }
 
-    /// A task that was claimed and could not be delivered comes back without costing an attempt.
+    /// Returns a claimed task that could not be delivered to its queue, without using up an attempt.
     pub(super) fn release_task(&mut self, claimed: Claimed) {
         let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
         let input = Input::Expired { task, why: Expiry::Released, claim: claimed.held.claim };
         let (reply, _) = tokio::sync::oneshot::channel();
-        let taken = Some(Taken::Expiry(task.fence, Expiry::Released));
+        let taken = Some(Consumed::Expiry(task.fence, Expiry::Released));
         self.take(Order::Submit(Submission {
             run: claimed.run,
             ns: None,

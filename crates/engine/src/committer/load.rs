@@ -1,4 +1,4 @@
-//! Runs and their values are read from the store.
+//! Loads runs and their values from the store.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use tokio::task::spawn_blocking;
 use super::{Committer, Ticket};
 use crate::error::{EngineError, Result};
 use crate::flows::Flows;
-use crate::hot::Hot;
+use crate::run_cache::CachedRun;
 
-/// A run with more activations is indexed on another thread: this takes about a microsecond for each.
-const INDEXED_HERE: usize = 500;
+/// A run with more activations is indexed on another thread: indexing takes about a microsecond per activation.
+const INDEXED_INLINE: usize = 500;
 
-/// What a run is loaded for.
+/// What to load of a run.
 #[derive(Debug)]
 pub(super) enum Wanted {
     Whole,
@@ -22,18 +22,18 @@ pub(super) enum Wanted {
     Values(Vec<ValueRef>),
 }
 
-/// A load that came back from the store.
+/// A finished load.
 pub(super) struct Loaded {
     run: RunId,
-    /// Whoever came before the load began may be answered from what it found.
+    /// Submissions with lower tickets arrived before the load began, so its result may answer them.
     began: Ticket,
     found: Result<Load>,
 }
 
 #[derive(Debug)]
 enum Load {
-    Whole(Box<Hot>),
-    /// The run in memory is at the stored version.
+    Whole(Box<CachedRun>),
+    /// The cached run is at the stored version.
     Same,
     Values(Vec<(ValueId, Data)>),
     /// The run refers to values that are not stored or that are damaged.
@@ -56,12 +56,12 @@ impl Committer {
         let Loaded { run, began, found } = loaded;
         let Some(lane) = self.lanes.get_mut(&run) else { return };
         match found {
-            Ok(Load::Whole(hot)) => {
+            Ok(Load::Whole(cached)) => {
                 lane.fresh = began;
-                self.hot.put(*hot);
+                self.cache.put(*cached);
             }
             Ok(Load::Same) => lane.fresh = began,
-            Ok(Load::Values(found)) => self.hot.change(run, |hot| hot.add_values(found)),
+            Ok(Load::Values(found)) => self.cache.change(run, |cached| cached.add_values(found)),
             Ok(Load::BadValues(bug)) => return self.undecidable(run, bug),
             Ok(Load::Missing) => self.start_or_refuse(run, began),
             Ok(Load::Trimmed(ns)) => {
@@ -75,8 +75,8 @@ impl Committer {
         self.release(run);
     }
 
-    /// The run is not there: a start makes it, anything before that start has nothing to act on. Whoever came after the
-    /// load began is not told so: the run may have been made since.
+    /// The run does not exist: a start creates it, and submissions before the first start fail. Submissions that
+    /// arrived after the load began are not answered by it: the run may have been created since.
     fn start_or_refuse(&mut self, run: RunId, began: Ticket) {
         let Some(lane) = self.lanes.get_mut(&run) else { return };
         while lane.waiting.front().is_some_and(|pending| pending.start.is_none() && pending.ticket < began) {
@@ -89,7 +89,7 @@ impl Committer {
             && let Some(new) = &front.start
         {
             lane.fresh = began;
-            self.hot.put(Hot::new(new.ns.clone(), new.flow.clone(), Run::new(run)));
+            self.cache.put(CachedRun::new(new.ns.clone(), new.flow.clone(), Run::new(run)));
         }
     }
 
@@ -116,14 +116,14 @@ async fn load(store: Arc<dyn Store>, flows: &Flows, run: RunId, what: Wanted) ->
             let flow = flows.find(&*store, &ns, &header.flow, Some(&header.flow_version)).await?;
             let flow = flow.ok_or_else(|| {
                 EngineError::Bug(format!(
-                    "run {run} is of {}@{}, which is not stored",
+                    "run {run} uses {}@{}, which is not in the store",
                     header.flow, header.flow_version
                 ))
             })?;
-            let large = loaded.rows.activations.len() > INDEXED_HERE;
+            let large = loaded.rows.activations.len() > INDEXED_INLINE;
             let index = move || {
                 let run = Run::load(loaded.rows, &flow.flow);
-                Ok(Load::Whole(Box::new(Hot::new(ns, flow, run))))
+                Ok(Load::Whole(Box::new(CachedRun::new(ns, flow, run))))
             };
             match large {
                 false => index(),
@@ -137,7 +137,7 @@ async fn load_values(store: &dyn Store, run: RunId, stored: &[ValueRef]) -> Resu
     let ids: Vec<ValueId> = stored.iter().map(|stored| stored.id).collect();
     match store.values(run, &ids).await {
         Ok(values) if values.len() < ids.len() => {
-            Ok(Load::BadValues(format!("run {run} refers to values that are not stored: {ids:?}")))
+            Ok(Load::BadValues(format!("run {run} refers to values that are not in the store: {ids:?}")))
         }
         Ok(found) => Ok(Load::Values(found)),
         Err(StoreError::Corrupt(damage)) => Ok(Load::BadValues(damage)),

@@ -1,131 +1,131 @@
-//! From the inputs of a run to a commit.
+//! Turns the waiting inputs of a run into a commit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use eddyline_machine::{Answer, Input, Millis, Run, RunId, Version};
-use eddyline_store::{CommandId, Namespace, RunCommit, StartKey, Taken};
+use eddyline_store::{CommandId, Consumed, Namespace, RunCommit, StartKey};
 use uuid::Uuid;
 
 use super::load::Wanted;
-use super::question::{Attempt, Obstacle, Question};
-use super::{Committer, INPUTS_A_TRANSITION, Outcome, Pending};
+use super::question::{Attempt, Question, Undecided};
+use super::{Committer, INPUTS_A_TRANSITION, InputOutcome, Pending};
 use crate::error::EngineError;
-use crate::hot::Hot;
 use crate::quarantine;
+use crate::run_cache::CachedRun;
 
-/// A transition on its way, with those who wait for it.
+/// A transition to be committed, with the submissions that wait for it.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub run: RunId,
     pub commit: RunCommit,
-    /// Those of whose inputs it took some, with what is decided of them.
+    /// The submissions of which it decided inputs.
     pub decided: Vec<Decided>,
 }
 
 #[derive(Debug)]
 pub(super) struct Decided {
     pub pending: Pending,
-    /// Inputs that this transition took.
+    /// The inputs that this transition decided.
     pub taken: Vec<Input>,
-    pub answers: Vec<Outcome>,
-    /// The rest of its inputs is not tried.
+    pub answers: Vec<InputOutcome>,
+    /// The remaining inputs of the submission are not tried.
     pub broken: bool,
 }
 
 impl Committer {
-    /// Decides what waits for a run. Nothing, if something has to be loaded first or nothing is left to commit.
+    /// Decides the waiting inputs of a run. None if something has to be loaded first or there is nothing to commit.
     pub(super) fn prepare(&mut self, run: RunId) -> Option<Prepared> {
         let lane = self.lanes.get_mut(&run)?;
         if lane.waiting.is_empty() {
             self.lanes.remove(&run);
             return None;
         }
-        let Some(hot) = self.hot.get(run) else {
-            // Most starts make a run of a new id; if it is there after all, the commit is refused and it is loaded.
+        let Some(cached) = self.cache.get(run) else {
+            // Most starts have a new run id. If the run exists after all, the commit is refused and the run is loaded.
             if let Some(new) = lane.waiting.front().and_then(|pending| pending.start.as_ref())
                 && lane.conflicts == 0
             {
-                self.hot.put(Hot::new(new.ns.clone(), new.flow.clone(), Run::new(run)));
+                self.cache.put(CachedRun::new(new.ns.clone(), new.flow.clone(), Run::new(run)));
                 return self.prepare(run);
             }
             self.load(run, Wanted::Whole);
             return None;
         };
-        if lane.waiting.iter().any(|pending| pending.is_foreign(&hot.ns)) {
+        if lane.waiting.iter().any(|pending| pending.is_foreign(&cached.ns)) {
             self.drop_foreign(run);
             return self.prepare(run);
         }
         if let Some(suspicion) = self.suspects.get(&run).filter(|suspicion| suspicion.quarantined) {
-            let refusal = match hot.run.header.version {
+            let refusal = match cached.run.header.version {
                 Version(0) => quarantine::refusal_to_start(run, suspicion.deaths),
                 _ => quarantine::refusal(run, suspicion.deaths),
             };
             self.refuse(run, &refusal);
-            self.hot.remove(run);
+            self.cache.remove(run);
             self.release(run);
             return None;
         }
-        let decided = match lane.take_thought(hot.run.header.version) {
-            Some(thought) => thought.decided,
-            None if lane.heavy => Err(Obstacle::Heavy),
+        let decided = match lane.take_heavy_decision(cached.run.header.version) {
+            Some(decision) => decision.decided,
+            None if lane.heavy => Err(Undecided::Heavy),
             None => {
                 let question = Question::of(&lane.waiting, lane.at_most);
                 lane.asked = question.len();
-                question.attempt(hot, self.now, false, &self.config)
+                question.attempt(cached, self.now, false, &self.config)
             }
         };
         match decided {
             Ok(attempt) => self.conclude(run, attempt),
-            Err(Obstacle::Heavy) => {
+            Err(Undecided::Heavy) => {
                 self.decide_elsewhere(run);
                 None
             }
-            Err(Obstacle::Values(needed)) => {
+            Err(Undecided::Values(needed)) => {
                 self.read_values(run, &needed);
                 None
             }
-            Err(Obstacle::Bug(bug)) => {
+            Err(Undecided::Bug(bug)) => {
                 self.undecidable(run, bug);
                 None
             }
         }
     }
 
-    /// Makes a commit of a decision; or gives the answers at once, where there is nothing to commit.
+    /// Turns a decision into a commit, or answers at once if there is nothing to commit.
     fn conclude(&mut self, run: RunId, attempt: Attempt) -> Option<Prepared> {
         let Attempt { transition, mut outcomes, messages, events } = attempt;
-        let (lane, ns) = (self.lanes.get_mut(&run)?, self.hot.get(run)?.ns.clone());
+        let (lane, ns) = (self.lanes.get_mut(&run)?, self.cache.get(run)?.ns.clone());
         if std::mem::take(&mut lane.heavy) {
-            self.has_read(run);
+            self.finish_read(run);
         }
         let lane = self.lanes.get_mut(&run)?;
         if self.suspects.remove(&run).is_some() {
-            // It was decided on, and the process is still there.
+            // The decision did not kill the process.
             self.suspicions_changed.fetch_add(1, Ordering::Relaxed);
             let command = CommandId(Uuid::from_bytes(half((self.config.chance)())));
             tokio::spawn(quarantine::absolve(self.store.clone(), command, ns.clone(), run));
         }
         let takes = outcomes.iter().any(|(at, ..)| lane.waiting[*at].taken.is_some());
         if transition.is_empty() && !takes {
-            // No commit will show that the run in memory is the stored one. Those who came after it was last compared
-            // with the store get their answers after the next comparison.
+            // No commit will confirm that the cached run is current. Submissions that arrived after it was last
+            // compared with the store are answered after the next comparison.
             outcomes.retain(|(at, ..)| lane.waiting[*at].ticket < lane.fresh);
             if outcomes.is_empty() {
                 self.load(run, Wanted::IfChanged(transition.base));
                 return None;
             }
             let decided = collect(&mut lane.waiting, outcomes);
-            self.hot.settle(run);
-            self.give_back(run, decided, self.now);
+            self.cache.settle(run);
+            self.answer_decided(run, decided, self.now);
             self.release(run);
             return None;
         }
         let decided = collect(&mut lane.waiting, outcomes);
-        let takes: Vec<Taken> = decided.iter().filter_map(|decided| decided.pending.taken.clone()).collect();
+        let takes: Vec<Consumed> = decided.iter().filter_map(|decided| decided.pending.taken.clone()).collect();
         lane.busy = true;
-        // If this is committed, the run in memory was the stored one at a moment that is still to come.
+        // If this is committed, the cached run was current at a later moment than now.
         lane.fresh = self.tickets;
         let start = decided.iter().find_map(|decided| decided.pending.start.as_ref());
         let key: Option<StartKey> = start.and_then(|start| start.key.clone());
@@ -136,30 +136,30 @@ impl Committer {
         Some(Prepared { run, commit, decided })
     }
 
-    /// There is no decision on the inputs that were asked about, and there will be none. Fewer are tried until the one
-    /// is known that is to blame; only its submission is refused.
+    /// Deciding the inputs fails and would fail again. Retries with half as many until a single input fails; only its
+    /// submission is refused.
     pub(super) fn undecidable(&mut self, run: RunId, bug: String) {
         let Some(lane) = self.lanes.get_mut(&run) else { return };
         if lane.asked > 1 {
             lane.at_most = lane.asked / 2;
             return self.release(run);
         }
-        self.hot.remove(run);
+        self.cache.remove(run);
         if lane.waiting.front().is_some_and(|pending| pending.ticket >= lane.fresh) {
-            // The run in memory may be to blame: nobody is refused because of an outdated one.
+            // An outdated cached run may be the cause: load it before refusing anything.
             return self.load(run, Wanted::Whole);
         }
         metrics::counter!("eddyline_bugs_total").increment(1);
-        tracing::error!(instance = self.config.instance, %run, "no decision on an input, which is refused: {bug}");
+        tracing::error!(instance = self.config.instance, %run, "refused an input that could not be decided: {bug}");
         lane.at_most = INPUTS_A_TRANSITION;
         if let Some(mut pending) = lane.waiting.pop_front() {
             match pending.outcomes.is_empty() {
                 true => pending.fail(EngineError::Bug(bug)),
-                // The inputs before it are committed, and their answers stand.
+                // Earlier inputs of the submission are committed, so their answers stand.
                 false => {
                     pending.inputs.pop_front();
-                    pending.outcomes.push(Outcome::Answered { answer: Answer::Invalid(bug), at: self.now });
-                    pending.outcomes.extend(pending.inputs.drain(..).map(|_| Outcome::NotTried));
+                    pending.outcomes.push(InputOutcome::Answered { answer: Answer::Invalid(bug), at: self.now });
+                    pending.outcomes.extend(pending.inputs.drain(..).map(|_| InputOutcome::NotTried));
                     pending.answer();
                 }
             }
@@ -167,20 +167,20 @@ impl Committer {
         self.release(run);
     }
 
-    /// Takes the answers as given; what is left of the submission, if it was not decided to its end.
+    /// Records the answers and replies if the submission is complete; otherwise returns its undecided rest.
     pub(super) fn settle(&mut self, decided: Decided, at: Millis) -> Option<Pending> {
         let Decided { mut pending, answers, broken, .. } = decided;
         pending.outcomes.extend(answers.into_iter().map(|outcome| match outcome {
-            Outcome::Answered { answer, .. } => {
+            InputOutcome::Answered { answer, .. } => {
                 if matches!(answer, Answer::Duplicate(_)) {
                     metrics::counter!("eddyline_duplicates_prevented_total").increment(1);
                 }
-                Outcome::Answered { answer, at }
+                InputOutcome::Answered { answer, at }
             }
             other => other,
         }));
         if broken {
-            pending.outcomes.extend(pending.inputs.drain(..).map(|_| Outcome::NotTried));
+            pending.outcomes.extend(pending.inputs.drain(..).map(|_| InputOutcome::NotTried));
         }
         if pending.inputs.is_empty() {
             pending.answer();
@@ -198,8 +198,8 @@ impl Pending {
     }
 }
 
-/// Takes the submissions out of which inputs were decided.
-fn collect(waiting: &mut VecDeque<Pending>, outcomes: Vec<(usize, Outcome, bool)>) -> Vec<Decided> {
+/// Takes out the submissions of which inputs were decided.
+fn collect(waiting: &mut VecDeque<Pending>, outcomes: Vec<(usize, InputOutcome, bool)>) -> Vec<Decided> {
     let mut decided: Vec<Decided> = Vec::new();
     let mut at_place = None;
     for (at, outcome, breaks) in outcomes {

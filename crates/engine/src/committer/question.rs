@@ -1,4 +1,4 @@
-//! What is to be decided on a run, apart from everything else, so that it can be decided on any thread.
+//! One decision, with copies of its inputs, so that it can be made on any thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,28 +7,28 @@ use std::time::Instant;
 use eddyline_machine::{Answer, Data, Env, Halt, Input, Message, Millis, Op, Transition, ValueRef, decide};
 use eddyline_store::NewEvent;
 
-use super::{Outcome, Pending};
-use crate::carry;
+use super::{InputOutcome, Pending};
 use crate::config::{Config, Decision, MAX_REPORT_CHECK_STEPS};
 use crate::events::look_backs;
-use crate::hot::Hot;
+use crate::inline_payloads;
+use crate::run_cache::CachedRun;
 use crate::schema::Allowance;
 
-/// A decision that takes more steps than this is made on another thread. A step takes about 50 ns. A transition that touches
-/// as many activations as it may and evaluates nothing takes fewer: it would be decided twice for nothing.
+/// A decision that takes more steps than this is made on another thread. A step takes about 50 ns. A transition that
+/// touches the most activations allowed and evaluates no expression stays below it, so it is not decided twice.
 const INLINE_STEPS: u64 = 80_000;
 
-/// When the JSON Schemas of a decision have cost this many steps, the reports after it are decided on next time: others
-/// get their turn at the thread in between.
+/// When the schema checks of a decision have cost this many steps, the remaining reports are left to the next decision,
+/// so that other runs get their turn at the thread.
 const CHECK_STEPS: u64 = MAX_REPORT_CHECK_STEPS / 4;
 
-/// Inputs that are decided together, copied from the submissions that they belong to.
+/// Inputs that are decided together, copied from their submissions.
 #[derive(Debug)]
 pub(super) struct Question {
     inputs: Vec<Input>,
-    /// The place of the submission that each input belongs to.
+    /// For each input, the index of its submission.
     of: Vec<usize>,
-    /// How many inputs each submission has that are still to be decided, whether they are part of the question or not.
+    /// How many undecided inputs each submission has, including those that are not part of the question.
     lengths: Vec<usize>,
 }
 
@@ -36,25 +36,25 @@ pub(super) struct Question {
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub transition: Transition,
-    /// Of each input that is decided, in order: the place of its submission, its answer, and whether the rest of the
+    /// For each decided input, in order: the index of its submission, its outcome, and whether the rest of the
     /// submission is not tried.
-    pub outcomes: Vec<(usize, Outcome, bool)>,
+    pub outcomes: Vec<(usize, InputOutcome, bool)>,
     pub messages: Vec<Message>,
     pub events: Vec<NewEvent>,
 }
 
 /// Why there is no decision.
 #[derive(Debug)]
-pub(super) enum Obstacle {
-    /// The decision needs these stored values, and some of them are not in memory.
+pub(super) enum Undecided {
+    /// The decision needs these stored values, and some of them are not loaded.
     Values(Vec<ValueRef>),
-    /// It is too much work for this thread.
+    /// It takes too long for this thread.
     Heavy,
     Bug(String),
 }
 
 impl Question {
-    /// The first inputs of those that wait.
+    /// The first `at_most` waiting inputs.
     pub fn of(waiting: &VecDeque<Pending>, at_most: usize) -> Question {
         let mut question = Question { inputs: Vec::new(), of: Vec::new(), lengths: Vec::new() };
         for (at, pending) in waiting.iter().enumerate() {
@@ -75,61 +75,61 @@ impl Question {
         self.inputs.len()
     }
 
-    /// How many submissions the inputs are of.
+    /// How many submissions the inputs belong to.
     pub fn submissions(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Decides; on the committer's thread, or apart from it. What takes long, and every JSON Schema, is left to another
-    /// thread. A panic on the way is a bug like any other: it concerns this run alone.
-    pub fn attempt(self, hot: &Hot, now: Millis, apart: bool, config: &Config) -> Result<Attempt, Obstacle> {
-        if !apart && hot.flow.checks_emits() && self.inputs.iter().any(emits) {
-            return Err(Obstacle::Heavy);
+    /// Decides, on the committer's thread or (`apart`) on another one. On the committer's thread it returns
+    /// [`Undecided::Heavy`] for long decisions and schema checks. A panic becomes [`Undecided::Bug`] of this run alone.
+    pub fn attempt(self, cached: &CachedRun, now: Millis, apart: bool, config: &Config) -> Result<Attempt, Undecided> {
+        if !apart && cached.flow.checks_emits() && self.inputs.iter().any(emits) {
+            return Err(Undecided::Heavy);
         }
         let since = Instant::now();
-        // Nothing that is changed on the way outlives a panic: the run is only read, and the question is dropped.
-        let decided = catch_unwind(AssertUnwindSafe(|| self.decide(hot, now, apart, config)))
-            .unwrap_or_else(|panic| Err(Obstacle::Bug(format!("the decision panicked: {}", said(&*panic)))));
+        // Unwind safe: the run is only read, and the question is dropped.
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide(cached, now, apart, config)))
+            .unwrap_or_else(|panic| Err(Undecided::Bug(format!("the decision panicked: {}", panic_message(&*panic)))));
         metrics::histogram!("eddyline_decision_seconds").record(since.elapsed().as_secs_f64());
         decided
     }
 
-    fn decide(mut self, hot: &Hot, now: Millis, apart: bool, config: &Config) -> Result<Attempt, Obstacle> {
+    fn decide(mut self, cached: &CachedRun, now: Millis, apart: bool, config: &Config) -> Result<Attempt, Undecided> {
         if let Some(on_decision) = &config.on_decision {
-            on_decision(Decision { run: hot.run.header.run, apart });
+            on_decision(Decision { run: cached.run.header.run, apart });
         }
         let inline_steps = (!apart).then_some(INLINE_STEPS);
         let env = Env { inline_steps, ..Env::new(now, (config.chance)(), &config.hooks) };
-        let mut refused = self.take_refused(hot);
+        let mut refused = self.take_refused(cached);
         loop {
-            let transition = decide(&hot.flow.flow, &hot.run, &env, &self.inputs).map_err(|halt| match halt {
-                Halt::Need(needed) => Obstacle::Values(needed),
-                Halt::Heavy => Obstacle::Heavy,
-                Halt::Bug(bug) => Obstacle::Bug(bug),
+            let transition = decide(&cached.flow.flow, &cached.run, &env, &self.inputs).map_err(|halt| match halt {
+                Halt::Need(needed) => Undecided::Values(needed),
+                Halt::Heavy => Undecided::Heavy,
+                Halt::Bug(bug) => Undecided::Bug(bug),
             })?;
             match self.outcomes(&transition, &refused, now) {
                 Ok(outcomes) => {
-                    let outgoing = carry::outgoing(&hot.run, &transition, config.max_payload_bytes);
-                    let (mut messages, events) = outgoing.map_err(Obstacle::Values)?;
+                    let outgoing = inline_payloads::outgoing(&cached.run, &transition, config.max_payload_bytes);
+                    let (mut messages, events) = outgoing.map_err(Undecided::Values)?;
                     messages.extend(look_backs(&transition));
                     return Ok(Attempt { transition, outcomes, messages, events });
                 }
-                // Decided again without what comes after it in its submission.
+                // Decide again without the later inputs of that submission.
                 Err(broken) => self.cut(broken, &mut refused),
             }
         }
     }
 
-    /// Takes the inputs out that are refused before the machine sees them. The rest of the submissions go on with the
-    /// place that these had among all inputs. Leaves out the last inputs, if it takes too long to check them all.
-    fn take_refused(&mut self, hot: &Hot) -> Vec<Option<String>> {
+    /// Removes inputs whose events do not match their schemas, so that the machine never sees them. Returns for each
+    /// input why it was refused, if it was. If the checks take too long, the last inputs are left out.
+    fn take_refused(&mut self, cached: &CachedRun) -> Vec<Option<String>> {
         let (mut refused, mut steps) = (Vec::with_capacity(self.inputs.len()), 0);
         for input in &self.inputs {
             if steps > CHECK_STEPS && emits(input) {
                 break;
             }
             let mut allowance = Allowance::of_report();
-            refused.push(refusal(hot, input, &mut allowance));
+            refused.push(refusal(cached, input, &mut allowance));
             steps += allowance.spent();
         }
         self.inputs.truncate(refused.len());
@@ -139,14 +139,14 @@ impl Question {
         refused
     }
 
-    /// What became of each input; or the place of one that was not applied and after which no other of its submission
-    /// may be.
+    /// The outcome of each input; or the index of an input that was not applied although a later one of its submission
+    /// was decided.
     fn outcomes(
         &self,
         transition: &Transition,
         refused: &[Option<String>],
         now: Millis,
-    ) -> Result<Vec<(usize, Outcome, bool)>, usize> {
+    ) -> Result<Vec<(usize, InputOutcome, bool)>, usize> {
         let mut answers = transition.answers.iter();
         let mut outcomes = Vec::with_capacity(self.of.len());
         let mut counted = vec![0; self.lengths.len()];
@@ -164,12 +164,12 @@ impl Question {
             if breaks && self.of.get(place + 1) == Some(at) {
                 return Err(place);
             }
-            outcomes.push((*at, Outcome::Answered { answer, at: now }, breaks));
+            outcomes.push((*at, InputOutcome::Answered { answer, at: now }, breaks));
         }
         Ok(outcomes)
     }
 
-    /// Leaves out the inputs after one place that belong to the same submission.
+    /// Removes the inputs after `place` that belong to the same submission.
     fn cut(&mut self, place: usize, refused: &mut Vec<Option<String>>) {
         let of = self.of[place];
         let last = self.of.iter().rposition(|at| *at == of).unwrap_or(place);
@@ -181,7 +181,7 @@ impl Question {
     }
 }
 
-/// Whether an input brings events whose payloads may have to suit a JSON Schema.
+/// Whether an input emits events, whose payloads may have JSON Schemas.
 fn emits(input: &Input) -> bool {
     let Input::Report(report) = input else { return false };
     match &report.op {
@@ -191,15 +191,15 @@ fn emits(input: &Input) -> bool {
     }
 }
 
-/// What is wrong with an input, as far as the machine does not look into it.
-fn refusal(hot: &Hot, input: &Input, allowance: &mut Allowance) -> Option<String> {
+/// Why an input is refused by the schema of an event that it emits.
+fn refusal(cached: &CachedRun, input: &Input, allowance: &mut Allowance) -> Option<String> {
     let Input::Report(report) = input else { return None };
-    if !hot.flow.checks_emits() {
+    if !cached.flow.checks_emits() {
         return None;
     }
     let activation = report.task.activation;
     let mut check = |event: &str, payload: &Data| match payload {
-        Data::Json(json) => hot.flow.check_emit(&hot.run, activation, event, json, allowance).err(),
+        Data::Json(json) => cached.flow.check_emit(&cached.run, activation, event, json, allowance).err(),
         _ => None,
     };
     match &report.op {
@@ -210,7 +210,7 @@ fn refusal(hot: &Hot, input: &Input, allowance: &mut Allowance) -> Option<String
 }
 
 /// The message of a panic.
-pub(crate) fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(message), _) => message,
         (None, Some(message)) => message,

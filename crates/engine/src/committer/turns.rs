@@ -1,18 +1,18 @@
-//! Runs that wait for their turn. Namespaces take turns, so that one with many runs keeps no other waiting.
+//! A fair queue of runs: namespaces take turns, so that one with many runs does not delay the others.
 
 use std::collections::VecDeque;
 
 use eddyline_machine::RunId;
 use eddyline_store::{Map, Namespace};
 
-/// So many empty queues are kept for the next run of their namespace.
+/// How many empty queues are kept for reuse.
 const MOST_IDLE: usize = 64;
 
-/// A queue of runs for each namespace. Runs whose namespace is not known yet have a queue of their own.
+/// A queue of runs for each namespace. Runs whose namespace is not yet known share one queue.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     queues: Map<Option<Namespace>, VecDeque<RunId>>,
-    /// Namespaces with runs that wait; the first one is next.
+    /// Namespaces with waiting runs; the first one is next.
     order: VecDeque<Option<Namespace>>,
     len: usize,
 }

@@ -1,8 +1,8 @@
-//! JSON as a validator sees it, where every look costs something.
+//! A JSON value that charges the validator for every read.
 //!
-//! The library that validates knows no budget and cannot be stopped. But it reads the value through a trait, so the value
-//! itself can count: each look at it is charged, and when the budget of the check is spent the check is unwound. Nothing
-//! outside sees that, see [`within`].
+//! The validation library has no budget and cannot be stopped. But it reads the value through a trait, so the value
+//! itself can count: each read is charged, and when the budget of the check is spent, the check is unwound. [`within`]
+//! catches that.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -13,16 +13,16 @@ use jsonschema::json::{Array, Json, Node, NodeIdentity, Object, cmp, unique};
 use jsonschema::types::JsonType;
 use serde_json::{Map, Number, Value};
 
-/// What a check may spend, and what things cost.
+/// The budget of a check, and the costs of texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// Looks at a value, or as much work.
+    /// Reads of a value, or equivalent work.
     pub units: u64,
-    /// What may be spent on texts besides.
+    /// A separate budget for texts.
     pub text_units: u64,
-    /// Of each byte of a text that is handed to a pattern or a format.
+    /// The cost of each byte of a text that a pattern or format reads.
     pub text_byte: u64,
-    /// Of each byte of a property's name, which all patterns of `patternProperties` are tried on.
+    /// The cost of each byte of a property's name, which is matched with all patterns of `patternProperties`.
     pub name_byte: u64,
 }
 
@@ -37,16 +37,16 @@ thread_local! {
     static NAME_BYTE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Carries out a check within a budget, and says what it cost. A panic of the library is a check that came to no end.
+/// Runs a check within a budget, and returns its cost. A panic of the library counts as a spent budget.
 pub(super) fn within<T>(budget: Budget, check: impl FnOnce() -> T) -> (Result<T, Spent>, u64) {
     LEFT.set(budget.units);
     TEXT_LEFT.set(budget.text_units);
     TEXT_BYTE.set(budget.text_byte);
     NAME_BYTE.set(budget.name_byte);
-    // The validator is only read and holds no state between checks; what it made on the way is dropped.
+    // Unwind safe: the validator is only read and keeps no state between checks.
     let checked = catch_unwind(AssertUnwindSafe(check)).map_err(|cause| {
         if !cause.is::<Spent>() {
-            tracing::error!("the check of a value against its schema panicked, and counts as one that took too long");
+            tracing::error!("a schema check panicked; treating it as over budget");
         }
         Spent
     });
@@ -59,7 +59,7 @@ fn charge(units: u64) {
     LEFT.with(|left| spend(left, units));
 }
 
-/// A text of so many bytes is matched.
+/// Charges for matching a text of this many bytes.
 fn charge_text(bytes: usize, each: &'static LocalKey<Cell<u64>>) {
     charge(1);
     TEXT_LEFT.with(|left| spend(left, (bytes as u64).saturating_mul(each.get())));
@@ -68,17 +68,17 @@ fn charge_text(bytes: usize, each: &'static LocalKey<Cell<u64>>) {
 fn spend(budget: &Cell<u64>, units: u64) {
     match budget.get().checked_sub(units) {
         Some(left) => budget.set(left),
-        // Not a panic: nothing is wrong, and no hook is called.
+        // Unwinds without calling the panic hook: this is not an error.
         None => resume_unwind(Box::new(Spent)),
     }
 }
 
-/// The representation: `serde_json` with a meter.
+/// The JSON representation: `serde_json` with a meter.
 #[derive(Debug)]
 pub(super) struct Metered;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen<'a>(pub &'a Value);
+pub(super) struct MeteredValue<'a>(pub &'a Value);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SeenObject<'a>(&'a Map<String, Value>);
@@ -87,7 +87,7 @@ pub(super) struct SeenObject<'a>(&'a Map<String, Value>);
 pub(super) struct SeenArray<'a>(&'a [Value]);
 
 impl Json for Metered {
-    type Node<'a> = Seen<'a>;
+    type Node<'a> = MeteredValue<'a>;
     type PreparedKey = String;
     type StringBuffer = Value;
 
@@ -95,13 +95,13 @@ impl Json for Metered {
         key.to_owned()
     }
 
-    fn with_string_node<T>(buffer: &mut Value, string: &str, f: impl FnOnce(Seen<'_>) -> T) -> T {
+    fn with_string_node<T>(buffer: &mut Value, string: &str, f: impl FnOnce(MeteredValue<'_>) -> T) -> T {
         *buffer = Value::String(string.to_owned());
-        f(Seen(buffer))
+        f(MeteredValue(buffer))
     }
 }
 
-impl<'a> Node<'a, Metered> for Seen<'a> {
+impl<'a> Node<'a, Metered> for MeteredValue<'a> {
     type Object = SeenObject<'a>;
     type Array = SeenArray<'a>;
     type Number = &'a Number;
@@ -180,7 +180,7 @@ impl<'a> Node<'a, Metered> for Seen<'a> {
 }
 
 impl<'a> Object<'a, Metered> for SeenObject<'a> {
-    type Node = Seen<'a>;
+    type Node = MeteredValue<'a>;
     type MemberName = &'a str;
     type MembersIter = Members<'a>;
 
@@ -189,9 +189,9 @@ impl<'a> Object<'a, Metered> for SeenObject<'a> {
         self.0.len()
     }
 
-    fn get(&self, key: &String) -> Option<Seen<'a>> {
+    fn get(&self, key: &String) -> Option<MeteredValue<'a>> {
         charge(1);
-        self.0.get(key).map(Seen)
+        self.0.get(key).map(MeteredValue)
     }
 
     fn members(&self) -> Members<'a> {
@@ -203,17 +203,17 @@ impl<'a> Object<'a, Metered> for SeenObject<'a> {
 pub(super) struct Members<'a>(serde_json::map::Iter<'a>);
 
 impl<'a> Iterator for Members<'a> {
-    type Item = (&'a str, Seen<'a>);
+    type Item = (&'a str, MeteredValue<'a>);
 
-    fn next(&mut self) -> Option<(&'a str, Seen<'a>)> {
+    fn next(&mut self) -> Option<(&'a str, MeteredValue<'a>)> {
         let (name, value) = self.0.next()?;
         charge_text(name.len(), &NAME_BYTE);
-        Some((name, Seen(value)))
+        Some((name, MeteredValue(value)))
     }
 }
 
 impl<'a> Array<'a, Metered> for SeenArray<'a> {
-    type Node = Seen<'a>;
+    type Node = MeteredValue<'a>;
     type ElementsIter = Elements<'a>;
 
     fn len(&self) -> usize {
@@ -226,7 +226,7 @@ impl<'a> Array<'a, Metered> for SeenArray<'a> {
     }
 
     fn is_unique(&self) -> bool {
-        // Each element is hashed as a whole; a few are compared with each other.
+        // Elements of a large array are hashed; those of a small one are compared with each other.
         let all: u64 = self.0.iter().map(size).sum();
         charge(all.saturating_mul(PAIRS.min(self.0.len() as u64)).max(1));
         unique::is_unique(self.0)
@@ -237,21 +237,21 @@ impl<'a> Array<'a, Metered> for SeenArray<'a> {
 pub(super) struct Elements<'a>(std::slice::Iter<'a, Value>);
 
 impl<'a> Iterator for Elements<'a> {
-    type Item = Seen<'a>;
+    type Item = MeteredValue<'a>;
 
-    fn next(&mut self) -> Option<Seen<'a>> {
+    fn next(&mut self) -> Option<MeteredValue<'a>> {
         let value = self.0.next()?;
         charge(1);
-        Some(Seen(value))
+        Some(MeteredValue(value))
     }
 }
 
-/// Bytes that are counted or compared in the time of one look.
+/// How many bytes can be counted or compared in the time of one read.
 const BYTES_A_UNIT: u64 = 64;
-/// An element of a small array is compared with so many others at most, and one of a large one hashed.
+/// The most comparisons for one element of a small array; elements of a large array are hashed.
 const PAIRS: u64 = 8;
 
-/// What it costs to compare or hash a value.
+/// The cost of comparing or hashing a value.
 fn size(value: &Value) -> u64 {
     match value {
         Value::String(text) => 1 + text.len() as u64 / BYTES_A_UNIT,

@@ -1,30 +1,30 @@
-//! What can be said of a schema before anything is checked against it.
+//! Bounds the cost of a schema before anything is checked against it.
 //!
-//! The validator goes from schema to schema: into the subschemas that apply to the same value (`anyOf`, `$ref` and the
-//! like) and into those that apply to what is inside the value. A value is finite, so only the first kind has to be
-//! bounded here: how many such steps follow one another, which takes stack, and how many ways there are, which takes time.
+//! The validator descends into subschemas that apply to the same value (`anyOf`, `$ref` and so on) and into those that
+//! apply to nested values. A value is finite, so only the first kind has to be bounded here: the longest chain of such
+//! steps, which takes stack, and their total number, which takes time.
 
 use std::collections::HashMap;
 
 use eddyline_language::definition::SchemaFault;
 use serde_json::{Map, Value};
 
-/// So many subschemas apply to one value, each because of the one before.
+/// The longest chain of subschemas that apply to one value.
 pub(super) const MAX_CHAIN: usize = 64;
-/// So many subschemas apply to one value in all, each counted as often as something leads to it.
+/// The most subschemas that apply to one value, each counted as often as it is reached.
 const MAX_WAYS: u64 = 4_000;
-/// Patterns of one schema. Each takes up to [`super::PATTERN_BYTES`] of memory once it is compiled.
+/// The most patterns of one schema. Each takes up to [`super::PATTERN_BYTES`] of memory when compiled.
 const MAX_PATTERNS: usize = 64;
 
-/// The outline of a schema that is within the limits.
+/// The measures of a schema that is within the limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// The longest row of subschemas that apply to one value.
+    /// The longest chain of subschemas that apply to one value.
     pub chain: usize,
     pub patterns: usize,
     /// The most patterns in one `patternProperties`.
     pub name_patterns: usize,
-    /// A reference that leads outside, or that was not understood. Whether it leads anywhere the validator knows.
+    /// The first reference that could not be resolved here. The validator decides whether it is valid.
     pub unfollowed: Option<SchemaFault>,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn shape_of(schema: &Value) -> Result<Shape, SchemaFault> {
     graph.gather();
     graph.follow();
     if graph.shape.patterns > MAX_PATTERNS {
-        return Err(fault(&[], format!("it has {} patterns, and the limit is {MAX_PATTERNS}", graph.shape.patterns)));
+        return Err(fault(&[], format!("it has {} patterns; the limit is {MAX_PATTERNS}", graph.shape.patterns)));
     }
     let mut known = vec![Reached::Not; graph.nodes.len()];
     for at in 0..graph.nodes.len() {
@@ -48,17 +48,17 @@ fn fault(path: &[String], message: impl Into<String>) -> SchemaFault {
     SchemaFault { path: path.to_vec(), message: message.into() }
 }
 
-/// The subschemas, and which of them apply to the same value as which.
+/// The subschemas as nodes, with edges between those that apply to the same value.
 #[derive(Default)]
 struct Graph<'a> {
     nodes: Vec<Subschema<'a>>,
-    /// By where they are in memory.
+    /// Nodes by the address of their JSON.
     by_place: HashMap<usize, usize>,
-    /// Names that a reference may have after its `#`.
+    /// Nodes by the anchor names that a reference may have after its `#`.
     anchors: HashMap<&'a str, Vec<usize>>,
-    /// Subschemas with a URI of their own, in which references begin anew.
+    /// Subschemas with an `$id`, which is the base of the references in them.
     resources: HashMap<&'a str, usize>,
-    /// Those that are still to be followed: from where, to where.
+    /// References to resolve: from which node, to which URI.
     references: Vec<(usize, &'a str)>,
     gathered: usize,
     shape: Shape,
@@ -91,7 +91,7 @@ impl<'a> Graph<'a> {
         at
     }
 
-    /// Adds what is inside those that were added.
+    /// Adds the subschemas of all nodes.
     fn gather(&mut self) {
         while self.gathered < self.nodes.len() {
             let at = self.gathered;
@@ -172,10 +172,10 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// Follows the references, into parts of the schema as well that are none by their place.
+    /// Resolves the references, including those to parts of the schema that are not subschemas by their position.
     fn follow(&mut self) {
         let mut followed = 0;
-        // Those to names come last, when all names are known.
+        // References to anchors come last, when all anchors are known.
         let mut named = Vec::new();
         while let Some((from, to)) = self.references.get(followed).copied() {
             followed += 1;
@@ -209,14 +209,14 @@ impl<'a> Graph<'a> {
         self.shape.unfollowed.get_or_insert_with(|| fault(path, message));
     }
 
-    /// How long the longest row of subschemas from here on is, and how many there are.
+    /// The longest chain of subschemas from this node on, and how many subschemas it reaches.
     fn reach(&self, at: usize, depth: usize, known: &mut [Reached]) -> Result<(usize, u64), SchemaFault> {
         let path = &self.nodes[at].path;
         match known[at] {
             Reached::Before { chain, ways } => return Ok((chain, ways)),
             Reached::Now => {
-                let message = "it applies itself to the same value again and again; a schema may refer to itself only \
-                               for what is inside a value";
+                let message = "it applies itself to the same value without end; a schema may refer to itself only for \
+                               nested values";
                 return Err(fault(path, message));
             }
             Reached::Not => {}
@@ -236,8 +236,8 @@ impl<'a> Graph<'a> {
         }
         if ways > MAX_WAYS {
             let message = format!(
-                "to check one value takes {ways} subschemas, counted as often as they are referred to, and the limit \
-                 is {MAX_WAYS}"
+                "checking one value takes {ways} subschemas, counted as often as they are referred to; the limit is \
+                 {MAX_WAYS}"
             );
             return Err(fault(path, message));
         }
@@ -247,10 +247,10 @@ impl<'a> Graph<'a> {
 }
 
 fn too_long(path: &[String]) -> SchemaFault {
-    fault(path, format!("more than {MAX_CHAIN} subschemas apply to one value, each because of the one before"))
+    fault(path, format!("more than {MAX_CHAIN} subschemas apply to one value in a chain"))
 }
 
-/// A JSON Pointer, from the way it is written in a URI.
+/// Percent-decodes a JSON Pointer from a URI fragment.
 fn decoded(fragment: &str) -> String {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();

@@ -1,4 +1,4 @@
-//! Schemas that are refused, values that take too much, and what is said of them.
+//! Rejected schemas, values whose checks exceed the budget, and the messages about both.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Far longer than anything here takes.
+/// Much longer than any case here takes.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What is wrong with a schema, each with its path.
+/// The faults of a schema, each with its path.
 fn wrong(schema: &Value) -> Vec<String> {
     faults(schema).into_iter().map(|fault| format!("{}: {}", fault.path.join("/"), fault.message)).collect()
 }
@@ -28,7 +28,7 @@ fn check(schema: &Value, value: &Value, expected: &[&str]) {
     assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
 }
 
-/// The check of a value that has the whole allowance for itself.
+/// Checks a value with a full allowance.
 fn whole(schema: &Schema, value: &Value, bytes: usize) -> Result<(), Details> {
     schema.check(value, bytes, &mut Allowance::of_report()).map_err(details)
 }
@@ -44,7 +44,7 @@ fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     crate::offload::on_large_stack(work).unwrap()
 }
 
-/// Each of so many definitions is twice the next.
+/// A chain of `levels` definitions, each of which refers to the next one twice.
 fn doubling(levels: usize, keyword: &str, last: Value) -> Value {
     let mut schema = json!({"$ref": "#/$defs/s0", "$defs": {}});
     for n in 0..levels {
@@ -59,7 +59,7 @@ fn doubling(levels: usize, keyword: &str, last: Value) -> Value {
 fn forty_levels_of_two_alternatives_are_refused_with_their_place() {
     let began = Instant::now();
     for keyword in ["anyOf", "allOf", "oneOf"] {
-        for (levels, limit) in [(40, "more than 64 subschemas"), (20, "and the limit is 4000")] {
+        for (levels, limit) in [(40, "more than 64 subschemas"), (20, "the limit is 4000")] {
             let found = wrong(&doubling(levels, keyword, json!({"type": "string"})));
             assert_eq!(found.len(), 1, "{found:?}");
             assert!(found[0].starts_with("$defs/s") && found[0].contains(limit), "{found:?}");
@@ -112,7 +112,7 @@ fn patterns_are_matched_in_linear_time_and_their_number_and_size_is_bounded() {
     assert_eq!(wrong(&json!({"pattern": "^(?=.*[A-Z])x"})).len(), 1, "look-around is not linear");
     assert_eq!(wrong(&json!({"pattern": "((a{99}){99}){99}"})).len(), 1, "a pattern of a million states");
     let many: Vec<Value> = (0..100).map(|n| json!({"pattern": format!("^{n}")})).collect();
-    assert_eq!(wrong(&json!({"anyOf": many})), [": it has 100 patterns, and the limit is 64"]);
+    assert_eq!(wrong(&json!({"anyOf": many})), [": it has 100 patterns; the limit is 64"]);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn formats_are_not_checked_at_once_in_a_long_text() {
 
 #[test]
 fn a_check_that_takes_too_much_is_given_up() {
-    // Each level looks at all properties again, for each of them.
+    // Each level reads all properties again for each of them.
     let mut nested = json!({"unevaluatedProperties": false, "properties": {"x": true}});
     for _ in 0..12 {
         nested = json!({"unevaluatedProperties": false, "anyOf": [nested.clone(), {"properties": {"y": true}}]});
@@ -163,7 +163,7 @@ fn what_is_wrong_with_a_large_value_is_said_in_a_few_words() {
 fn a_stored_schema_that_would_be_refused_today_refuses_every_value_and_says_why() {
     let schema = Schema::stored(&doubling(40, "anyOf", json!({"type": "string"})));
     let found = details(schema.check_at_once(&json!("x"), &mut Allowance::of_report()).unwrap().unwrap_err());
-    assert!(found[0].starts_with("the schema of the flow is not taken any more, register the flow"), "{found:?}");
+    assert!(found[0].starts_with("the flow's schema is no longer accepted; register the flow"), "{found:?}");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn ordinary_schemas_are_checked_at_once() {
     assert!(Schema::stored(&order).check_at_once(&value, &mut Allowance::of_report()).is_ok());
     assert_eq!(
         wrong(&json!({"$ref": "https://example.org/other.json"})),
-        [": it refers to https://example.org/other.json, and nothing is fetched from elsewhere"]
+        [": it refers to https://example.org/other.json; remote schemas are not fetched"]
     );
     assert_eq!(wrong(&json!({"type": "strin"})).len(), 1);
 }

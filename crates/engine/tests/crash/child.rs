@@ -1,4 +1,4 @@
-//! The process that is killed: an engine on the store, workers and clients in it.
+//! The process that is killed: an engine with workers and clients.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,15 +18,15 @@ const WORKERS: usize = 12;
 const CLIENTS: usize = 4;
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// What a child is to do.
+/// What a child does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Orders {
     dir: PathBuf,
-    /// Distinguishes what it starts from what others did.
+    /// Distinguishes its runs from those of other children.
     number: u64,
-    /// Start runs without end, one of each, or none.
+    /// Start runs endlessly, one of each flow, or none.
     starts: String,
-    /// Die there.
+    /// Die before or after this commit.
     die: Option<(String, u64)>,
 }
 
@@ -172,7 +172,7 @@ async fn work(engine: Engine, worker: String, ledger: Arc<Ledger>) {
     }
 }
 
-/// What a worker says of a task, in order.
+/// A worker's reports on a task, in order.
 fn handle(task: &Assignment) -> Vec<Op> {
     let done = |output: serde_json::Value, emits: Vec<(String, Data)>| Op::Complete {
         output: Data::from(output),

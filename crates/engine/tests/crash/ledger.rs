@@ -1,4 +1,4 @@
-//! What was acknowledged, on disk before anything else happens.
+//! The ledger of acknowledgements, synced to disk before anything else happens.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Line {
-    /// A client was told that its run has started.
+    /// The start of a run was acknowledged to its client.
     Started { run: RunId, key: String },
-    /// A worker was told that its completion was taken.
+    /// A completion was acknowledged to its worker.
     Completed { token: String, activation: String },
-    /// Somebody was told that the gate is open.
+    /// The opening of a gate was acknowledged.
     Opened { run: RunId, activation: u32 },
 }
 
@@ -37,7 +37,7 @@ impl Ledger {
     }
 }
 
-/// Everything in the ledger. The last line of a process that was killed may be cut short: nobody relied on it.
+/// Everything in the ledger. The last line of a killed process may be truncated: nothing was acknowledged by it.
 pub fn read(dir: &Path) -> Vec<Line> {
     let lines = BufReader::new(File::open(dir.join("ledger")).unwrap()).lines();
     lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).collect()

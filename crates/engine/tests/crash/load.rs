@@ -1,6 +1,6 @@
-//! A bit of everything: chains, diamonds, spreads, timers, gates, children, retries, undo, code.
+//! The load: chains, diamonds, spreads, timers, gates, children, retries, undo, code.
 
-/// The flows. Attempts are without end: being killed is no reason to fail.
+/// The flows. Attempts are unlimited, so that kills do not fail steps.
 pub const FLOWS: [&str; 8] = [
     r"
 name: chain
@@ -55,5 +55,5 @@ steps:
     r#"{"name": "job", "code": true, "retry": {"attempts": -1, "initial": "1ms"}}"#,
 ];
 
-/// What is started, and with which input.
+/// The flows that are started, with their inputs.
 pub const STARTS: [&str; 8] = ["chain", "diamond", "fan", "nap", "gate", "parent", "flaky", "job"];

@@ -1,4 +1,4 @@
-//! What must be true of a store after all that.
+//! Checks a store after all kills.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +11,7 @@ use eddyline_store::{Embedded, Options, Page, RunFilter, Store, Summary};
 
 use crate::ledger::{self, Line};
 
-/// What was looked at.
+/// Counts of what was checked.
 #[derive(Debug, Default)]
 pub struct Told {
     pub runs: usize,
@@ -22,7 +22,7 @@ pub struct Told {
 impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Told { runs, records, acknowledged } = self;
-        write!(f, "{runs} runs with {records} records, {acknowledged} acknowledgements, all there")
+        write!(f, "{runs} runs with {records} records, {acknowledged} acknowledgements, nothing lost")
     }
 }
 
@@ -63,7 +63,7 @@ async fn look(dir: &Path) -> Told {
     for line in &lines {
         match line {
             Line::Started { run, key } => {
-                assert_eq!(by_key.get(key), Some(run), "the run of {key} is not the one told")
+                assert_eq!(by_key.get(key), Some(run), "the run of {key} is not the acknowledged one")
             }
             Line::Completed { token, .. } => {
                 let token: eddyline_engine::TaskToken = token.parse().unwrap();
@@ -94,7 +94,7 @@ async fn records(store: &dyn Store, run: RunId) -> Vec<Numbered> {
     }
 }
 
-/// Dense, ended once and by its last record, nothing recorded twice; and what it tells is the state of the run.
+/// A timeline is dense, has one terminal record at its end, records nothing twice, and matches the state of the run.
 async fn timeline(engine: &Engine, summary: &Summary, records: &[Numbered]) {
     let run = summary.run;
     let numbers: Vec<u64> = records.iter().map(|record| record.n).collect();
@@ -121,12 +121,12 @@ async fn timeline(engine: &Engine, summary: &Summary, records: &[Numbered]) {
             Entry::AwaitTriggered { step_key, .. } => format!("the opening of {step_key}"),
             _ => continue,
         };
-        // A step that the function of a code run carried out itself was never offered, and nobody claims it.
+        // A step that the function of a code run executed itself is never queued or claimed.
         if let Entry::AttemptCompleted { step_key, .. } | Entry::AttemptFailed { step_key, .. } = &record.record.entry
             && offered.contains(&fence)
         {
             let start = format!("the start of {step_key} {fence:?}");
-            assert!(said.contains(&start), "{run} records {once}, and not {start}");
+            assert!(said.contains(&start), "{run} records {once} without {start}");
         }
         assert!(said.insert(once.clone()), "{run} records {once} twice");
     }
@@ -145,7 +145,7 @@ async fn timeline(engine: &Engine, summary: &Summary, records: &[Numbered]) {
     }
 }
 
-/// Every completion that a worker was told of is in the timeline, under its fence.
+/// Every acknowledged completion is in the timeline, with its fence.
 fn acknowledged(run: RunId, records: &[Numbered], completed: &[(String, u64)]) {
     let have: BTreeSet<(String, u64)> = records
         .iter()

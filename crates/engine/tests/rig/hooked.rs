@@ -1,5 +1,5 @@
-//! A store that does as it is told: it answers late, does not know what came of a commit, or lets something happen at the
-//! worst moment. Everything else is passed on.
+//! A store with injected faults and hooks: it answers late, returns unknown outcomes, or runs code at the worst moment.
+//! Everything else is forwarded.
 
 #![allow(dead_code)]
 
@@ -14,12 +14,12 @@ use tokio::sync::watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing was written, and nobody knows.
+    /// Nothing was written, but the outcome is reported as unknown.
     UnknownBefore,
-    /// It was written, and nobody knows.
+    /// The commit was written, but the outcome is reported as unknown.
     UnknownAfter,
-    /// Nothing was written, and that is known.
-    Away,
+    /// Nothing was written, and the store reports that it is unavailable.
+    Unavailable,
 }
 
 pub type Tampering = Box<dyn Fn(&mut Found) + Send + Sync>;
@@ -27,41 +27,41 @@ type Fate = Box<dyn Fn(usize) -> Option<Fault> + Send + Sync>;
 
 pub struct Hooked {
     pub inner: Arc<dyn Store>,
-    /// What becomes of the n-th commit.
+    /// The fault of the n-th commit.
     pub fate: Fate,
     pub commits: AtomicUsize,
-    /// How often a run was looked at without loading it.
+    /// How often a run's summary was read.
     pub summaries: AtomicUsize,
     /// The most messages that one command had.
     pub most_messages: AtomicUsize,
-    /// How often something of a run was read, but for its summary.
+    /// How often a run was read, except for its summary.
     pub reads: AtomicUsize,
-    /// How often it was asked for messages that are due.
-    pub asked_for_messages: AtomicUsize,
-    /// The namespaces whose events were read to be told, in order.
-    pub told: Mutex<Vec<Namespace>>,
-    /// What hangs on a run is not told while this is false.
-    pub looking: watch::Sender<bool>,
-    /// Events are not told while this is false.
-    pub telling: watch::Sender<bool>,
+    /// How often due messages were requested.
+    pub message_polls: AtomicUsize,
+    /// The namespaces whose events were read for delivery, in order.
+    pub event_reads: Mutex<Vec<Namespace>>,
+    /// Reads of a run's pending work and gates wait while this is false.
+    pub pending_open: watch::Sender<bool>,
+    /// Reads of events for delivery wait while this is false.
+    pub events_open: watch::Sender<bool>,
     /// Commits wait while this is false.
     pub committing: watch::Sender<bool>,
-    /// Payloads can't be read while this is true.
+    /// Reads of payloads fail while this is true.
     pub damaged: std::sync::atomic::AtomicBool,
-    pub after_beside: Mutex<Option<BoxFuture<'static, ()>>>,
-    /// What happens after the next load has read, before it answers.
+    pub after_pending: Mutex<Option<BoxFuture<'static, ()>>>,
+    /// Runs after the next load has read, before it returns.
     pub after_load: Mutex<Option<BoxFuture<'static, ()>>>,
-    /// Changes what a load has found.
+    /// Changes the result of a load.
     pub tampering: Option<Tampering>,
-    /// Loads of this run wait until it is another one.
+    /// Loads of this run wait until the value changes.
     pub stuck: watch::Sender<Option<RunId>>,
-    /// What the process before this one had noted, if not what the store says.
+    /// Overrides the note of the previous process.
     pub before: Option<Handling>,
-    /// What happens when due items are asked for.
+    /// Called when due items are requested.
     pub on_due: Box<dyn Fn(Due) + Send + Sync>,
-    /// What happens when it is noted what is handled.
+    /// Called when the note of handled runs is written.
     pub on_note: Box<dyn Fn() + Send + Sync>,
-    /// How many bytes of payloads were read, in all and the most at once.
+    /// How many bytes of payloads were read, in total and at most by one call.
     pub read: AtomicUsize,
     pub most_read: AtomicUsize,
 }
@@ -81,13 +81,13 @@ impl Hooked {
             summaries: AtomicUsize::new(0),
             most_messages: AtomicUsize::new(0),
             reads: AtomicUsize::new(0),
-            asked_for_messages: AtomicUsize::new(0),
-            told: Mutex::default(),
-            looking: watch::Sender::new(true),
-            telling: watch::Sender::new(true),
+            message_polls: AtomicUsize::new(0),
+            event_reads: Mutex::default(),
+            pending_open: watch::Sender::new(true),
+            events_open: watch::Sender::new(true),
             committing: watch::Sender::new(true),
             damaged: false.into(),
-            after_beside: Mutex::new(None),
+            after_pending: Mutex::new(None),
             after_load: Mutex::new(None),
             tampering: None,
             stuck: watch::Sender::new(None),
@@ -140,15 +140,15 @@ impl Store for Hooked {
         Ok(found)
     }
 
-    async fn beside(&self, run: RunId) -> Result<Beside> {
+    async fn pending(&self, run: RunId) -> Result<PendingWork> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        open(&self.looking).await;
-        let beside = self.inner.beside(run).await;
-        let then = self.after_beside.lock().unwrap().take();
+        open(&self.pending_open).await;
+        let pending = self.inner.pending(run).await;
+        let then = self.after_pending.lock().unwrap().take();
         if let Some(then) = then {
             then.await;
         }
-        beside
+        pending
     }
 
     async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
@@ -162,7 +162,7 @@ impl Store for Hooked {
         }
         match (self.fate)(self.commits.fetch_add(1, Ordering::SeqCst)) {
             Some(Fault::UnknownBefore) => return Err(StoreError::Unknown),
-            Some(Fault::Away) => return Err(StoreError::Unavailable("away".to_owned())),
+            Some(Fault::Unavailable) => return Err(StoreError::Unavailable("injected fault".to_owned())),
             Some(Fault::UnknownAfter) => {
                 self.inner.commit(commands, claims).await?;
                 return Err(StoreError::Unknown);
@@ -182,7 +182,7 @@ impl Store for Hooked {
 
     async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
         if what == Due::Messages {
-            self.asked_for_messages.fetch_add(1, Ordering::SeqCst);
+            self.message_polls.fetch_add(1, Ordering::SeqCst);
         }
         (self.on_due)(what);
         self.inner.due(what, skip, limit).await
@@ -207,7 +207,7 @@ impl Store for Hooked {
     async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
         if filter.run.is_some() {
             self.reads.fetch_add(1, Ordering::SeqCst);
-            open(&self.looking).await;
+            open(&self.pending_open).await;
         }
         self.inner.gates(ns, filter, page).await
     }
@@ -218,8 +218,8 @@ impl Store for Hooked {
 
     async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
         if matches!(feed, Feed::Events { name: None, .. }) {
-            open(&self.telling).await;
-            self.told.lock().unwrap().push(ns.clone());
+            open(&self.events_open).await;
+            self.event_reads.lock().unwrap().push(ns.clone());
         }
         self.inner.feed(ns, feed, page).await
     }

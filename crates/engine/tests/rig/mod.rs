@@ -1,4 +1,4 @@
-//! An engine with workers in this process, for the tests: handlers are functions from a task to what is reported.
+//! The test rig: an engine with in-process workers. A handler is a function from a task to its report.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use eddyline_store::{Memory, Namespace, Offer, Store};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-/// Longer than anything here takes; reached only when something hangs.
+/// A timeout that is reached only when something hangs.
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub type Handler = Arc<dyn Fn(&Assignment) -> Op + Send + Sync>;
@@ -38,7 +38,7 @@ impl Rig {
         self
     }
 
-    /// Workers that take one task at a time each.
+    /// Starts workers that take one task at a time each.
     pub fn work(&mut self, slots: usize, handler: impl Fn(&Assignment) -> Op + Send + Sync + 'static) {
         let handler: Handler = Arc::new(handler);
         for slot in 0..slots {
@@ -55,10 +55,10 @@ impl Rig {
     /// The output of a run that completes.
     pub async fn output(&self, run: RunId) -> Value {
         let result = self.engine.result(&self.ns, run, LONG).await.unwrap();
-        let Some(result) = result else { panic!("the run did not end\n{}", self.tell(run).await) };
+        let Some(result) = result else { panic!("the run did not end\n{}", self.timeline_text(run).await) };
         match (result.output, result.error) {
             (Some(output), None) => output,
-            (_, error) => panic!("{} {error:?}\n{}", result.status.as_str(), self.tell(run).await),
+            (_, error) => panic!("{} {error:?}\n{}", result.status.as_str(), self.timeline_text(run).await),
         }
     }
 
@@ -72,7 +72,7 @@ impl Rig {
         }
     }
 
-    /// The kinds of the records, each with its activation.
+    /// The kinds of a run's records, each with its activation.
     pub async fn kinds(&self, run: RunId) -> Vec<String> {
         let line = |record: &Numbered| {
             let kind = json!(record.record.entry)["kind"].as_str().unwrap().to_owned();
@@ -81,12 +81,12 @@ impl Rig {
         self.records(run).await.iter().map(line).collect()
     }
 
-    pub async fn tell(&self, run: RunId) -> String {
+    pub async fn timeline_text(&self, run: RunId) -> String {
         let lines: Vec<String> = self.records(run).await.iter().map(|record| json!(record).to_string()).collect();
         lines.join("\n")
     }
 
-    /// A claim of one task by hand.
+    /// Claims one task.
     pub async fn claim(&self, worker: &str) -> Option<Assignment> {
         self.engine.claim(&self.ns, claim(worker), LONG).await.unwrap().pop()
     }

@@ -1,11 +1,11 @@
-//! A definition while it is being read: the flow as far as it is known, with the places of what was written.
+//! A definition while it is being parsed: the flow as far as it is known, with source positions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::MAX_PROBLEMS;
 use super::problem::{Place, Problem};
 use super::schema::CheckSchema;
-use super::source::{Node, NodeValue, join};
+use super::source::{NodeValue, SourceNode, join};
 use crate::expr::{Read, Template};
 use crate::flow::{Action, Event, Join, Step, When};
 use crate::ids::{ScopeId, StepId};
@@ -18,7 +18,7 @@ pub(super) struct Draft<'t> {
     pub steps: Vec<DraftStep>,
     pub scopes: Vec<DraftScope>,
     pub sites: Vec<Site>,
-    /// Steps beyond the limit were left out, and it is said.
+    /// Steps beyond the limit were dropped and this was reported.
     pub overflowed: bool,
 }
 
@@ -28,18 +28,18 @@ pub(super) struct DraftStep {
     pub path: String,
     pub arms: Vec<DraftArm>,
     pub emits: Vec<DraftEmit>,
-    // What it was written to have. The step itself lacks it if it could not be read, and a broken `spread` should not
-    // make a problem of every `item`.
+    // What the text declares. The step itself lacks it if it failed to parse, and a broken `spread` should not turn
+    // every `item` into a problem.
     pub item: Option<String>,
     pub gate: Option<GateKind>,
     pub repeats: bool,
-    /// An arm of it is not known, so what it can read is not either.
+    /// One of its arms did not resolve, so what it can read is unknown.
     pub blind: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GateKind {
-    /// Opened through a URL, which may be read.
+    /// Opened through a URL, which expressions may read.
     Url,
     Other,
 }
@@ -65,7 +65,7 @@ pub(super) struct DraftEmit {
 
 pub(super) struct DraftScope {
     pub owner: Option<StepId>,
-    /// Of `finally`: the flow's, whose steps have all ended.
+    /// For `finally`: the flow's scope, whose steps have all ended.
     pub outer: Option<ScopeId>,
     pub depth: usize,
     pub steps: BTreeMap<String, StepId>,
@@ -73,56 +73,56 @@ pub(super) struct DraftScope {
     pub output: Option<Template>,
 }
 
-/// An expression or template, with what it reads: each with the way to its text inside the node.
+/// An expression or template, with its reads, each with the path to its string inside the node.
 pub(super) struct Site {
-    pub view: View,
+    pub view: ReadContext,
     pub path: String,
-    pub node: Node,
+    pub node: SourceNode,
     pub reads: Vec<(Vec<String>, Read)>,
 }
 
-/// From where an expression looks around.
+/// The place an expression is evaluated in, which decides what it can read.
 #[derive(Clone, Copy)]
-pub(super) struct View {
+pub(super) struct ReadContext {
     /// The step it belongs to; none for the flow's output.
     pub step: Option<StepId>,
-    /// The scope that has ended (or whose round has) when it is evaluated.
+    /// The scope that has ended, or whose round has ended, when it is evaluated.
     pub inside: Option<ScopeId>,
-    /// Which of the step's own things exist by then: its gate's payload, its item, its rounds.
+    /// Whether the step's gate payload, item and rounds are available by then.
     pub gate: bool,
     pub item: bool,
     pub rounds: bool,
 }
 
-impl View {
-    /// Before anything has run: the fields of a code flow.
-    pub fn start() -> View {
-        View { step: None, inside: None, gate: false, item: false, rounds: false }
+impl ReadContext {
+    /// Before anything runs: the fields of a code flow.
+    pub fn start() -> ReadContext {
+        ReadContext { step: None, inside: None, gate: false, item: false, rounds: false }
     }
 
-    /// As the step is being decided: `if`, and what its gate waits for.
-    pub fn deciding(step: StepId) -> View {
-        View { step: Some(step), inside: None, gate: false, item: false, rounds: false }
+    /// While the step is being decided: `if`, and its gate.
+    pub fn deciding(step: StepId) -> ReadContext {
+        ReadContext { step: Some(step), inside: None, gate: false, item: false, rounds: false }
     }
 
-    /// Past its gate: `spread`.
-    pub fn opened(step: StepId) -> View {
-        View { gate: true, ..View::deciding(step) }
+    /// After its gate: `spread`.
+    pub fn opened(step: StepId) -> ReadContext {
+        ReadContext { gate: true, ..ReadContext::deciding(step) }
     }
 
-    /// What it does, for each item: `input`, `set`, `state` and so on.
-    pub fn doing(step: StepId) -> View {
-        View { item: true, ..View::opened(step) }
+    /// Per item: `input`, `set`, `state` and so on.
+    pub fn doing(step: StepId) -> ReadContext {
+        ReadContext { item: true, ..ReadContext::opened(step) }
     }
 
     /// Before a round: `while`.
-    pub fn round(step: StepId) -> View {
-        View { rounds: true, ..View::doing(step) }
+    pub fn round(step: StepId) -> ReadContext {
+        ReadContext { rounds: true, ..ReadContext::doing(step) }
     }
 
-    /// After a round, or after all: `until`, `next`, `output`.
-    pub fn ended(step: Option<StepId>, inside: ScopeId) -> View {
-        View { step, inside: Some(inside), gate: true, item: true, rounds: true }
+    /// After a round or after all rounds: `until`, `next`, `output`.
+    pub fn ended(step: Option<StepId>, inside: ScopeId) -> ReadContext {
+        ReadContext { step, inside: Some(inside), gate: true, item: true, rounds: true }
     }
 }
 
@@ -149,17 +149,17 @@ impl<'t> Draft<'t> {
     }
 
     /// "expected …, found …"
-    pub fn expected(&mut self, path: &str, node: &Node, expected: &str) {
+    pub fn expected(&mut self, path: &str, node: &SourceNode, expected: &str) {
         self.problem(path, node.at, format!("expected {expected}, found {}", node.found()));
     }
 
-    /// Whether there are as many problems as are told. Explaining more of them would take time for nothing.
+    /// Whether the problem limit is reached, so that explaining more of them would be wasted work.
     pub fn is_full(&self) -> bool {
         self.problems.len() >= MAX_PROBLEMS
     }
 
-    /// The path and place of a byte of a text inside a node.
-    pub fn locate(&self, path: &str, node: &Node, inner: &[String], offset: usize) -> (String, Place) {
+    /// The path and position of a byte of a string inside a node.
+    pub fn locate(&self, path: &str, node: &SourceNode, inner: &[String], offset: usize) -> (String, Place) {
         let (mut path, mut node) = (path.to_owned(), node);
         for key in inner {
             let item = matches!(node.value, NodeValue::List(_));
@@ -169,8 +169,9 @@ impl<'t> Draft<'t> {
         (path, if self.is_full() { node.at } else { self.inside(node, offset) })
     }
 
-    /// The place of the text itself if it is not written as it reads, over several lines or with escapes.
-    fn inside(&self, node: &Node, offset: usize) -> Place {
+    /// The position of `offset` in the string. Falls back to the string's start if the source differs from its value
+    /// (several lines, escapes).
+    fn inside(&self, node: &SourceNode, offset: usize) -> Place {
         let NodeValue::String(text) = &node.value else { return node.at };
         let before = text.get(..offset).unwrap_or(text);
         let found = || {
@@ -195,7 +196,7 @@ impl<'t> Draft<'t> {
         &self.scopes[id.0 as usize]
     }
 
-    /// A step of which nothing is known but its name and place.
+    /// Adds a step with only its name and position.
     pub fn add_step(&mut self, name: &str, scope: ScopeId, at: Place, path: &str) -> StepId {
         let id = StepId(self.steps.len() as u32);
         let step = Step {

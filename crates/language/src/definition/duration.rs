@@ -3,15 +3,15 @@
 use super::source::shorten;
 use crate::ids::Millis;
 
-/// Ten years: longer is a mistake, and sums of a few of them are far from overflowing.
+/// Ten years: anything longer is a mistake, and sums of a few of these cannot overflow.
 pub const MAX_DURATION_MS: Millis = 3_650 * 24 * 60 * 60 * 1_000;
 
 const UNITS: [(&str, Millis); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 const KNOWN: &str = "d, h, m, s, ms";
 
-/// A duration as people write it: numbers with `d`, `h`, `m`, `s` or `ms`, each unit at most once and the largest
-/// first. What is wrong with it otherwise.
+/// Parses a duration: numbers with `d`, `h`, `m`, `s` or `ms`, each unit at most once and the largest first. The error
+/// says what is wrong.
 pub fn duration(text: &str) -> Result<Millis, String> {
     let mut rest = text.trim();
     if rest.is_empty() {
@@ -34,7 +34,7 @@ pub fn duration(text: &str) -> Result<Millis, String> {
             return Err(format!("the unit `{}` is not one of {KNOWN}", shorten(unit)));
         };
         if last.replace(at).is_some_and(|last| last >= at) {
-            return Err("the largest unit comes first, and each once".into());
+            return Err("write units from largest to smallest, each at most once".into());
         }
         let part = number.parse::<Millis>().ok().and_then(|number| number.checked_mul(UNITS[at].1));
         total = part.and_then(|part| total.checked_add(part)).filter(|ms| *ms <= MAX_DURATION_MS).ok_or(TOO_LONG)?;

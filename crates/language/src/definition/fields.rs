@@ -1,30 +1,36 @@
-//! Reading the fields of a map: each gives its value and its canonical form, or a problem.
+//! Reads the fields of a map: each yields its value and its canonical form, or a problem.
 
 use serde_json::{Map, Value};
 
 use super::MAX_NAME_CHARS;
-use super::draft::{Draft, Site, View};
+use super::draft::{Draft, ReadContext, Site};
 use super::duration::{MAX_DURATION_MS, TOO_LONG, duration as parse_duration};
 use super::problem::{Place, Problem};
-use super::source::{Key, Node, NodeValue, join, shorten};
+use super::source::{Key, NodeValue, SourceNode, join, shorten};
 use crate::expr::{Expr, ExprError, Template};
 use crate::ids::Millis;
 use crate::nearest::did_you_mean;
 
-/// What was read and its canonical form; none if there was a problem, which is told then.
+/// The value and its canonical form; none if a problem was reported.
 pub(super) type Out<T> = Option<(T, Value)>;
 
-/// A map whose fields are known.
+/// A map with a fixed set of fields.
 pub(super) struct Fields<'n> {
     pub path: String,
     pub at: Place,
-    entries: &'n [(Key, Node)],
+    entries: &'n [(Key, SourceNode)],
     canonical: Map<String, Value>,
 }
 
 impl<'n> Fields<'n> {
-    /// The fields of a map; those that are not known are told.
-    pub fn open(draft: &mut Draft<'_>, path: &str, node: &'n Node, what: &str, known: &[&str]) -> Option<Fields<'n>> {
+    /// Opens a map and reports unknown fields.
+    pub fn open(
+        draft: &mut Draft<'_>,
+        path: &str,
+        node: &'n SourceNode,
+        what: &str,
+        known: &[&str],
+    ) -> Option<Fields<'n>> {
         let NodeValue::Map(entries) = &node.value else {
             draft.expected(path, node, what);
             return None;
@@ -35,7 +41,7 @@ impl<'n> Fields<'n> {
         Some(Fields { path: path.to_owned(), at: node.at, entries, canonical: Map::new() })
     }
 
-    /// A map that was left out.
+    /// An omitted map.
     pub fn none(path: &str, at: Place) -> Fields<'n> {
         Fields { path: path.to_owned(), at, entries: &[], canonical: Map::new() }
     }
@@ -44,7 +50,7 @@ impl<'n> Fields<'n> {
         self.entries.iter().find(|(key, _)| key.text == name).map(|(key, _)| key)
     }
 
-    pub fn get(&self, name: &str) -> Option<&'n Node> {
+    pub fn get(&self, name: &str) -> Option<&'n SourceNode> {
         self.entries.iter().find(|(key, _)| key.text == name).map(|(_, node)| node)
     }
 
@@ -56,12 +62,12 @@ impl<'n> Fields<'n> {
         join(&self.path, name)
     }
 
-    /// The value of a field, if it is there and right.
+    /// The value of a field, if present and valid.
     pub fn take<T>(
         &mut self,
         draft: &mut Draft<'_>,
         name: &str,
-        read: impl FnOnce(&mut Draft<'_>, &str, &'n Node) -> Out<T>,
+        read: impl FnOnce(&mut Draft<'_>, &str, &'n SourceNode) -> Out<T>,
     ) -> Option<T> {
         let node = self.get(name)?;
         let (value, canonical) = read(draft, &self.path_of(name), node)?;
@@ -69,14 +75,14 @@ impl<'n> Fields<'n> {
         Some(value)
     }
 
-    /// Says that a field must be there.
+    /// Reports a missing field.
     pub fn require(&self, draft: &mut Draft<'_>, name: &str, why: &str) {
         if !self.has(name) {
             draft.problem(&self.path_of(name), self.at, format!("`{name}` is missing: {why}"));
         }
     }
 
-    /// Says that a field is there which means nothing.
+    /// Reports a field that is not allowed.
     pub fn refuse(&self, draft: &mut Draft<'_>, name: &str, why: &str, help: &str) {
         if let Some(key) = self.key(name) {
             draft.problem_with(&self.path_of(name), key.at, why, help);
@@ -87,7 +93,7 @@ impl<'n> Fields<'n> {
         Value::Object(self.canonical)
     }
 
-    /// The canonical form as far as it was read, to be corrected.
+    /// The canonical form so far, for corrections.
     pub fn canonical_mut(&mut self) -> &mut Map<String, Value> {
         &mut self.canonical
     }
@@ -102,7 +108,7 @@ fn unknown(draft: &mut Draft<'_>, path: &str, key: &Key, known: &[&str]) {
     draft.problems.push(Problem { help, ..problem });
 }
 
-/// Words that other systems have for ours.
+/// Field names of other systems.
 fn synonym(word: &str, known: &[&str]) -> Option<String> {
     let (ours, written) = match word {
         "depends_on" | "dependsOn" | "needs" | "dependencies" => ("after", "`after: [step]`"),
@@ -116,20 +122,20 @@ fn synonym(word: &str, known: &[&str]) -> Option<String> {
         "concurrency" => ("max_parallel", "`max_parallel: n`"),
         _ => return None,
     };
-    known.contains(&ours).then(|| format!("here it is written {written}"))
+    known.contains(&ours).then(|| format!("use {written} instead"))
 }
 
-pub(super) fn text(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+pub(super) fn text(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<String> {
     match &node.value {
         NodeValue::String(text) => Some((text.clone(), Value::String(text.clone()))),
         _ => {
-            draft.expected(path, node, "a text");
+            draft.expected(path, node, "a string");
             None
         }
     }
 }
 
-pub(super) fn boolean(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<bool> {
+pub(super) fn boolean(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<bool> {
     match node.value {
         NodeValue::Bool(value) => Some((value, Value::Bool(value))),
         _ => {
@@ -139,13 +145,12 @@ pub(super) fn boolean(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<boo
     }
 }
 
-/// A name of a flow, queue, event or limit.
-pub(super) fn name(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+pub(super) fn name(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<String> {
     let (name, canonical) = text(draft, path, node)?;
     check_name(draft, path, node.at, &name).then_some((name, canonical))
 }
 
-/// Whether it is a name; says so if not.
+/// Whether it is a valid name; reports a problem if not.
 pub(super) fn check_name(draft: &mut Draft<'_>, path: &str, at: Place, name: &str) -> bool {
     let wrong = wrong_name(name);
     let fits = wrong.is_none();
@@ -155,10 +160,10 @@ pub(super) fn check_name(draft: &mut Draft<'_>, path: &str, at: Place, name: &st
     fits
 }
 
-/// Why it is not a name that a flow, a queue, an event or a limit can have.
+/// Why it is not a valid name of a flow, queue, event or limit.
 pub fn wrong_name(name: &str) -> Option<String> {
     match name.chars().find(|c| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '_' | '-')) {
-        _ if name.is_empty() => Some("a name is missing".into()),
+        _ if name.is_empty() => Some("the name is empty".into()),
         Some(c) => {
             let shown = shorten(name);
             Some(format!(
@@ -173,8 +178,8 @@ pub fn wrong_name(name: &str) -> Option<String> {
     }
 }
 
-/// A handler, a label or a kind of error: what workers say, whatever it looks like.
-pub(super) fn word(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+/// A handler, a label or a kind of error: chosen by workers, so almost any text is allowed.
+pub(super) fn word(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<String> {
     let (word, canonical) = text(draft, path, node)?;
     if let Some(message) = wrong_word(&word) {
         draft.problem(path, node.at, message);
@@ -183,14 +188,13 @@ pub(super) fn word(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String
     Some((word, canonical))
 }
 
-/// Why it is not what a handler, a label or a kind of error can be called.
+/// Why it is not a valid handler, label or kind of error.
 pub fn wrong_word(word: &str) -> Option<String> {
     let wrong = word.trim().is_empty() || word.chars().count() > MAX_NAME_CHARS || word.chars().any(char::is_control);
     wrong.then(|| format!("expected one line of 1 to {MAX_NAME_CHARS} characters"))
 }
 
-/// A whole number in a range.
-pub(super) fn whole(min: i64, max: i64) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<i64> {
+pub(super) fn whole(min: i64, max: i64) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<i64> {
     move |draft, path, node| {
         let found = if let NodeValue::Number(number) = &node.value { number.as_i64() } else { None };
         match found {
@@ -203,8 +207,7 @@ pub(super) fn whole(min: i64, max: i64) -> impl Fn(&mut Draft<'_>, &str, &Node) 
     }
 }
 
-/// A number in a range.
-pub(super) fn real(min: f64, max: f64) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<f64> {
+pub(super) fn real(min: f64, max: f64) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<f64> {
     move |draft, path, node| {
         let found = if let NodeValue::Number(number) = &node.value { number.as_f64() } else { None };
         match found {
@@ -217,16 +220,16 @@ pub(super) fn real(min: f64, max: f64) -> impl Fn(&mut Draft<'_>, &str, &Node) -
     }
 }
 
-/// A duration that leaves time for something.
-pub(super) fn timeout(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Millis> {
+/// A duration other than 0.
+pub(super) fn timeout(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Millis> {
     let (ms, canonical) = duration(draft, path, node)?;
     if ms == 0 {
-        draft.problem(path, node.at, "a timeout of 0 leaves no time at all; leave it out for none".to_owned());
+        draft.problem(path, node.at, "a timeout of 0 is not allowed; omit it for no timeout".to_owned());
     }
     Some((ms, canonical))
 }
 
-pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Millis> {
+pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Millis> {
     const EXPECTED: &str = "a duration such as \"30s\" or a number of milliseconds";
     let read = match &node.value {
         NodeValue::String(text) => {
@@ -251,8 +254,8 @@ pub(super) fn duration(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Mi
     }
 }
 
-/// Most people who write a bare number mean seconds.
-fn warn_of_bare_number(draft: &mut Draft<'_>, path: &str, node: &Node, ms: Millis) {
+/// Authors who write a bare number usually mean seconds.
+fn warn_of_bare_number(draft: &mut Draft<'_>, path: &str, node: &SourceNode, ms: Millis) {
     if ms != 0 {
         let field = path.rsplit('.').next().unwrap_or(path);
         let message = format!("`{field}: {ms}` means {ms} ms; write `{ms}ms` or `{ms}s`");
@@ -260,8 +263,7 @@ fn warn_of_bare_number(draft: &mut Draft<'_>, path: &str, node: &Node, ms: Milli
     }
 }
 
-/// One of a few words.
-pub(super) fn choice<T: Copy>(choices: &[(&str, T)]) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<T> {
+pub(super) fn choice<T: Copy>(choices: &[(&str, T)]) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<T> {
     move |draft, path, node| {
         let found = if let NodeValue::String(text) = &node.value { Some(text.as_str()) } else { None };
         if let Some((word, value)) = choices.iter().find(|(word, _)| Some(*word) == found) {
@@ -273,11 +275,11 @@ pub(super) fn choice<T: Copy>(choices: &[(&str, T)]) -> impl Fn(&mut Draft<'_>, 
     }
 }
 
-/// A list, of which every item is read.
+/// A list whose items are all read with `read`.
 pub(super) fn list<T>(
     what: &str,
-    read: impl Fn(&mut Draft<'_>, &str, &Node) -> Out<T>,
-) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Vec<T>> {
+    read: impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<T>,
+) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<Vec<T>> {
     move |draft, path, node| {
         let NodeValue::List(items) = &node.value else {
             draft.expected(path, node, what);
@@ -289,15 +291,14 @@ pub(super) fn list<T>(
     }
 }
 
-/// An expression in CEL.
-pub(super) fn expr(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Expr> {
+pub(super) fn expr(view: ReadContext) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<Expr> {
     move |draft, path, node| {
         let text = match &node.value {
             NodeValue::String(text) => text.clone(),
-            // `if: false` turns a step off; it needs no quotes for that.
+            // `if: false` turns a step off, without quotes.
             NodeValue::Bool(value) => value.to_string(),
             _ => {
-                draft.expected(path, node, "an expression, as text");
+                draft.expected(path, node, "an expression as a string");
                 return None;
             }
         };
@@ -315,7 +316,7 @@ pub(super) fn expr(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Ex
     }
 }
 
-fn bad_expr(draft: &mut Draft<'_>, path: &str, node: &Node, error: &ExprError, text: &str) {
+fn bad_expr(draft: &mut Draft<'_>, path: &str, node: &SourceNode, error: &ExprError, text: &str) {
     let (path, at) = &draft.locate(path, node, &[], error.offset);
     if text.trim_start().starts_with("${") {
         let help = "this field is an expression already; `${…}` belongs in templates";
@@ -325,8 +326,7 @@ fn bad_expr(draft: &mut Draft<'_>, path: &str, node: &Node, error: &ExprError, t
     }
 }
 
-/// JSON with `${…}` in it.
-pub(super) fn template(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<Template> {
+pub(super) fn template(view: ReadContext) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<Template> {
     move |draft, path, node| {
         let json = node.json();
         match Template::parse(&json) {

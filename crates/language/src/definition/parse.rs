@@ -1,26 +1,26 @@
-//! A tree to a flow: the top level, scopes, and the two kinds of body.
+//! Parses the tree into a flow: the top level, scopes, and the two kinds of body.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::draft::{Draft, DraftScope, View};
+use super::draft::{Draft, DraftScope, ReadContext};
 use super::fields::{Fields, Out, boolean, check_name, choice, list, name, template, text, timeout};
 use super::policy::retry;
 use super::problem::{Place, Problem, Problems};
 use super::schema::{CheckSchema, schema};
-use super::source::{Key, Node, NodeValue, join};
-use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, analyse, canonical, reads, step};
+use super::source::{Key, NodeValue, SourceNode, join};
+use super::{MAX_GROUP_DEPTH, MAX_PROBLEMS, MAX_STEPS, Parsed, canonical, reads, resolve, step};
 use crate::flow::{Body, Builds, CodeFlow, DEFAULT_QUEUE, Finally, Flow, Graph};
 use crate::ids::{ScopeId, StepId};
 use crate::nearest::did_you_mean;
 
-/// With the name it was asked for under, if any.
+/// `asked` is the name the flow was sent under, if any.
 pub(super) fn flow(
     asked: Option<&str>,
     source: &str,
     schemas: CheckSchema<'_>,
-    root: &Node,
+    root: &SourceNode,
 ) -> Result<Parsed, Problems> {
     let mut draft = Draft::new(source, schemas);
     root.doubled("", &mut |problem| draft.problems.push(problem));
@@ -30,7 +30,7 @@ pub(super) fn flow(
         sort(&mut warnings);
         if warnings.len() > MAX_PROBLEMS {
             warnings.truncate(MAX_PROBLEMS);
-            warnings.push(Problem::new("", Place::START, "there are more warnings, to be told once these are solved"));
+            warnings.push(Problem::new("", Place::START, "there are more warnings; fix these to see them"));
         }
         parsed.warnings = warnings;
         return Ok(parsed);
@@ -38,7 +38,7 @@ pub(super) fn flow(
     sort(&mut problems);
     if problems.len() >= MAX_PROBLEMS {
         problems.truncate(MAX_PROBLEMS);
-        problems.push(Problem::new("", Place::START, "there are more problems, to be told once these are solved"));
+        problems.push(Problem::new("", Place::START, "there are more problems; fix these to see them"));
     }
     Err(Problems(problems))
 }
@@ -51,7 +51,7 @@ const ANY: [&str; 4] = ["name", "description", "code", "input_schema"];
 const GRAPH: [&str; 5] = ["steps", "output", "finally", "fail_fast", "entry"];
 const CODE: [&str; 8] = ["queue", "limits", "priority", "requires", "retry", "step_retry", "timeout", "builds"];
 
-fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &Node) -> Option<Parsed> {
+fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &SourceNode) -> Option<Parsed> {
     let known = [ANY.as_slice(), &GRAPH, &CODE].concat();
     let mut fields = Fields::open(draft, "", root, "a map with `name` and `steps`", &known)?;
     let names_itself = fields.has("name");
@@ -68,8 +68,7 @@ fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &Node) -> Option<Parse
     } else {
         fields.canonical_mut().remove("code");
         for name in CODE {
-            let help =
-                "write it at the steps it is meant for, or add `code: true` if the flow is a function on a worker";
+            let help = "set it on the steps it applies to, or add `code: true` if the flow is a function on a worker";
             fields.refuse(draft, name, &format!("`{name}` does not go with a flow of steps"), help);
         }
         Body::Graph(graph(draft, &mut fields)?)
@@ -84,7 +83,7 @@ fn flow_name(draft: &mut Draft<'_>, asked: Option<&str>, fields: &mut Fields<'_>
     let at = fields.get("name").map_or(fields.at, |node| node.at);
     match (own, asked) {
         (Some(own), Some(asked)) if own != asked => {
-            draft.problem("name", at, format!("the text is named `{own}`, but it was sent as `{asked}`"));
+            draft.problem("name", at, format!("the definition is named `{own}`, but it was sent as `{asked}`"));
             own
         }
         (Some(own), _) => own,
@@ -96,7 +95,7 @@ fn flow_name(draft: &mut Draft<'_>, asked: Option<&str>, fields: &mut Fields<'_>
             asked.to_owned()
         }
         (None, None) => {
-            fields.require(draft, "name", "a flow is known by its name");
+            fields.require(draft, "name", "a flow needs a name");
             String::new()
         }
     }
@@ -105,7 +104,7 @@ fn flow_name(draft: &mut Draft<'_>, asked: Option<&str>, fields: &mut Fields<'_>
 fn code(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> CodeFlow {
     let code = CodeFlow {
         queue: fields.take(draft, "queue", name).unwrap_or_else(|| DEFAULT_QUEUE.into()),
-        limits: step::limits(draft, fields, View::start()),
+        limits: step::limits(draft, fields, ReadContext::start()),
         priority: step::priority(draft, fields),
         requires: step::requires(draft, fields),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
@@ -120,18 +119,18 @@ fn code(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> CodeFlow {
 }
 
 fn graph(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> Option<Graph> {
-    fields.require(draft, "steps", "a flow is made of them");
+    fields.require(draft, "steps", "a flow needs at least one step");
     let root = fields.take(draft, "steps", |draft, path, node| scope(draft, path, node, None, None));
     let finally = fields.take(draft, "finally", finally);
     let root = root?;
-    let output = fields.take(draft, "output", template(View::ended(None, root)));
+    let output = fields.take(draft, "output", template(ReadContext::ended(None, root)));
     draft.scopes[root.0 as usize].output = output;
     let fail_fast = fields.take(draft, "fail_fast", boolean).unwrap_or(false);
     entry(draft, fields, root);
-    Some(analyse::graph(draft, finally, fail_fast))
+    Some(resolve::graph(draft, finally, fail_fast))
 }
 
-fn finally(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Finally> {
+fn finally(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Finally> {
     let mut fields = Fields::open(draft, path, node, "a map with `steps`", &["steps", "timeout"])?;
     fields.require(draft, "steps", "they run before the run ends");
     let timeout_ms = fields.take(draft, "timeout", timeout);
@@ -139,12 +138,12 @@ fn finally(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Finally> {
     Some((Finally { scope, timeout_ms }, fields.canonical()))
 }
 
-/// Steps that see each other. They are numbered in the order of their names, so that however a definition is written,
-/// the same version has the same numbers.
+/// Reads a scope. Steps are numbered in the order of their names, so that the same version has the same numbers,
+/// however the definition is written.
 pub(super) fn scope(
     draft: &mut Draft<'_>,
     path: &str,
-    node: &Node,
+    node: &SourceNode,
     owner: Option<StepId>,
     outer: Option<ScopeId>,
 ) -> Out<ScopeId> {
@@ -158,7 +157,7 @@ pub(super) fn scope(
     }
     let depth = owner.map_or(0, |owner| draft.scope(draft.step(owner).scope).depth + 1);
     if depth > MAX_GROUP_DEPTH {
-        draft.problem(path, node.at, format!("more than {MAX_GROUP_DEPTH} groups inside each other"));
+        draft.problem(path, node.at, format!("groups are nested more than {MAX_GROUP_DEPTH} deep"));
         return None;
     }
     let id = ScopeId(draft.scopes.len() as u32);
@@ -177,7 +176,7 @@ pub(super) fn scope(
     Some((id, Value::Object(canonical)))
 }
 
-fn add_step(draft: &mut Draft<'_>, path: &str, scope: ScopeId, key: &Key, node: &Node) -> Option<Value> {
+fn add_step(draft: &mut Draft<'_>, path: &str, scope: ScopeId, key: &Key, node: &SourceNode) -> Option<Value> {
     let path = join(path, &key.text);
     if draft.steps.len() >= MAX_STEPS {
         if !std::mem::replace(&mut draft.overflowed, true) {
@@ -193,10 +192,10 @@ fn add_step(draft: &mut Draft<'_>, path: &str, scope: ScopeId, key: &Key, node: 
     }
     if check_name(draft, &path, key.at, &key.text) {
         if key.text.contains('.') {
-            draft.problem(&path, key.at, format!("a step's name has no dot, found `{}`", key.text));
+            draft.problem(&path, key.at, format!("a step's name cannot contain a dot, found `{}`", key.text));
         }
         if key.text == "finally" {
-            draft.problem(&path, key.at, "`finally` is the name of the flow's last steps; choose another");
+            draft.problem(&path, key.at, "`finally` is reserved; choose another name");
         }
     }
     let id = draft.add_step(&key.text, scope, key.at, &path);
@@ -204,7 +203,7 @@ fn add_step(draft: &mut Draft<'_>, path: &str, scope: ScopeId, key: &Key, node: 
     step::read(draft, id, node)
 }
 
-/// `entry` says what is known anyway, from the steps without arms; it has to be true.
+/// `entry` is redundant (the steps without arms), but must be correct.
 fn entry(draft: &mut Draft<'_>, fields: &mut Fields<'_>, root: ScopeId) {
     let Some(node) = fields.get("entry") else { return };
     let found = match &node.value {
@@ -229,7 +228,7 @@ fn entry(draft: &mut Draft<'_>, fields: &mut Fields<'_>, root: ScopeId) {
         let step = &draft.steps[id.0 as usize];
         if step.arms.is_empty() && !names.contains(&step.step.name) {
             let message = format!(
-                "`{}` waits for nothing, so it starts with the run, though `entry` leaves it out",
+                "`{}` waits for nothing, so it starts with the run, although `entry` does not list it",
                 step.step.name
             );
             draft.warnings.push(Problem::new(&step.path, step.at, message));

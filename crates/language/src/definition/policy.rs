@@ -1,15 +1,15 @@
-//! The parts of a step that are maps of their own: `retry`, `join`, `await`, `spread`, `repeat`, `undo`.
+//! Reads the nested maps of a step: `retry`, `join`, `await`, `spread`, `repeat`, `undo`.
 
-use super::draft::{Draft, DraftArm, GateKind, View, Wants};
+use super::draft::{Draft, DraftArm, GateKind, ReadContext, Wants};
 use super::fields::{Fields, Out, choice, duration, expr, list, name, real, template, timeout, whole, word};
 use super::problem::Problem;
-use super::source::{Node, NodeValue, shorten};
+use super::source::{NodeValue, SourceNode, shorten};
 use super::{DEFAULT_PARALLEL, MAX_PARALLEL, MAX_ROUNDS};
 use crate::flow::{Gate, Join, OnTimeout, Repeat, Retry, Since, Spread, Test, Waits};
 use crate::ids::{ScopeId, StepId};
 use crate::time::span;
 
-pub(super) fn retry(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Retry> {
+pub(super) fn retry(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Retry> {
     let known = ["attempts", "initial", "factor", "max", "jitter", "non_retryable"];
     let mut fields = Fields::open(draft, path, node, "a retry policy such as {attempts: 3}", &known)?;
     let usual = Retry::default();
@@ -35,20 +35,20 @@ pub(super) fn retry(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Retry
     Some((retry, fields.canonical()))
 }
 
-/// How many there are in all: −1 is without end.
-fn attempts(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Option<u32>> {
+/// The total number of attempts; -1 is unlimited.
+fn attempts(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Option<u32>> {
     let found = if let NodeValue::Number(number) = &node.value { number.as_i64() } else { None };
     match (found, found.and_then(|number| u32::try_from(number).ok())) {
         (Some(-1), _) => Some((None, (-1).into())),
         (_, Some(number @ 1..)) => Some((Some(number), number.into())),
         _ => {
-            draft.expected(path, node, "how many attempts there are in all, from 1, or -1 for without end");
+            draft.expected(path, node, "the number of attempts: 1 or more, or -1 for unlimited");
             None
         }
     }
 }
 
-fn jitter(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<f64> {
+fn jitter(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<f64> {
     match node.value {
         NodeValue::Bool(on) => {
             let part = if on { 0.5 } else { 0.0 };
@@ -56,19 +56,25 @@ fn jitter(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<f64> {
         }
         NodeValue::Number(_) => real(0.0, 1.0)(draft, path, node),
         _ => {
-            draft.expected(path, node, "a part from 0 to 1, or `true` for 0.5");
+            draft.expected(path, node, "a fraction from 0 to 1, or `true` for 0.5");
             None
         }
     }
 }
 
-/// `written` counts the arms, those that could not be read included.
-pub(super) fn join(draft: &mut Draft<'_>, path: &str, node: &Node, written: usize, arms: &[DraftArm]) -> Out<Join> {
-    // `all` is what a step has that says nothing.
+/// `written` counts the arms, including those that failed to parse.
+pub(super) fn join(
+    draft: &mut Draft<'_>,
+    path: &str,
+    node: &SourceNode,
+    written: usize,
+    arms: &[DraftArm],
+) -> Out<Join> {
+    // `all` is the default.
     let is_all = matches!(&node.value, NodeValue::String(word) if word == "all");
     if written == 0 && !is_all {
-        let help = "say what it waits for in `after` or `subscribes`, or leave `join` out";
-        draft.problem_with(path, node.at, "`join` without anything to join", help);
+        let help = "add `after` or `subscribes`, or remove `join`";
+        draft.problem_with(path, node.at, "`join` needs something to join", help);
         return None;
     }
     let known = [("all", Join::All), ("any", Join::Any), ("some", Join::Some)];
@@ -90,7 +96,7 @@ pub(super) fn join(draft: &mut Draft<'_>, path: &str, node: &Node, written: usiz
             draft.problem(
                 path,
                 node.at,
-                format!("expected at most {most}, which is all that the step waits for, found {number}"),
+                format!("expected at most {most}, the number of the step's arms, found {number}"),
             );
             None
         }
@@ -107,7 +113,7 @@ pub(super) fn join(draft: &mut Draft<'_>, path: &str, node: &Node, written: usiz
 
 const WAITS: [&str; 5] = ["time", "until", "webhook", "event", "manual"];
 
-pub(super) fn gate(draft: &mut Draft<'_>, path: &str, node: &Node, id: StepId) -> Out<Gate> {
+pub(super) fn gate(draft: &mut Draft<'_>, path: &str, node: &SourceNode, id: StepId) -> Out<Gate> {
     draft.steps[id.0 as usize].gate = Some(GateKind::Other);
     let known = [WAITS.as_slice(), &["key", "since", "timeout", "on_timeout"]].concat();
     let mut fields = Fields::open(draft, path, node, "what to wait for, such as {time: 30s}", &known)?;
@@ -123,8 +129,8 @@ pub(super) fn gate(draft: &mut Draft<'_>, path: &str, node: &Node, id: StepId) -
         ),
         [_] => {}
         [first, second, ..] => {
-            let why = format!("a gate waits for one thing, but here are `{first}` and `{second}`");
-            fields.refuse(draft, second, &why, "give one of them a step of its own");
+            let why = format!("a gate waits for one thing, found both `{first}` and `{second}`");
+            fields.refuse(draft, second, &why, "move one of them to its own step");
         }
     }
     if !fields.has("event") {
@@ -150,7 +156,7 @@ pub(super) fn gate(draft: &mut Draft<'_>, path: &str, node: &Node, id: StepId) -
 }
 
 fn waits(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Option<Waits> {
-    let deciding = || expr(View::deciding(id));
+    let deciding = || expr(ReadContext::deciding(id));
     let time = fields.take(draft, "time", duration).map(|ms| Waits::Time { ms });
     let until = fields.take(draft, "until", deciding()).map(Waits::Until);
     let webhook = fields.take(draft, "webhook", set).map(|()| Waits::Webhook);
@@ -161,8 +167,8 @@ fn waits(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Option<W
     time.or(until).or(webhook).or(manual).or(event)
 }
 
-/// `true`, which is all that makes sense.
-fn set(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<()> {
+/// `true`; `false` would mean nothing.
+fn set(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<()> {
     if node.value == NodeValue::Bool(true) {
         return Some(((), true.into()));
     }
@@ -170,14 +176,14 @@ fn set(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<()> {
     None
 }
 
-fn since(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Since> {
+fn since(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Since> {
     match &node.value {
         NodeValue::String(text) if text == "run" => Some((Since::Run, "run".into())),
         _ => duration(draft, path, node).map(|(ms, canonical)| (Since::Ago { ms }, canonical)),
     }
 }
 
-/// What `as` may not be: names that mean something else already.
+/// Reserved names that `as` cannot use.
 const TAKEN: [&str; 9] = ["input", "events", "steps", "state", "round", "gate", "gates", "run", "index"];
 
 pub(super) fn spread(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Option<Spread> {
@@ -189,7 +195,7 @@ pub(super) fn spread(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId)
     }
     let item = fields.take(draft, "as", item_name).unwrap_or_else(|| "item".into());
     draft.steps[id.0 as usize].item = Some(item.clone());
-    let list = fields.take(draft, "spread", expr(View::opened(id)));
+    let list = fields.take(draft, "spread", expr(ReadContext::opened(id)));
     let count = |draft: &mut Draft<'_>, fields: &mut Fields<'_>, name: &str, min: i64, max: u32| {
         fields.take(draft, name, whole(min, max.into())).and_then(|number| u32::try_from(number).ok())
     };
@@ -203,7 +209,7 @@ pub(super) fn spread(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId)
     Some(Spread { list: list?, item, max_parallel, collect, max_failures })
 }
 
-fn item_name(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+fn item_name(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<String> {
     let (name, canonical) = super::fields::text(draft, path, node)?;
     let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
     let identifier = name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit());
@@ -222,13 +228,13 @@ fn item_name(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
     None
 }
 
-pub(super) fn repeat(draft: &mut Draft<'_>, path: &str, node: &Node, id: StepId, scope: ScopeId) -> Out<Repeat> {
+pub(super) fn repeat(draft: &mut Draft<'_>, path: &str, node: &SourceNode, id: StepId, scope: ScopeId) -> Out<Repeat> {
     let known = ["while", "until", "max", "state", "next"];
     let mut fields = Fields::open(draft, path, node, "a map such as {until: expression, max: 10}", &known)?;
-    fields.require(draft, "max", "how many rounds there are at most");
+    fields.require(draft, "max", "the maximum number of rounds");
     match (fields.has("while"), fields.has("until")) {
         (true, true) => {
-            let why = "`while` and `until` do not go together";
+            let why = "`while` and `until` exclude each other";
             fields.refuse(draft, "until", why, "`while` is tested before a round, `until` after it; keep one");
         }
         (false, false) => {
@@ -237,17 +243,17 @@ pub(super) fn repeat(draft: &mut Draft<'_>, path: &str, node: &Node, id: StepId,
         }
         _ => {}
     }
-    let ended = View::ended(Some(id), scope);
-    let before = fields.take(draft, "while", expr(View::round(id))).map(Test::While);
+    let ended = ReadContext::ended(Some(id), scope);
+    let before = fields.take(draft, "while", expr(ReadContext::round(id))).map(Test::While);
     let after = fields.take(draft, "until", expr(ended)).map(Test::Until);
     let max = fields.take(draft, "max", whole(1, MAX_ROUNDS.into())).and_then(|max| u32::try_from(max).ok());
-    let state = fields.take(draft, "state", template(View::doing(id)));
+    let state = fields.take(draft, "state", template(ReadContext::doing(id)));
     let next = fields.take(draft, "next", template(ended));
     Some((Repeat { test: before.or(after)?, max: max?, state, next }, fields.canonical()))
 }
 
 /// `{run: handler}`
-pub(super) fn undo(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<String> {
+pub(super) fn undo(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<String> {
     let mut fields = Fields::open(draft, path, node, "a map such as {run: handler}", &["run"])?;
     fields.require(draft, "run", "the handler that undoes the step");
     let handler = fields.take(draft, "run", word)?;

@@ -1,4 +1,4 @@
-//! What is wrong with a definition, told so that its author can put it right.
+//! Problems of a definition, as shown to its author.
 
 use std::fmt;
 
@@ -15,10 +15,10 @@ impl Place {
     pub const START: Place = Place { line: 1, column: 1 };
 }
 
-/// One thing that is wrong with a definition, or looks so.
+/// An error or a warning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Where in the definition: `steps.pay.retry.attempts`; empty for the text as a whole.
+    /// Path in the definition: `steps.pay.retry.attempts`; empty for the text as a whole.
     pub path: String,
     pub line: u32,
     pub column: u32,
@@ -38,7 +38,7 @@ impl Problem {
         Problem { help: Some(help.into()), ..self }
     }
 
-    /// The problem with the line it is in and a caret under the place.
+    /// The problem with its source line and a caret under the position.
     pub fn render(&self, text: &str) -> String {
         let (shown, caret) = excerpt(text, self);
         let number = self.line.to_string();
@@ -72,13 +72,13 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All that is wrong with a definition, in the order of the text.
+/// All problems of a definition, in text order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    /// Every problem with the line it is in, for people.
+    /// Every problem with its source line.
     pub fn render(&self, text: &str) -> String {
         self.0.iter().map(|problem| problem.render(text)).collect::<Vec<_>>().join("\n")
     }
@@ -96,7 +96,7 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The part of the line around the problem (a definition in JSON may be one long line), and how far in its place is.
+/// The part of the line around the problem (a JSON definition may be one long line), and the caret's column in it.
 fn excerpt(text: &str, problem: &Problem) -> (String, usize) {
     const BEFORE: usize = 60;
     const WIDTH: usize = 110;

@@ -1,10 +1,10 @@
-//! What expressions read: every name is known, and every step read is certain to be decided before.
+//! Checks what expressions read: every name must be known, and every step read must be certain to be decided before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::analyse::{says_it_ran, steps_of};
-use super::draft::{Draft, DraftStep, GateKind, View};
+use super::draft::{Draft, DraftStep, GateKind, ReadContext};
 use super::problem::Problem;
+use super::resolve::{says_it_ran, steps_of};
 use super::source::shorten;
 use crate::expr::{Read, Table};
 use crate::flow::{Graph, Join, Source, When};
@@ -17,7 +17,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     let blind = blind(draft);
     for site in &sites {
         for (inner, read) in &site.reads {
-            // Telling why a step is not decided is a search through the graph; there is an end to that.
+            // Explaining why a step is undecided searches the graph, so stop at the limit.
             if draft.is_full() {
                 return;
             }
@@ -36,7 +36,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     }
 }
 
-/// The steps with something wrong in what leads to them, which is told already.
+/// Steps with an already reported problem upstream.
 fn blind(draft: &Draft<'_>) -> BTreeSet<StepId> {
     let mut blind = BTreeSet::new();
     for id in by_level(draft) {
@@ -50,22 +50,22 @@ fn blind(draft: &Draft<'_>) -> BTreeSet<StepId> {
     blind
 }
 
-/// Of a step, the steps of its scope that are certain to have ended before.
+/// For one step: the steps of its scope that have certainly ended before it.
 #[derive(Default)]
 struct Certain {
     /// When it is decided to run.
     ran: BTreeSet<StepId>,
-    /// When it has ended, be it that it was skipped: never more than when it ran.
+    /// When it has ended, possibly by being skipped: a subset of `ran`.
     ended: BTreeSet<StepId>,
-    /// A join that has enough may cancel it, at any time.
+    /// A join with `rest: cancel` may cancel it at any time.
     cancellable: bool,
 }
 
-/// What is certain of each step.
+/// Computes [`Certain`] for each step.
 ///
-/// A live `x` or `failed:x` says that x ran. `ended:x`, and any arm that may be dead, says only that x ended: it may have
-/// been skipped, by an `all` join as soon as one arm is dead, while others are open. A `some` join waits for every arm,
-/// live or dead, and for a live one. An event, an `any` and an `at_least` join promise nothing.
+/// A live `x` or `failed:x` implies that x ran. `ended:x`, and any arm that may be dead, implies only that x ended: it
+/// may have been skipped, by an `all` join at its first dead arm, while others are undecided. A `some` join waits until
+/// every arm is live or dead, and at least one is live. An event, an `any` and an `at_least` join imply nothing.
 fn certain(draft: &Draft<'_>) -> Vec<Certain> {
     let mut certain: Vec<Certain> = draft.steps.iter().map(|_| Certain::default()).collect();
     for step in draft.steps.iter().map(|step| &step.step) {
@@ -81,12 +81,12 @@ fn certain(draft: &Draft<'_>) -> Vec<Certain> {
         let own = &mut certain[id.0 as usize];
         if step.needs_all() {
             own.ran = arms.iter().flat_map(|arm| &arm.live).copied().collect();
-            // Whichever arm is the first dead one.
+            // Any arm may be the first dead one.
             let certain_if_skipped = |id: &StepId| arms.iter().all(|arm| !arm.may_be_dead || arm.decided.contains(id));
             own.ended = own.ran.iter().copied().filter(certain_if_skipped).collect();
         } else if step.join == Join::Some {
             own.ended = arms.iter().flat_map(|arm| &arm.decided).copied().collect();
-            // Whichever arm is the live one.
+            // Any arm may be the live one.
             let mut live = arms.iter().map(|arm| arm.live.clone());
             let in_all = live.next().map(|first| live.fold(first, |all, arm| &all & &arm));
             own.ran = own.ended.iter().copied().chain(in_all.into_iter().flatten()).collect();
@@ -98,7 +98,7 @@ fn certain(draft: &Draft<'_>) -> Vec<Certain> {
     certain
 }
 
-/// The steps that have ended, for certain, when an arm is told.
+/// The steps that have certainly ended when an arm gets its token.
 #[derive(Default)]
 struct Behind {
     live: BTreeSet<StepId>,
@@ -115,7 +115,7 @@ fn behind(certain: &[Certain], source: Source) -> Behind {
     Behind { live, decided: and_it(ended), may_be_dead: when != When::Ended }
 }
 
-/// Every step after those it waits for.
+/// All steps, each after those it waits for.
 pub(super) fn by_level(draft: &Draft<'_>) -> Vec<StepId> {
     let mut ids: Vec<StepId> = (0..draft.steps.len() as u32).map(StepId).collect();
     ids.sort_by_key(|id| draft.step(*id).level);
@@ -126,7 +126,7 @@ struct Look<'d, 't> {
     draft: &'d Draft<'t>,
     certain: &'d [Certain],
     blind: &'d BTreeSet<StepId>,
-    view: View,
+    view: ReadContext,
 }
 
 type Wrong = (String, Option<String>);
@@ -143,7 +143,7 @@ impl Look<'_, '_> {
             root => return self.root(root),
         };
         let Some(key) = &read.key else {
-            let message = format!("`{}` is read by name, such as `{example}`", read.root);
+            let message = format!("`{}` can only be read by name, such as `{example}`", read.root);
             return Err((message, None));
         };
         match read.root.as_str() {
@@ -153,14 +153,14 @@ impl Look<'_, '_> {
         }
     }
 
-    /// The steps around the expression, innermost first, each with what exists of its own.
-    fn around(&self) -> impl Iterator<Item = (StepId, &DraftStep, View)> {
+    /// The steps that enclose the expression, innermost first, each with what is available of it.
+    fn around(&self) -> impl Iterator<Item = (StepId, &DraftStep, ReadContext)> {
         let mut next = self.view.step.map(|id| (id, self.view));
         std::iter::from_fn(move || {
             let (id, view) = next?;
             let step = &self.draft.steps[id.0 as usize];
             let owner = self.draft.scope(step.step.scope).owner;
-            next = owner.map(|owner| (owner, View::round(owner)));
+            next = owner.map(|owner| (owner, ReadContext::round(owner)));
             Some((id, step, view))
         })
     }
@@ -188,23 +188,23 @@ impl Look<'_, '_> {
             _ => {
                 let tables = ["input", "steps", "events", "run", "gates", "gate", "index", "state", "round"];
                 let help = match (root, items.first()) {
-                    ("item", Some(item)) => Some(format!("the `spread` calls it `{item}`")),
+                    ("item", Some(item)) => Some(format!("this `spread` names its item `{item}`")),
                     _ => did_you_mean(root, items.iter().copied().chain(tables)),
                 };
                 return Err((format!("unknown name `{}`", shorten(root)), help));
             }
         };
-        if here { Ok(()) } else { Err((format!("`{root}` is known only {only}"), None)) }
+        if here { Ok(()) } else { Err((format!("`{root}` is available only {only}"), None)) }
     }
 
     fn run(&self, field: &str) -> Result<(), Wrong> {
         if !RUN_FIELDS.contains(&field) {
             let help = did_you_mean(field, RUN_FIELDS);
-            let known = || Some(format!("known are {}", RUN_FIELDS.join(", ")));
+            let known = || Some(format!("known fields: {}", RUN_FIELDS.join(", ")));
             return Err((format!("`run` has no `{}`", shorten(field)), help.or_else(known)));
         }
         if matches!(field, "outcome" | "error") && !self.in_finally() {
-            return Err((format!("`run.{field}` is known only in `finally`, when the run ends"), None));
+            return Err((format!("`run.{field}` is available only in `finally`"), None));
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Look<'_, '_> {
                 let ended = inside.into_iter().flatten().map(|event| event.name.as_str());
                 let all: Vec<&str> = ended.chain(near).collect();
                 let help =
-                    longer(name, '.', &all).map(|event| format!("a name with a dot is read as `events[\"{event}\"]`"));
+                    longer(name, '.', &all).map(|event| format!("write a name with a dot as `events[\"{event}\"]`"));
                 let help = help.or_else(|| did_you_mean(name, all));
                 Err((format!("no step here emits the event `{shown}`"), help))
             }
@@ -261,12 +261,12 @@ impl Look<'_, '_> {
         let Some(field) = field.filter(|field| matches!(*field, "output" | "status" | "error")) else {
             let read = select("steps", &shown);
             let message = match field {
-                Some(field) => format!("a step has no `{}`", shorten(field)),
+                Some(field) => format!("a step has no field `{}`", shorten(field)),
                 None => format!("`{read}` is the whole step"),
             };
             return Err((message, Some(format!("read `{read}.output`, `{read}.status` or `{read}.error`"))));
         };
-        let Some(own) = self.beside(target) else { return Ok(()) };
+        let Some(own) = self.sibling(target) else { return Ok(()) };
         if own == target {
             let itself = self.view.step == Some(target);
             let message = if itself { "a step cannot read itself" } else { "a step cannot read the group it is in" };
@@ -278,22 +278,22 @@ impl Look<'_, '_> {
         Err(self.undecided(own, target, field))
     }
 
-    /// The step around the expression that is beside the one that is read. Where there is none all steps of that scope
-    /// have ended: in the `output` of a group or flow, after a round, in `finally`.
-    fn beside(&self, target: StepId) -> Option<StepId> {
+    /// The enclosing step that is in the same scope as `target`. None if all steps of that scope have ended: in the
+    /// `output` of a group or flow, after a round, in `finally`.
+    fn sibling(&self, target: StepId) -> Option<StepId> {
         let scope = self.draft.step(target).scope;
         let mut around = self.around().filter(|_| self.view.inside != Some(scope));
         around.find(|(_, step, _)| step.step.scope == scope).map(|(id, ..)| id)
     }
 
-    /// Of a read of a step: the one that has to come after it, and that step.
+    /// For a read of a step: the step that must come after it, and the step read.
     fn reader(&self, read: &Read) -> Option<(StepId, StepId)> {
         let name = read.key.as_deref().filter(|_| read.root == "steps")?;
         let target = self.find(name)?;
-        Some((self.beside(target)?, target))
+        Some((self.sibling(target)?, target))
     }
 
-    /// The step of that name, in the innermost scope that has one.
+    /// Looks a step up by name, innermost scope first.
     fn find(&self, name: &str) -> Option<StepId> {
         let inside = self.view.inside;
         let outer = self.in_finally().then_some(Graph::ROOT);
@@ -307,7 +307,7 @@ impl Look<'_, '_> {
         let names: Vec<&str> =
             inside.flat_map(|scope| self.draft.scope(scope).steps.keys().map(String::as_str)).collect();
         if let Some(step) = longer(name, '-', &names) {
-            let help = format!("a name with a dash is read as `steps[\"{step}\"]`");
+            let help = format!("write a name with a dash as `steps[\"{step}\"]`");
             return (format!("there is no step `{shown}` here"), Some(help));
         }
         let elsewhere = self.draft.steps.iter().find(|step| step.step.name == name);
@@ -318,10 +318,10 @@ impl Look<'_, '_> {
         (format!("there is no step `{shown}` here"), help)
     }
 
-    /// All that a step waits for, directly or not, each with what makes the way there uncertain, if anything.
+    /// Everything a step waits for, directly or not, each with the reason why it may be undecided, if any.
     fn upstream(&self, id: StepId) -> BTreeMap<StepId, Option<String>> {
         let mut found = BTreeMap::new();
-        // With whether it is certain to have run.
+        // The flag says whether the step has certainly run.
         let mut queue = VecDeque::from([(id, true, None)]);
         while let Some((id, ran, doubt)) = queue.pop_front() {
             let step = self.draft.step(id);
@@ -333,7 +333,7 @@ impl Look<'_, '_> {
                     _ if doubt.is_some() => doubt.clone(),
                     (_, Source::Event(_)) => Some(format!("the event `{}`", arm.written)),
                     (Join::Any | Join::AtLeast { .. }, _) if step.arms.len() > 1 => {
-                        Some(format!("the join of `{}`, which does not wait for all", step.name))
+                        Some(format!("the join of `{}`, which does not wait for all its arms", step.name))
                     }
                     _ if !ran && self.certain[id.0 as usize].cancellable => {
                         Some(format!("`{}`, which may be cancelled before that", step.name))
@@ -366,7 +366,7 @@ impl Look<'_, '_> {
             }
             _ => format!("`{}` does not wait for it", step.name),
         };
-        // Whoever wants the output wants the step to have completed: `ended:` would count its failure as handled.
+        // To read the output, the step must have completed: `ended:` would also count its failure as handled.
         let arm = if field == "output" { name.clone() } else { format!("ended:{name}") };
         let help = match step.join {
             Join::Any | Join::AtLeast { .. } if step.arms.len() > 1 => {
@@ -374,11 +374,11 @@ impl Look<'_, '_> {
             }
             _ => format!("add `{arm}` to `after` of `{}`", step.name),
         };
-        (format!("`{read}` may not be decided when `{}` is: {why}", step.name), Some(help))
+        (format!("`{read}` may still be undecided when `{}` is decided: {why}", step.name), Some(help))
     }
 }
 
-/// The name of which only the part before a sign was taken for one: `load` of `load-all`.
+/// The known name of which only the part before `sign` was read: `load` of `load-all`.
 fn longer<'n>(name: &str, sign: char, names: &[&'n str]) -> Option<&'n str> {
     names.iter().copied().find(|known| known.strip_prefix(name).is_some_and(|rest| rest.starts_with(sign)))
 }

@@ -1,24 +1,24 @@
-//! JSON Schemas in a definition. What one means is known to whoever hands in the check, not here.
+//! JSON Schemas in a definition. The caller passes in the function that checks them.
 
 use serde_json::Value;
 
 use super::draft::Draft;
 use super::fields::Out;
-use super::source::{Node, NodeValue};
+use super::source::{NodeValue, SourceNode};
 
-/// Everything that is wrong with a JSON Schema.
+/// Returns all errors of a JSON Schema.
 pub type CheckSchema<'c> = &'c dyn Fn(&Value) -> Vec<SchemaFault>;
 
-/// Something that is wrong with a JSON Schema.
+/// An error in a JSON Schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaFault {
-    /// The way to it: keys of maps, places in lists.
+    /// The path to it: map keys and list indexes.
     pub path: Vec<String>,
     pub message: String,
 }
 
-/// A JSON Schema, checked by the one who asked for the definition to be read.
-pub(super) fn schema(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Value> {
+/// Reads a JSON Schema and checks it with [`Draft::schemas`].
+pub(super) fn schema(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Value> {
     if !matches!(node.value, NodeValue::Map(_)) {
         draft.expected(path, node, "a JSON Schema such as {type: object}");
         return None;

@@ -1,14 +1,15 @@
-//! A text to a tree in which everything knows its place.
+//! Parses a text into a tree whose nodes carry their positions.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Number, Value};
 
 use super::problem::{Place, Problem};
-use super::{MAX_EXPRESSIONS, MAX_TEXT_BYTES, json, yaml};
+use super::yaml::{self, Fault};
+use super::{MAX_DEPTH, MAX_EXPRESSIONS, MAX_NODES, MAX_TEXT_BYTES};
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
+pub(super) struct SourceNode {
     pub value: NodeValue,
     pub at: Place,
 }
@@ -19,8 +20,8 @@ pub(super) enum NodeValue {
     Bool(bool),
     Number(Number),
     String(String),
-    List(Vec<Node>),
-    Map(Vec<(Key, Node)>),
+    List(Vec<SourceNode>),
+    Map(Vec<(Key, SourceNode)>),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -29,21 +30,17 @@ pub(super) struct Key {
     pub at: Place,
 }
 
-/// The tree of a text; the one thing that is wrong with its syntax otherwise.
-pub(super) fn read(text: &str) -> Result<Node, Problem> {
+/// Parses a text. Stops at the first syntax error.
+pub(super) fn read(text: &str) -> Result<SourceNode, Problem> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.len() > MAX_TEXT_BYTES {
         let message = format!("the definition has {} bytes, the limit is {MAX_TEXT_BYTES}", text.len());
         return Err(Problem::new("", Place::START, message));
     }
-    let root = match text.trim_start().as_bytes() {
-        [b'{' | b'[', rest @ ..] => json::read(text).or_else(|wrong| {
-            // `{name: order}` is YAML too. When it is neither, the author hears about the language they wrote in.
-            let quoted = rest.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'"');
-            yaml::read(text).map_err(|other| if quoted { wrong } else { other })
-        })?,
-        _ => yaml::read(text)?,
-    };
+    let root = yaml::read(text).or_else(|fault| match fault {
+        Fault::Syntax(problem) => json(text, problem),
+        Fault::Content(problem) => Err(problem),
+    })?;
     let expressions = root.expressions();
     if expressions > MAX_EXPRESSIONS {
         let message =
@@ -57,45 +54,86 @@ pub(super) fn read(text: &str) -> Result<Node, Problem> {
     Ok(root)
 }
 
-impl Node {
+/// JSON that the YAML parser rejects: indented with tabs, with very long keys or control characters. It loses its
+/// positions. If it is not JSON either, the author gets the error of the language that the text seems to be in.
+fn json(text: &str, problem: Problem) -> Result<SourceNode, Problem> {
+    match serde_json::from_str(text) {
+        Ok(value) => {
+            let root = SourceNode::from_json(value);
+            let (size, depth) = yaml::measure(&root);
+            if size > MAX_NODES || depth > MAX_DEPTH { Err(problem) } else { Ok(root) }
+        }
+        Err(error) if is_quoted(text) && !error.to_string().starts_with("recursion limit") => {
+            let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).max(1);
+            let at = Place { line: count(error.line()), column: count(error.column()) };
+            let message = error.to_string();
+            let message = message.split(" at line ").next().unwrap_or_default();
+            Err(Problem::new("", at, message))
+        }
+        Err(_) => Err(problem),
+    }
+}
+
+/// Whether a text begins as JSON does and YAML hardly ever: with a brace and a quote.
+fn is_quoted(text: &str) -> bool {
+    let rest = text.trim_start().strip_prefix(['{', '[']);
+    rest.is_some_and(|rest| rest.trim_start().starts_with('"'))
+}
+
+impl SourceNode {
+    fn from_json(value: Value) -> SourceNode {
+        let value = match value {
+            Value::Null => NodeValue::Null,
+            Value::Bool(value) => NodeValue::Bool(value),
+            Value::Number(value) => NodeValue::Number(value),
+            Value::String(text) => NodeValue::String(text),
+            Value::Array(items) => NodeValue::List(items.into_iter().map(SourceNode::from_json).collect()),
+            Value::Object(fields) => {
+                let field = |(text, value)| (Key { text, at: Place::START }, SourceNode::from_json(value));
+                NodeValue::Map(fields.into_iter().map(field).collect())
+            }
+        };
+        SourceNode { value, at: Place::START }
+    }
+
     pub fn json(&self) -> Value {
         match &self.value {
             NodeValue::Null => Value::Null,
             NodeValue::Bool(value) => Value::Bool(*value),
             NodeValue::Number(number) => Value::Number(number.clone()),
             NodeValue::String(text) => Value::String(text.clone()),
-            NodeValue::List(items) => items.iter().map(Node::json).collect(),
+            NodeValue::List(items) => items.iter().map(SourceNode::json).collect(),
             NodeValue::Map(entries) => {
-                // The first of a doubled key; the second is a problem that is told.
+                // Of a duplicate key the first wins; the duplicate is reported as a problem.
                 entries.iter().rev().map(|(key, node)| (key.text.clone(), node.json())).collect()
             }
         }
     }
 
-    /// How many expressions stand in its texts, about.
+    /// Approximate number of expressions in its strings.
     fn expressions(&self) -> usize {
         match &self.value {
             NodeValue::String(text) => text.matches("${").count(),
-            NodeValue::List(items) => items.iter().map(Node::expressions).sum(),
+            NodeValue::List(items) => items.iter().map(SourceNode::expressions).sum(),
             NodeValue::Map(entries) => entries.iter().map(|(_, node)| node.expressions()).sum(),
             NodeValue::Null | NodeValue::Bool(_) | NodeValue::Number(_) => 0,
         }
     }
 
-    /// What it is, for a sentence with "found".
+    /// Describes the node, to follow "found".
     pub fn found(&self) -> String {
         match &self.value {
             NodeValue::Null => "nothing (null)".into(),
             NodeValue::Bool(value) => format!("`{value}`"),
             NodeValue::Number(number) => format!("the number {number}"),
-            NodeValue::String(text) => format!("the text \"{}\"", shorten(text)),
+            NodeValue::String(text) => format!("the string \"{}\"", shorten(text)),
             NodeValue::List(_) => "a list".into(),
             NodeValue::Map(_) => "a map".into(),
         }
     }
 
-    /// The value of a key, or the item of a list at that place.
-    pub fn get(&self, key: &str) -> Option<&Node> {
+    /// The value of a map key, or the list item at that index.
+    pub fn get(&self, key: &str) -> Option<&SourceNode> {
         match &self.value {
             NodeValue::List(items) => key.parse().ok().and_then(|at: usize| items.get(at)),
             NodeValue::Map(entries) => entries.iter().find(|(name, _)| name.text == key).map(|(_, node)| node),
@@ -103,7 +141,7 @@ impl Node {
         }
     }
 
-    /// Every key that a map has twice, with its path.
+    /// Reports every duplicate key, with its path.
     pub fn doubled(&self, path: &str, tell: &mut impl FnMut(Problem)) {
         match &self.value {
             NodeValue::List(items) => {
@@ -116,7 +154,7 @@ impl Node {
                 for (key, node) in entries {
                     let path = join(path, &key.text);
                     if !seen.insert(&key.text) {
-                        tell(Problem::new(&path, key.at, format!("the key `{}` is here twice", shorten(&key.text))));
+                        tell(Problem::new(&path, key.at, format!("duplicate key `{}`", shorten(&key.text))));
                     }
                     node.doubled(&path, tell);
                 }
@@ -132,7 +170,7 @@ pub(super) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key } else { format!("{path}.{key}") }
 }
 
-/// Outside text in a message: long enough to recognise, on one line.
+/// User text in a message: long enough to recognise, on one line.
 pub(super) fn shorten(text: &str) -> String {
     const LONGEST: usize = 60;
     let clean = |c: char| if c.is_control() { ' ' } else { c };
@@ -143,8 +181,8 @@ pub(super) fn shorten(text: &str) -> String {
     short
 }
 
-/// A number as both languages write it in decimal. Not by way of serde_json, whose quick reading of floats may be off
-/// in the last digit, so that a definition would not be its own canonical form.
+/// Parses a decimal number of JSON or YAML. Not through serde_json, whose fast float parsing may be off in the last
+/// digit, so that a definition would not equal its own canonical form.
 pub(super) fn number(text: &str) -> Result<Number, String> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     let text = text.strip_prefix('+').unwrap_or(text);
@@ -156,5 +194,5 @@ pub(super) fn number(text: &str) -> Result<Number, String> {
 }
 
 fn too_long(text: &str) -> String {
-    format!("the number {} is too large to be kept exactly; write it as text, in quotes", shorten(text))
+    format!("the number {} is too large to be represented exactly; write it as a string, in quotes", shorten(text))
 }

@@ -1,18 +1,18 @@
-//! One step.
+//! Reads one step.
 
 use serde_json::Value;
 
-use super::draft::{Draft, DraftArm, DraftEmit, View, Wants};
+use super::draft::{Draft, DraftArm, DraftEmit, ReadContext, Wants};
 use super::fields::{Fields, Out, boolean, check_name, expr, list, name, template, text, timeout, whole, word};
 use super::policy::{self, retry};
 use super::schema::schema;
-use super::source::{Node, NodeValue, join, shorten};
+use super::source::{NodeValue, SourceNode, join, shorten};
 use super::{MAX_ARMS, parse};
 use crate::flow::{Action, LimitUse, When, Worker};
 use crate::ids::StepId;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum StepKind {
     Worker,
     Inline,
     Group,
@@ -20,33 +20,36 @@ enum Kind {
     Gate,
 }
 
-/// The fields that say what a step does.
-const KINDS: [(&str, Kind); 7] = [
-    ("run", Kind::Worker),
-    ("worker", Kind::Worker),
-    ("set", Kind::Inline),
-    ("fail", Kind::Inline),
-    ("return", Kind::Inline),
-    ("steps", Kind::Group),
-    ("flow", Kind::Child),
+/// The fields that set a step's kind.
+const KINDS: [(&str, StepKind); 7] = [
+    ("run", StepKind::Worker),
+    ("worker", StepKind::Worker),
+    ("set", StepKind::Inline),
+    ("fail", StepKind::Inline),
+    ("return", StepKind::Inline),
+    ("steps", StepKind::Group),
+    ("flow", StepKind::Child),
 ];
 
 const ANY: [&str; 6] = ["after", "subscribes", "join", "if", "await", "description"];
 
-/// The fields that go with some kinds only.
-const BELONGS: [(&[&str], &[Kind]); 5] = [
+/// Fields that only some kinds have.
+const BELONGS: [(&[&str], &[StepKind]); 5] = [
     (
         &["queue", "limits", "retry", "timeout", "start_timeout", "emits", "priority", "requires", "key", "undo"],
-        &[Kind::Worker],
+        &[StepKind::Worker],
     ),
-    (&["output", "repeat"], &[Kind::Group]),
-    (&["detached"], &[Kind::Child]),
-    (&["input"], &[Kind::Worker, Kind::Group, Kind::Child]),
-    (&["spread", "as", "max_parallel", "on_item_failure", "max_failures"], &[Kind::Worker, Kind::Group, Kind::Child]),
+    (&["output", "repeat"], &[StepKind::Group]),
+    (&["detached"], &[StepKind::Child]),
+    (&["input"], &[StepKind::Worker, StepKind::Group, StepKind::Child]),
+    (
+        &["spread", "as", "max_parallel", "on_item_failure", "max_failures"],
+        &[StepKind::Worker, StepKind::Group, StepKind::Child],
+    ),
 ];
 
-/// Fills in the step; its canonical form if it is a step at all.
-pub(super) fn read(draft: &mut Draft<'_>, id: StepId, node: &Node) -> Option<Value> {
+/// Fills in the step; returns its canonical form.
+pub(super) fn read(draft: &mut Draft<'_>, id: StepId, node: &SourceNode) -> Option<Value> {
     let path = draft.steps[id.0 as usize].path.clone();
     let known: Vec<&str> = ANY
         .into_iter()
@@ -62,10 +65,10 @@ pub(super) fn read(draft: &mut Draft<'_>, id: StepId, node: &Node) -> Option<Val
     let kind = kind(draft, &fields);
     misplaced(draft, &fields, kind);
     arms(draft, &mut fields, id);
-    let condition = fields.take(draft, "if", expr(View::deciding(id)));
+    let condition = fields.take(draft, "if", expr(ReadContext::deciding(id)));
     let gate = fields.take(draft, "await", |draft, path, node| policy::gate(draft, path, node, id));
     let spread = policy::spread(draft, &mut fields, id);
-    let input = fields.take(draft, "input", template(View::doing(id)));
+    let input = fields.take(draft, "input", template(ReadContext::doing(id)));
     let action = action(draft, &mut fields, id, kind);
     if path.starts_with("finally.") {
         let why = "`undo` does nothing in `finally`, which runs after everything is undone";
@@ -84,32 +87,32 @@ pub(super) fn read(draft: &mut Draft<'_>, id: StepId, node: &Node) -> Option<Val
     Some(fields.canonical())
 }
 
-fn kind(draft: &mut Draft<'_>, fields: &Fields<'_>) -> Kind {
+fn kind(draft: &mut Draft<'_>, fields: &Fields<'_>) -> StepKind {
     let present: Vec<_> = KINDS.into_iter().filter(|(name, _)| fields.has(name)).collect();
     match present.as_slice() {
-        [] if fields.has("await") => Kind::Gate,
-        [] => Kind::Worker,
+        [] if fields.has("await") => StepKind::Gate,
+        [] => StepKind::Worker,
         [("run", _), ("worker", _), ..] => {
-            fields.refuse(draft, "worker", "`worker` is another word for `run`, which is here too", "keep one of them");
-            Kind::Worker
+            fields.refuse(draft, "worker", "`worker` is an alias of `run`, which is also set", "keep one of them");
+            StepKind::Worker
         }
         [(_, kind)] => *kind,
         [(first, kind), (second, _), ..] => {
-            let why = format!("a step does one thing, but here are `{first}` and `{second}`");
-            fields.refuse(draft, second, &why, "give one of them a step of its own");
+            let why = format!("a step has one kind, found both `{first}` and `{second}`");
+            fields.refuse(draft, second, &why, "move one of them to its own step");
             *kind
         }
     }
 }
 
-/// Tells the fields that do not go with the kind.
-fn misplaced(draft: &mut Draft<'_>, fields: &Fields<'_>, kind: Kind) {
+/// Reports fields that the kind does not have.
+fn misplaced(draft: &mut Draft<'_>, fields: &Fields<'_>, kind: StepKind) {
     let here = match kind {
-        Kind::Worker => "a worker step".to_owned(),
-        Kind::Group => "a group (`steps`)".into(),
-        Kind::Child => "a child (`flow`)".into(),
-        Kind::Gate => "a gate alone (`await` without `run`)".into(),
-        Kind::Inline => {
+        StepKind::Worker => "a worker step".to_owned(),
+        StepKind::Group => "a group (`steps`)".into(),
+        StepKind::Child => "a child (`flow`)".into(),
+        StepKind::Gate => "a gate alone (`await` without `run`)".into(),
+        StepKind::Inline => {
             let name = ["set", "fail", "return"].into_iter().find(|name| fields.has(name));
             format!("`{}`", name.unwrap_or_default())
         }
@@ -117,8 +120,8 @@ fn misplaced(draft: &mut Draft<'_>, fields: &Fields<'_>, kind: Kind) {
     for (names, kinds) in BELONGS.iter().filter(|(_, kinds)| !kinds.contains(&kind)) {
         for name in names.iter().filter(|name| fields.has(name)) {
             let help = match (*name, kind) {
-                ("timeout", Kind::Gate) => "write it inside `await`, or add `run: handler`".into(),
-                (_, Kind::Gate) if kinds.contains(&Kind::Worker) => {
+                ("timeout", StepKind::Gate) => "write it inside `await`, or add `run: handler`".into(),
+                (_, StepKind::Gate) if kinds.contains(&StepKind::Worker) => {
                     "add `run: handler` to make it a worker step".into()
                 }
                 _ => format!("it belongs to {}", homes(kinds)),
@@ -128,36 +131,36 @@ fn misplaced(draft: &mut Draft<'_>, fields: &Fields<'_>, kind: Kind) {
     }
 }
 
-fn homes(kinds: &[Kind]) -> &'static str {
+fn homes(kinds: &[StepKind]) -> &'static str {
     match kinds {
-        [Kind::Worker] => "a worker step (`run: handler`)",
-        [Kind::Group] => "a group (`steps: {…}`)",
-        [Kind::Child] => "a child (`flow: name`)",
+        [StepKind::Worker] => "a worker step (`run: handler`)",
+        [StepKind::Group] => "a group (`steps: {…}`)",
+        [StepKind::Child] => "a child (`flow: name`)",
         _ => "a worker step (`run`), a group (`steps`) or a child (`flow`)",
     }
 }
 
-fn action(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId, kind: Kind) -> Option<Action> {
+fn action(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId, kind: StepKind) -> Option<Action> {
     match kind {
-        Kind::Worker => Some(Action::Worker(worker(draft, fields, id))),
-        Kind::Gate => Some(Action::Gate),
-        Kind::Inline => {
-            let doing = || template(View::doing(id));
+        StepKind::Worker => Some(Action::Worker(worker(draft, fields, id))),
+        StepKind::Gate => Some(Action::Gate),
+        StepKind::Inline => {
+            let doing = || template(ReadContext::doing(id));
             let set = fields.take(draft, "set", doing()).map(Action::Set);
             let fail = fields.take(draft, "fail", doing()).map(Action::Fail);
             let end = fields.take(draft, "return", doing()).map(Action::Return);
             set.or(fail).or(end)
         }
-        Kind::Child => {
+        StepKind::Child => {
             let detached = fields.take(draft, "detached", boolean).unwrap_or(false);
             fields.take(draft, "flow", name).map(|flow| Action::Child { flow, detached })
         }
-        Kind::Group => {
-            // Known before the inner steps are read, which see the rounds.
+        StepKind::Group => {
+            // Set before the inner steps are read, because they see the rounds.
             draft.steps[id.0 as usize].repeats = fields.has("repeat");
             let scope =
                 fields.take(draft, "steps", |draft, path, node| parse::scope(draft, path, node, Some(id), None))?;
-            let output = fields.take(draft, "output", template(View::ended(Some(id), scope)));
+            let output = fields.take(draft, "output", template(ReadContext::ended(Some(id), scope)));
             draft.scopes[scope.0 as usize].output = output;
             let repeat = fields.take(draft, "repeat", |draft, path, node| policy::repeat(draft, path, node, id, scope));
             draft.steps[id.0 as usize].step.repeat = repeat;
@@ -176,7 +179,7 @@ fn worker(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Worker 
     }
     if let Some(events) = fields.take(draft, "emits", emits) {
         if fields.has("spread") {
-            let help = "let its items be a group with a step that emits, or emit in a step after it";
+            let help = "make its items a group with a step that emits, or emit in a step after it";
             fields.refuse(
                 draft,
                 "emits",
@@ -189,17 +192,17 @@ fn worker(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) -> Worker 
     Worker {
         handler: handler.unwrap_or_else(|| draft.step(id).name.clone()),
         queue: fields.take(draft, "queue", name),
-        limits: limits(draft, fields, View::doing(id)),
+        limits: limits(draft, fields, ReadContext::doing(id)),
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         timeout_ms: fields.take(draft, "timeout", timeout),
         start_timeout_ms: fields.take(draft, "start_timeout", timeout),
         priority: priority(draft, fields),
         requires: requires(draft, fields),
-        key: fields.take(draft, "key", expr(View::doing(id))),
+        key: fields.take(draft, "key", expr(ReadContext::doing(id))),
     }
 }
 
-pub(super) fn limits(draft: &mut Draft<'_>, fields: &mut Fields<'_>, view: View) -> Vec<LimitUse> {
+pub(super) fn limits(draft: &mut Draft<'_>, fields: &mut Fields<'_>, view: ReadContext) -> Vec<LimitUse> {
     let limits = list("a list of limits such as [stripe, {tenant: \"${input.tenant}\"}]", limit(view));
     fields.take(draft, "limits", limits).unwrap_or_default()
 }
@@ -214,7 +217,7 @@ pub(super) fn requires(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> Vec<St
 }
 
 /// `stripe`, `{tenant: "${input.tenant}"}`
-fn limit(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<LimitUse> {
+fn limit(view: ReadContext) -> impl Fn(&mut Draft<'_>, &str, &SourceNode) -> Out<LimitUse> {
     move |draft, path, node| match &node.value {
         NodeValue::Map(entries) if entries.len() == 1 => {
             let (key, node) = &entries[0];
@@ -234,9 +237,9 @@ fn limit(view: View) -> impl Fn(&mut Draft<'_>, &str, &Node) -> Out<LimitUse> {
     }
 }
 
-/// `[paid]`, `[{paid: schema}]` or `{paid: schema}`; canonical is the last.
-fn emits(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Vec<DraftEmit>> {
-    let mut found: Vec<(&str, super::problem::Place, Option<&Node>, String)> = Vec::new();
+/// `[paid]`, `[{paid: schema}]` or `{paid: schema}`; the last is canonical.
+fn emits(draft: &mut Draft<'_>, path: &str, node: &SourceNode) -> Out<Vec<DraftEmit>> {
+    let mut found: Vec<(&str, super::problem::Place, Option<&SourceNode>, String)> = Vec::new();
     match &node.value {
         NodeValue::Map(entries) => {
             found.extend(
@@ -269,7 +272,7 @@ fn emits(draft: &mut Draft<'_>, path: &str, node: &Node) -> Out<Vec<DraftEmit>> 
         let given = node.filter(|node| node.value != NodeValue::Null);
         let schema = given.and_then(|node| schema(draft, &path, node)).map(|(schema, _)| schema);
         if canonical.insert(name.to_owned(), schema.clone().unwrap_or(Value::Null)).is_some() {
-            draft.problem(&path, at, format!("the event `{name}` is here twice"));
+            draft.problem(&path, at, format!("the event `{name}` is listed twice"));
             continue;
         }
         events.push(DraftEmit { name: name.to_owned(), schema, at, path });
@@ -289,21 +292,21 @@ fn arms(draft: &mut Draft<'_>, fields: &mut Fields<'_>, id: StepId) {
     let count = written[0] + written[1];
     let arms: Vec<_> = after.into_iter().chain(events).flatten().collect();
     if count > MAX_ARMS {
-        let message = format!("the step waits for {count} things, at most {MAX_ARMS} are allowed");
+        let message = format!("the step has {count} arms, at most {MAX_ARMS} are allowed");
         draft.problem(&fields.path.clone(), fields.at, message);
     }
     let join = fields.take(draft, "join", |draft, path, node| policy::join(draft, path, node, count, &arms));
     let step = &mut draft.steps[id.0 as usize];
     step.blind = arms.len() != count || count > MAX_ARMS;
-    // More than are allowed are not worth comparing with each other.
+    // Too many arms are not compared with each other.
     step.arms = if count > MAX_ARMS { Vec::new() } else { arms };
     if let Some(join) = join {
         step.step.join = join;
     }
 }
 
-/// `load`, `step:load`, `failed:load`, `ended:load`; without a prefix it is what its list is of.
-fn arm(draft: &mut Draft<'_>, path: &str, node: &Node, subscribes: bool) -> Out<DraftArm> {
+/// `load`, `step:load`, `failed:load`, `ended:load`; without a prefix, a step in `after` and an event in `subscribes`.
+fn arm(draft: &mut Draft<'_>, path: &str, node: &SourceNode, subscribes: bool) -> Out<DraftArm> {
     let (written, canonical) = text(draft, path, node)?;
     let (prefix, name) = written.split_once(':').map_or(("", written.as_str()), |(prefix, name)| (prefix, name));
     let wants = match prefix {
@@ -315,7 +318,7 @@ fn arm(draft: &mut Draft<'_>, path: &str, node: &Node, subscribes: bool) -> Out<
         _ => None,
     };
     let Some(wants) = wants else {
-        let help = "known are `step:`, `failed:` and `ended:`, each before the name of a step";
+        let help = "use `step:`, `failed:` or `ended:` before the name of a step";
         draft.problem_with(path, node.at, format!("unknown prefix `{}:`", shorten(prefix)), help);
         return None;
     };

@@ -1,11 +1,12 @@
-//! What is legal but hardly meant: joins that are never live, or only when branches happen to be taken together.
+//! Warnings about what is legal, but probably a mistake: joins that are never live, or only if several branches are
+//! taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::analyse::says_it_ran;
 use super::draft::Draft;
 use super::problem::Problem;
 use super::reads::by_level;
+use super::resolve::says_it_ran;
 use crate::flow::{Action, Arm, Join, Source, Step, When};
 use crate::ids::StepId;
 
@@ -20,7 +21,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         let step = &draft.steps[id.0 as usize];
         let message = match &mine.never {
             Some(Never { why, help }) => Some((format!("`{}` never runs: {why}", step.step.name), help.clone())),
-            None => apart(draft, &facts, &step.step),
+            None => different_branches(draft, &facts, &step.step),
         };
         if let Some((message, help)) = message {
             warnings.push(Problem::new(&step.path, step.at, message).help(help));
@@ -30,7 +31,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     draft.warnings.append(&mut warnings);
 }
 
-/// What is true whenever a step runs.
+/// What is known to be true when a step runs.
 #[derive(Default)]
 struct Facts {
     completed: BTreeSet<StepId>,
@@ -53,7 +54,7 @@ impl Never {
 
     fn before(draft: &Draft<'_>, step: StepId) -> Option<Never> {
         let name = &draft.step(step).name;
-        Never::new(format!("it waits for `{name}`, which never runs"), format!("see to `{name}` first"))
+        Never::new(format!("it waits for `{name}`, which never runs"), format!("fix `{name}` first"))
     }
 }
 
@@ -80,7 +81,7 @@ impl Facts {
         if let Some(condition) = &step.condition {
             mine.taken.insert(id);
             if mine.never.is_none() && condition.source().trim() == "false" {
-                mine.never = Never::new("its `if` is never true".into(), "leave the step out, or say when it runs");
+                mine.never = Never::new("its `if` is never true".into(), "remove the step or change its `if`");
             }
         }
         mine
@@ -100,8 +101,8 @@ impl Facts {
                     format!("write `failed:{name}`"),
                 ),
                 Action::Return(_) => Never::new(
-                    format!("it needs `{name}` completed, with which everything beside it ends"),
-                    format!("let it come before `{name}`"),
+                    format!("it needs `{name}` completed, but its `return` ends the flow or group"),
+                    format!("make it run before `{name}`"),
                 ),
                 _ => None,
             }
@@ -109,7 +110,7 @@ impl Facts {
     }
 }
 
-/// Whether fewer arms can be live together than the join needs.
+/// Whether fewer arms can be live at once than the join needs.
 fn too_few(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<Never> {
     let needed = match step.join {
         Join::All => step.arms.len(),
@@ -138,12 +139,12 @@ fn too_few(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<Never> {
         return None;
     }
     Never::new(
-        format!("it needs {needed} of what it waits for, and at most {together} can come true"),
-        "wait for fewer of them, or for others",
+        format!("it needs {needed} of its arms live, but at most {together} can be"),
+        "require fewer live arms, or wait for other steps",
     )
 }
 
-/// The step that ran if the arm is live, and how it ended if that is known.
+/// The step that must have run if the arm is live, and how it ended, if known.
 fn ran(draft: &Draft<'_>, step: &Step, arm: &Arm) -> Option<(StepId, Option<When>)> {
     match arm.source {
         Source::Step(source, when) => says_it_ran(when).then_some((source, Some(when))),
@@ -154,8 +155,8 @@ fn ran(draft: &Draft<'_>, step: &Step, arm: &Arm) -> Option<(StepId, Option<When
     }
 }
 
-/// Whether the arms of an `all` join are behind different `if`s.
-fn apart(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<(String, String)> {
+/// Whether the arms of an `all` join depend on different `if`s.
+fn different_branches(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<(String, String)> {
     if !step.needs_all() {
         return None;
     }
@@ -174,6 +175,6 @@ fn apart(draft: &Draft<'_>, facts: &[Facts], step: &Step) -> Option<(String, Str
         some.join(", "),
         if some.len() == 1 { "has" } else { "have" }
     );
-    let help = "if that is not meant, use `join: some`, which runs with the branches that were taken, or `ended:` arms";
+    let help = "if that is not intended, use `join: some`, which runs with the branches taken, or `ended:` arms";
     Some((message, help.into()))
 }

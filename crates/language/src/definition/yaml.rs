@@ -1,4 +1,4 @@
-//! YAML 1.2 (core schema) with positions, from the events of `granit-parser`.
+//! Parses YAML 1.2 (core schema) with positions, from the events of `granit-parser`.
 
 use std::collections::BTreeMap;
 
@@ -6,49 +6,57 @@ use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, ScanError};
 use serde_json::Number;
 
 use super::problem::{Place, Problem};
-use super::source::{Key, Node, NodeValue, number, shorten};
+use super::source::{Key, NodeValue, SourceNode, number, shorten};
 use super::{MAX_DEPTH, MAX_NODES};
 
-/// The tree of a text in YAML; null if there is nothing in it.
-pub(super) fn read(text: &str) -> Result<Node, Problem> {
+/// Parses a YAML text; null if it is empty.
+pub(super) fn read(text: &str) -> Result<SourceNode, Fault> {
     let options = granit_parser::options! {
         emit_comments: false,
-        // The scanner is ahead of the events; the limit below speaks first.
+        // The scanner runs ahead of the events, so it needs a larger limit for ours below to apply first.
         flow_nesting_limit: 2 * MAX_DEPTH,
         block_nesting_limit: 2 * MAX_DEPTH,
     };
     let mut tree = Tree { open: Vec::new(), root: None, anchors: BTreeMap::new(), size: 0 };
     for next in Parser::new_from_str_with_options(text, options) {
         let (event, span) = next.map_err(|error| unreadable(&error))?;
-        tree.event(event, place(&span.tag_start().unwrap_or(span.start)))?;
+        tree.event(event, place(&span.tag_start().unwrap_or(span.start))).map_err(Fault::Content)?;
     }
-    Ok(tree.root.unwrap_or(Node { value: NodeValue::Null, at: Place::START }))
+    Ok(tree.root.unwrap_or(SourceNode { value: NodeValue::Null, at: Place::START }))
 }
 
-fn unreadable(error: &ScanError) -> Problem {
+/// Why a text has no tree.
+pub(super) enum Fault {
+    /// It is not YAML; it may still be JSON.
+    Syntax(Problem),
+    /// It is YAML that a definition cannot contain.
+    Content(Problem),
+}
+
+fn unreadable(error: &ScanError) -> Fault {
     match error.kind() {
-        ErrorKind::RecursionLimitExceeded => too_deep(place(error.marker())),
-        _ => Problem::new("", place(error.marker()), error.info()),
+        ErrorKind::RecursionLimitExceeded => Fault::Content(too_deep(place(error.marker()))),
+        _ => Fault::Syntax(Problem::new("", place(error.marker()), error.info())),
     }
 }
 
 fn too_deep(at: Place) -> Problem {
-    Problem::new("", at, format!("more than {MAX_DEPTH} lists and maps inside each other"))
+    Problem::new("", at, format!("lists and maps are nested more than {MAX_DEPTH} deep"))
 }
 
-/// What is read so far.
+/// The tree built so far.
 struct Tree {
     open: Vec<Open>,
-    root: Option<Node>,
-    /// Finished nodes that aliases may stand for, by the parser's number of the anchor.
-    anchors: BTreeMap<usize, Node>,
-    /// How much there is, with aliases counted as what they stand for.
+    root: Option<SourceNode>,
+    /// Finished nodes by the parser's anchor number, for aliases.
+    anchors: BTreeMap<usize, SourceNode>,
+    /// Number of values, with aliases expanded.
     size: usize,
 }
 
-/// A list or map whose end is not read yet.
+/// An unfinished list or map.
 struct Open {
-    node: Node,
+    node: SourceNode,
     key: Option<Key>,
     anchor: usize,
 }
@@ -56,11 +64,11 @@ struct Open {
 impl Tree {
     fn event(&mut self, event: Event<'_>, at: Place) -> Result<(), Problem> {
         if let Some(tag) = event.tag() {
-            return Err(Problem::new("", at, format!("the tag `{tag}` has no meaning in a definition; leave it out")));
+            return Err(Problem::new("", at, format!("the tag `{tag}` is not supported in a definition; remove it")));
         }
         match event {
             Event::DocumentStart(..) if self.root.is_some() => {
-                Err(Problem::new("", at, "a second document begins here; a text holds one definition"))
+                Err(Problem::new("", at, "a second document starts here; write one definition per text"))
             }
             Event::Scalar(text, style, anchor, _) => {
                 let plain = style == ScalarStyle::Plain;
@@ -68,7 +76,7 @@ impl Tree {
                     return self.key(&text, plain, at);
                 }
                 let value = if plain { plain_scalar(&text, at)? } else { NodeValue::String(text.into_owned()) };
-                self.finish(Node { value, at }, anchor)
+                self.finish(SourceNode { value, at }, anchor)
             }
             Event::SequenceStart(_, anchor, _) => self.begin(NodeValue::List(Vec::new()), at, anchor),
             Event::MappingStart(_, anchor, _) => self.begin(NodeValue::Map(Vec::new()), at, anchor),
@@ -82,12 +90,12 @@ impl Tree {
     }
 
     fn awaits_key(&self) -> bool {
-        matches!(self.open.last(), Some(Open { node: Node { value: NodeValue::Map(_), .. }, key: None, .. }))
+        matches!(self.open.last(), Some(Open { node: SourceNode { value: NodeValue::Map(_), .. }, key: None, .. }))
     }
 
     fn key(&mut self, text: &str, plain: bool, at: Place) -> Result<(), Problem> {
         if plain && text == "<<" {
-            let message = "merge keys (`<<`) are not read; write the fields out";
+            let message = "merge keys (`<<`) are not supported; write the fields out";
             return Err(Problem::new("", at, message));
         }
         if plain && matches!(text, "" | "~") {
@@ -102,24 +110,24 @@ impl Tree {
 
     fn begin(&mut self, value: NodeValue, at: Place, anchor: usize) -> Result<(), Problem> {
         if self.awaits_key() {
-            return Err(Problem::new("", at, "a key is a text, found a list or map"));
+            return Err(Problem::new("", at, "a key must be a string, found a list or map"));
         }
         if self.open.len() >= MAX_DEPTH {
             return Err(too_deep(at));
         }
-        self.open.push(Open { node: Node { value, at }, key: None, anchor });
+        self.open.push(Open { node: SourceNode { value, at }, key: None, anchor });
         Ok(())
     }
 
     fn alias(&mut self, anchor: usize, at: Place) -> Result<(), Problem> {
         if self.awaits_key() {
-            return Err(Problem::new("", at, "a key is a text, found an alias"));
+            return Err(Problem::new("", at, "a key must be a string, found an alias"));
         }
         let Some(node) = self.anchors.get(&anchor) else {
-            return Err(Problem::new("", at, "this alias stands for a key, or for something that contains it"));
+            return Err(Problem::new("", at, "this alias refers to a key, or to a value that contains it"));
         };
         let (size, depth) = measure(node);
-        let node = if self.size + size <= MAX_NODES { node.clone() } else { Node { value: NodeValue::Null, at } };
+        let node = if self.size + size <= MAX_NODES { node.clone() } else { SourceNode { value: NodeValue::Null, at } };
         self.grow(size, at)?;
         if self.open.len() + depth > MAX_DEPTH {
             return Err(too_deep(at));
@@ -128,7 +136,7 @@ impl Tree {
         Ok(())
     }
 
-    fn finish(&mut self, node: Node, anchor: usize) -> Result<(), Problem> {
+    fn finish(&mut self, node: SourceNode, anchor: usize) -> Result<(), Problem> {
         let text = if let NodeValue::String(text) = &node.value { text.len() } else { 0 };
         self.grow(1 + text / 16, node.at)?;
         if anchor > 0 {
@@ -139,7 +147,7 @@ impl Tree {
         Ok(())
     }
 
-    fn put(&mut self, node: Node) {
+    fn put(&mut self, node: SourceNode) {
         match self.open.last_mut() {
             None => self.root = Some(node),
             Some(open) => match (&mut open.node.value, open.key.take()) {
@@ -150,23 +158,19 @@ impl Tree {
         }
     }
 
-    /// Counts long texts as more than one value: an alias copies them.
+    /// A long string counts as more than one value, because an alias copies it.
     fn grow(&mut self, by: usize, at: Place) -> Result<(), Problem> {
         self.size += by;
         if self.size > MAX_NODES {
-            return Err(Problem::new(
-                "",
-                at,
-                format!("more than {MAX_NODES} values, those that aliases stand for included"),
-            ));
+            return Err(Problem::new("", at, format!("more than {MAX_NODES} values, counting expanded aliases")));
         }
         Ok(())
     }
 }
 
 /// The size and depth of a finished node.
-fn measure(node: &Node) -> (usize, usize) {
-    let inner = |parts: &mut dyn Iterator<Item = (usize, &Node)>| {
+pub(super) fn measure(node: &SourceNode) -> (usize, usize) {
+    let inner = |parts: &mut dyn Iterator<Item = (usize, &SourceNode)>| {
         parts.fold((1, 0), |(size, depth), (extra, node)| {
             let (more, deep) = measure(node);
             (size + extra + more, depth.max(deep))
@@ -186,7 +190,7 @@ fn measure(node: &Node) -> (usize, usize) {
     }
 }
 
-/// A scalar without quotes, by the core schema.
+/// An unquoted scalar, by the core schema.
 fn plain_scalar(text: &str, at: Place) -> Result<NodeValue, Problem> {
     let wrong = |message: String| Problem::new("", at, message);
     Ok(match text {
@@ -197,7 +201,7 @@ fn plain_scalar(text: &str, at: Place) -> Result<NodeValue, Problem> {
         _ => match based(text) {
             Some(digits) => NodeValue::Number(digits.map_err(wrong)?),
             None if is_endless(text) => {
-                return Err(wrong(format!("`{text}` is not a number in JSON; put it in quotes if it is text")));
+                return Err(wrong(format!("`{text}` is not a number in JSON; put it in quotes if it is a string")));
             }
             None => NodeValue::String(text.to_owned()),
         },

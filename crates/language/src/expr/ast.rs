@@ -1,4 +1,4 @@
-//! The tree that is evaluated: operators, functions and bound variables are resolved, every node knows its place.
+//! The tree that is evaluated: operators, functions and bound variables are resolved, and every node has its position.
 
 use super::functions::Func;
 use super::value::Table;
@@ -7,23 +7,23 @@ use super::value::Table;
 pub(super) struct Node {
     /// Byte offset into the source.
     pub at: u32,
-    pub kind: Kind,
+    pub kind: NodeKind,
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum NodeKind {
     Null,
     Bool(bool),
     Int(i64),
     Double(f64),
     Str(Box<str>),
-    /// A variable of an enclosing macro: its place among those bound.
+    /// A variable of an enclosing macro: its index among the bound variables.
     Local(usize),
     Root(Box<str>),
     Table(Table),
     Select(Box<Node>, Box<str>),
     Index(Box<[Node; 2]>),
-    /// Of a `Select` or an `Index`: whether it is there.
+    /// Whether a `Select` or an `Index` exists.
     Has(Box<Node>),
     Not(Box<Node>),
     Negate(Box<Node>),
@@ -60,7 +60,7 @@ pub(super) enum Op {
 pub(super) struct Each {
     pub what: Macro,
     pub over: Node,
-    /// Only of the `map` with three arguments.
+    /// Only for `map` with three arguments.
     pub filter: Option<Node>,
     pub body: Node,
 }
@@ -117,17 +117,17 @@ impl Op {
 }
 
 impl Node {
-    /// How the author would name the value, where that is short: `steps.load.output`.
+    /// The value's source path, if it is a simple one: `steps.load.output`.
     pub fn path(&self) -> Option<String> {
         match &self.kind {
-            Kind::Root(name) => Some(name.to_string()),
-            Kind::Table(table) => Some(table.name().to_string()),
-            Kind::Select(operand, field) => Some(format!("{}.{field}", operand.path()?)),
-            Kind::Index(pair) => {
+            NodeKind::Root(name) => Some(name.to_string()),
+            NodeKind::Table(table) => Some(table.name().to_string()),
+            NodeKind::Select(operand, field) => Some(format!("{}.{field}", operand.path()?)),
+            NodeKind::Index(pair) => {
                 let [operand, index] = pair.as_ref();
                 match &index.kind {
-                    Kind::Str(key) => Some(format!("{}[\"{key}\"]", operand.path()?)),
-                    Kind::Int(at) => Some(format!("{}[{at}]", operand.path()?)),
+                    NodeKind::Str(key) => Some(format!("{}[\"{key}\"]", operand.path()?)),
+                    NodeKind::Int(at) => Some(format!("{}[{at}]", operand.path()?)),
                     _ => None,
                 }
             }

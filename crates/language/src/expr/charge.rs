@@ -1,4 +1,4 @@
-//! What an evaluation pays for, before it does it.
+//! Charges for work and memory, always before the work is done.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::text::Text;
 use super::value::Val;
 use crate::data::Data;
 
-/// What an element of a list takes in memory, and a field of a map, with the slack of what grows.
+/// Memory of a list element and of a map field, including spare capacity.
 const ELEMENT_BYTES: usize = 48;
 const FIELD_BYTES: usize = 112;
 
@@ -18,12 +18,12 @@ impl<'a> Eval<'a, '_> {
         self.fuel.take(Cost { steps: steps as u64, ..Cost::default() })
     }
 
-    /// The price of looking at text.
+    /// Charges for reading text.
     pub fn spend_bytes(&mut self, bytes: usize) -> Res<()> {
         self.spend(bytes / 64)
     }
 
-    /// Pays for memory before it is allocated.
+    /// Charges for memory before it is allocated.
     pub fn hold(&mut self, bytes: usize) -> Res<()> {
         self.fuel.take(Cost { bytes: bytes as u64, ..Cost::default() })
     }
@@ -40,14 +40,14 @@ impl<'a> Eval<'a, '_> {
         self.hold(FIELD_BYTES.saturating_mul(count + 1))
     }
 
-    /// New text of at most that length. It is paid for twice, because it is copied once to be shared.
+    /// New text of at most that length. Charged twice, because making it shareable copies it once.
     pub fn made(&mut self, bytes: usize, make: impl FnOnce() -> String) -> Res<Val<'a>> {
         self.spend_bytes(bytes)?;
         self.hold(64 + bytes.saturating_mul(2))?;
         Ok(Val::Str(Text::from(make())))
     }
 
-    /// Part of a text. What is borrowed from a payload still is.
+    /// Part of a text. A text borrowed from a payload stays borrowed.
     pub fn piece(&mut self, text: &Text<'a>, from: usize, to: usize) -> Res<Val<'a>> {
         match text {
             Text::Borrowed(text) => Ok(Val::Str(Text::Borrowed(text.get(from..to).unwrap_or_default()))),
@@ -56,12 +56,12 @@ impl<'a> Eval<'a, '_> {
         }
     }
 
-    /// How many steps were taken so far.
+    /// Steps spent so far.
     pub fn steps(&self) -> u64 {
         self.fuel.spent().steps
     }
 
-    /// Pays for comparing a value without references with another, once.
+    /// Charges for one comparison of a value without references.
     pub fn weigh(&mut self, value: &Val<'a>) -> Res<()> {
         match value {
             Val::Str(text) => self.spend_bytes(text.len()),
@@ -95,7 +95,7 @@ impl<'a> Eval<'a, '_> {
         }
     }
 
-    /// Fields are compared in the order of their keys.
+    /// Maps are compared in key order, which sorts their fields.
     fn sorting(&mut self, fields: usize) -> Res<()> {
         self.hold_fields(fields)?;
         self.spend(fields.saturating_mul(2 + fields.checked_ilog2().unwrap_or(0) as usize / 4))

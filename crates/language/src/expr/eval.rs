@@ -1,8 +1,8 @@
-//! The evaluator: walks the tree, keeps payloads lazy, counts its steps.
+//! The evaluator: walks the tree, keeps payloads lazy and charges for each step.
 
 use std::rc::Rc;
 
-use super::ast::{Each, Kind, Macro, Node};
+use super::ast::{Each, Macro, Node, NodeKind};
 use super::halt::{Halt, Needs, Res, by_name_only, gather, gather_some, overflow, shorten};
 use super::pattern::Pattern;
 use super::text::Text;
@@ -11,25 +11,25 @@ use super::{Fuel, MAX_PAYLOAD_BYTES, Names, Stop};
 use crate::data::Data;
 use crate::nearest::did_you_mean;
 
-/// How deep values are followed, through references too.
+/// Nesting depth to which values are walked, including references.
 const MAX_WALK_DEPTH: usize = 256;
-/// How many keys of a map are looked at for the one that was meant.
+/// How many keys of a map are searched for a hint.
 const MAX_HINTS: usize = 200;
-/// What it costs to look up a name in the run, in steps, and to say that something is not there.
+/// Steps to look up a name in the run, and to report that something is absent.
 const LOOKUP: usize = 8;
 const MISS: usize = 8;
 
 pub(super) struct Eval<'a, 'n> {
     pub names: &'n dyn Names<'a>,
     pub fuel: &'n mut Fuel,
-    /// Variables of the macros around, outermost first.
+    /// Variables of the enclosing macros, outermost first.
     locals: Vec<Val<'a>>,
-    /// The last pattern of `matches`: in a macro it is the same each time.
+    /// The last pattern of `matches`; a macro uses the same one for each element.
     pub pattern: Option<Pattern>,
-    /// The field that was last looked for and not found.
+    /// The last failed field lookup.
     missed: Option<Missed<'a>>,
     misses: u32,
-    /// Bytes that the result may still take.
+    /// Bytes left for the result.
     pub room: usize,
 }
 
@@ -44,7 +44,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         Eval { names, fuel, locals: Vec::new(), pattern: None, missed: None, misses: 0, room: MAX_PAYLOAD_BYTES }
     }
 
-    /// How the evaluation ended. Only now that the error is shown it is said what was probably meant.
+    /// Converts a halt. The hint is computed only now, when the error is shown.
     pub fn stop(&self, halt: Halt, source: &str) -> Stop {
         let missed = self.missed.as_ref().filter(|missed| halt.missed() == Some(missed.number));
         let hint = missed.and_then(|missed| match missed.map.shape() {
@@ -57,50 +57,50 @@ impl<'a, 'n> Eval<'a, 'n> {
         halt.stop(source, hint)
     }
 
-    /// The value of a node, which may be a payload that is not loaded.
+    /// The value of a node; it may be an unloaded payload.
     pub fn node(&mut self, node: &'a Node) -> Res<Val<'a>> {
         self.spend(1).and_then(|()| self.kind(&node.kind)).map_err(|halt| halt.at(node.at))
     }
 
-    fn kind(&mut self, kind: &'a Kind) -> Res<Val<'a>> {
+    fn kind(&mut self, kind: &'a NodeKind) -> Res<Val<'a>> {
         match kind {
-            Kind::Null => Ok(Val::Null),
-            Kind::Bool(truth) => Ok(Val::Bool(*truth)),
-            Kind::Int(int) => Ok(Val::Int(*int)),
-            Kind::Double(double) => Ok(Val::Double(*double)),
-            Kind::Str(text) => Ok(Val::Str(Text::Borrowed(text))),
-            Kind::Local(slot) => self.local(*slot),
-            Kind::Root(name) => {
+            NodeKind::Null => Ok(Val::Null),
+            NodeKind::Bool(truth) => Ok(Val::Bool(*truth)),
+            NodeKind::Int(int) => Ok(Val::Int(*int)),
+            NodeKind::Double(double) => Ok(Val::Double(*double)),
+            NodeKind::Str(text) => Ok(Val::Str(Text::Borrowed(text))),
+            NodeKind::Local(slot) => self.local(*slot),
+            NodeKind::Root(name) => {
                 self.spend(LOOKUP)?;
                 let found = self.names.root(name);
-                found.map(normal).ok_or_else(|| Halt::fault(format!("`{name}` is not known here")))
+                found.map(normal).ok_or_else(|| Halt::fault(format!("unknown name `{name}`")))
             }
-            Kind::Table(table) => Ok(Val::Table(*table)),
-            Kind::Select(operand, field) => self.select(operand, field),
-            Kind::Index(pair) => self.index(pair),
-            Kind::Has(node) => self.has(node),
-            Kind::Not(operand) => Ok(Val::Bool(!self.truth(operand, "!")?)),
-            Kind::Negate(operand) => self.negate(operand),
-            Kind::And(pair) => self.logic(pair, false),
-            Kind::Or(pair) => self.logic(pair, true),
-            Kind::If(three) => self.conditional(three),
-            Kind::Binary(op, pair) => self.binary(*op, pair),
-            Kind::List(nodes) => {
+            NodeKind::Table(table) => Ok(Val::Table(*table)),
+            NodeKind::Select(operand, field) => self.select(operand, field),
+            NodeKind::Index(pair) => self.index(pair),
+            NodeKind::Has(node) => self.has(node),
+            NodeKind::Not(operand) => Ok(Val::Bool(!self.truth(operand, "!")?)),
+            NodeKind::Negate(operand) => self.negate(operand),
+            NodeKind::And(pair) => self.logic(pair, false),
+            NodeKind::Or(pair) => self.logic(pair, true),
+            NodeKind::If(three) => self.conditional(three),
+            NodeKind::Binary(op, pair) => self.binary(*op, pair),
+            NodeKind::List(nodes) => {
                 self.hold_elements(nodes.len())?;
                 Ok(Val::list(gather(nodes.iter().map(|node| self.node(node)))?))
             }
-            Kind::Map(fields) => self.map_literal(fields),
-            Kind::Call(func, nodes) => {
+            NodeKind::Map(fields) => self.map_literal(fields),
+            NodeKind::Call(func, nodes) => {
                 let args = gather(nodes.iter().map(|node| self.forced(node)))?;
                 func.apply(self, args)
             }
-            Kind::Default(pair) => self.default(pair),
-            Kind::Each(each) => self.each(each),
+            NodeKind::Default(pair) => self.default(pair),
+            NodeKind::Each(each) => self.each(each),
         }
     }
 
     fn local(&self, slot: usize) -> Res<Val<'a>> {
-        self.locals.get(slot).cloned().ok_or_else(|| Halt::fault("an unbound variable"))
+        self.locals.get(slot).cloned().ok_or_else(|| Halt::fault("unbound variable"))
     }
 
     pub fn forced(&mut self, node: &'a Node) -> Res<Val<'a>> {
@@ -108,12 +108,12 @@ impl<'a, 'n> Eval<'a, 'n> {
         self.force(value)
     }
 
-    /// The value itself, if it is a reference; what is inside of it may still be some.
+    /// Resolves the value if it is a reference; its contents may still be references.
     pub fn force(&mut self, value: Val<'a>) -> Res<Val<'a>> {
         let mut value = value.settle();
         while let Val::Data(Data::Ref(stored)) = value {
             self.spend(1)?;
-            // Before it is looked for: the price is the same whether it is loaded or not.
+            // Charged before the lookup, so that the cost is the same whether it is loaded or not.
             self.fuel.read(*stored)?;
             let data = self.names.value(stored.id).ok_or_else(|| Halt::Need(vec![*stored]))?;
             value = Val::from(data).settle();
@@ -126,7 +126,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         gather(items.iter().map(|value| self.force(value)))
     }
 
-    /// The value with no reference left in it at any depth.
+    /// Resolves all references in the value, at any depth.
     pub fn solid(&mut self, value: Val<'a>) -> Res<Val<'a>> {
         self.solid_at(value, 0)
     }
@@ -167,7 +167,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         }
     }
 
-    /// The side that is `decides` decides, even if the other one fails.
+    /// A side equal to `decides` determines the result, even if the other one fails.
     fn logic(&mut self, pair: &'a [Node; 2], decides: bool) -> Res<Val<'a>> {
         let [left, right] = pair;
         let sign = if decides { "||" } else { "&&" };
@@ -205,7 +205,7 @@ impl<'a, 'n> Eval<'a, 'n> {
             };
             self.spend_bytes(key_text.len().saturating_mul(4))?;
             if !seen.insert(key_text.clone()) {
-                return Err(Halt::fault(format!("the key `{}` is there twice", shorten(&key_text))).at(key.at));
+                return Err(Halt::fault(format!("duplicate key `{}`", shorten(&key_text))).at(key.at));
             }
             Ok((key_text, self.node(value)?))
         }))?;
@@ -217,7 +217,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         match self.node(wanted) {
             Ok(value) => match self.force(value.clone())? {
                 Val::Null => self.node(fallback),
-                // As it came, so that what is passed on stays a reference.
+                // The unforced value, so that a reference stays a reference.
                 _ => Ok(value),
             },
             Err(halt) if halt.is_absent() => self.node(fallback),
@@ -311,7 +311,6 @@ impl<'a, 'n> Eval<'a, 'n> {
         left.zip(right).ok_or_else(|| Halt::Need(Vec::new()))
     }
 
-    /// The elements of a list, or the keys of a map.
     fn elements(&mut self, value: &Val<'a>) -> Res<Vec<Val<'a>>> {
         match value.shape() {
             Shape::Items(items) => {
@@ -365,7 +364,7 @@ impl<'a, 'n> Eval<'a, 'n> {
         }
     }
 
-    /// Whether some element is `decides`; one that is decides, even if others fail.
+    /// Whether some element equals `decides`; such an element determines the result, even if others fail.
     fn any(&mut self, each: &'a Each, elements: Vec<Val<'a>>, decides: bool) -> Res<Val<'a>> {
         let mut needs = Needs::default();
         let mut failed = None;
@@ -375,7 +374,7 @@ impl<'a, 'n> Eval<'a, 'n> {
                 Err(halt) if halt.is_final() => return needs.done().and(Err(halt)),
                 Err(fault) => {
                     failed = failed.or(Some(fault));
-                    // If something is missing, that it is missing matters more.
+                    // A missing value takes precedence over this failure.
                     needs.take(self.spend(MISS))?;
                 }
                 Ok(truth) if truth == decides && !needs.any() => return Ok(Val::Bool(decides)),

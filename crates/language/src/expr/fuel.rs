@@ -1,5 +1,5 @@
-//! What an evaluation may use: steps, which stand for time, and bytes, which stand for memory. They are counted in the
-//! same way wherever it runs, so that whether it is too much never depends on the machine or on what ran before.
+//! The budget of an evaluation: steps, which stand for time, and bytes, which stand for memory. Counting is
+//! deterministic, so that whether a limit is exceeded never depends on the machine or on what ran before.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -11,16 +11,16 @@ use crate::ids::ValueId;
 /// An amount of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// A step is about one node, one element looked at, or 64 bytes of text.
+    /// One step is about one node, one element visited, or 64 bytes of text.
     pub steps: u64,
-    /// Memory that is allocated on the way, whether it is freed again or not.
+    /// Memory allocated during the evaluation, including memory freed again.
     pub bytes: u64,
-    /// Stored values that have to be in memory, each counted once ([`ValueRef::read_bytes`]).
+    /// Stored values that must be in memory, each counted once ([`ValueRef::read_bytes`]).
     pub read: u64,
 }
 
-/// What the expressions and templates of one activation may use together each time the run decides on it. Measured
-/// with `cargo bench -p eddyline-machine`: at most about 50 ms on a slow core.
+/// The budget that the expressions and templates of one activation share each time the run decides on it. Measured with
+/// `cargo bench -p eddyline-machine`: at most about 50 ms on a slow core.
 pub const EVALUATION: Cost = Cost { steps: 1_000_000, bytes: 32 << 20, read: 32 << 20 };
 
 impl AddAssign for Cost {
@@ -31,18 +31,18 @@ impl AddAssign for Cost {
     }
 }
 
-/// What evaluations have used of what they may use.
+/// A budget and what evaluations have spent of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fuel {
     limit: Cost,
     spent: Cost,
-    /// Beyond so many steps the evaluation is heavy, and is stopped to be made elsewhere.
+    /// Beyond this many steps the evaluation stops as heavy, to be repeated elsewhere.
     inline_steps: u64,
-    /// The stored values that were read, each with the piece of work that read it last.
+    /// The stored values read, each with the unit of work that read it last.
     read: BTreeMap<ValueId, (ValueRef, u64)>,
-    /// The number of this piece of work.
+    /// The number of the current unit of work.
     piece: u64,
-    /// The part of what was spent on reading that a piece of work before this one had read too.
+    /// The part of `spent.read` for values that an earlier unit of work had read too.
     read_before: u64,
 }
 
@@ -52,7 +52,7 @@ impl Fuel {
         Fuel { limit, spent, inline_steps: u64::MAX, read, piece: 1, read_before: 0 }
     }
 
-    /// The same, stopped with [`super::Stop::Heavy`] when it takes more than this many steps.
+    /// Stops with [`super::Stop::Heavy`] beyond this many steps.
     #[must_use]
     pub fn inline(self, steps: u64) -> Fuel {
         Fuel { inline_steps: steps, ..self }
@@ -66,31 +66,31 @@ impl Fuel {
         self.limit
     }
 
-    /// What was spent, but for values that are in memory because a piece of work before this one has read them.
+    /// What was spent, without values that are in memory because an earlier unit of work read them.
     pub fn added(&self) -> Cost {
         Cost { read: self.spent.read - self.read_before, ..self.spent }
     }
 
-    /// As new for the next piece of work.
+    /// Resets the budget for the next unit of work.
     pub fn refill(&mut self) {
         self.spent = Cost::default();
         self.read_before = 0;
         self.piece += 1;
     }
 
-    /// The stored values that this piece of work and those before it have read.
+    /// The stored values read by all units of work so far.
     pub fn values_read(&self) -> impl Iterator<Item = ValueRef> {
         self.read.values().map(|(stored, _)| *stored)
     }
 
-    /// A stored value that is read whatever it takes. True if no piece of work has read it.
+    /// Records a stored value that is read regardless of the budget. True if it was not read before.
     pub fn note_read(&mut self, stored: ValueRef) -> bool {
         let known = self.read.contains_key(&stored.id);
         self.read.entry(stored.id).or_insert((stored, 0));
         !known
     }
 
-    /// Pays for a stored value, once.
+    /// Charges for a stored value, once per unit of work.
     pub(super) fn read(&mut self, stored: ValueRef) -> Res<()> {
         let by = self.read.get(&stored.id).map(|(_, piece)| *piece);
         if by == Some(self.piece) {

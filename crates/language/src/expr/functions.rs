@@ -1,4 +1,4 @@
-//! The closed list of functions. Each can be written as a call or on its first argument: `size(x)`, `x.size()`.
+//! The closed list of functions. Each can be called as a function or as a method: `size(x)`, `x.size()`.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use super::text::Text;
 use super::value::{Items, Shape, Val, moment, parse_span, parse_time, span_text, time_text};
 
 const MAX_RANGE: i64 = 100_000;
-/// What a value that is read from JSON takes in memory: as JSON, as a value, and a field's key.
+/// Memory of a value parsed from JSON: as JSON, as a value, and a field's key.
 const JSON_VALUE_BYTES: usize = 192;
-/// What a number or a time takes as text, at most.
+/// The longest text of a number or a time.
 const FORMATTED: usize = 64;
-/// What it costs to write or read a time, in steps.
+/// Steps to format or parse a time.
 const FORMAT: usize = 8;
 
 macro_rules! functions {
@@ -80,7 +80,7 @@ functions! {
     Values "values" 1..=1 "values(map)";
 }
 
-/// What is written like a function but is none: it does not evaluate all its arguments first.
+/// Written like functions, but they do not evaluate all their arguments first.
 pub(super) const SPECIAL: &[&str] = &["all", "default", "exists", "exists_one", "filter", "has", "map"];
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
@@ -92,7 +92,7 @@ impl Func {
         TABLE.iter().find(|entry| entry.name == name).map(|entry| entry.func)
     }
 
-    /// How many arguments it takes, and how it is written.
+    /// The number of arguments, and how to call it.
     pub fn signature(self) -> (std::ops::RangeInclusive<usize>, &'static str) {
         let entry = self.entry();
         (entry.least..=entry.most, entry.usage)
@@ -102,7 +102,7 @@ impl Func {
         &TABLE[self as usize]
     }
 
-    /// The arguments are forced; what is inside of them may be references still.
+    /// The arguments are forced; their contents may still be references.
     pub fn apply<'a>(self, eval: &mut Eval<'a, '_>, args: Vec<Val<'a>>) -> Res<Val<'a>> {
         if let Some(Val::Table(table)) = args.iter().find(|arg| matches!(arg, Val::Table(_))) {
             return Err(by_name_only(*table));
@@ -128,7 +128,7 @@ impl Func {
     fn refused(self, args: &[Val<'_>]) -> Halt {
         let found: Vec<_> = args.iter().map(Val::kind).collect();
         Halt::fault(format!(
-            "`{}` cannot be used on {}; write {}",
+            "`{}` does not accept {}; write {}",
             self.entry().name,
             found.join(", "),
             self.entry().usage
@@ -157,7 +157,7 @@ impl Func {
                 Ok(number) if number.is_finite() => Val::Double(number),
                 _ => return Err(not_a(text, "number")),
             },
-            (Func::Bool, []) => Val::Bool(text.parse().map_err(|_| not_a(text, "`true` or `false`"))?),
+            (Func::Bool, []) => Val::Bool(text.parse().map_err(|_| not_a(text, "bool (`true` or `false`)"))?),
             (Func::String, []) => Val::Str(text.clone()),
             (Func::Timestamp, []) => {
                 eval.spend(FORMAT)?;
@@ -262,10 +262,13 @@ impl Func {
             }
             (Func::String, Val::Span(ms), []) => eval.made(FORMATTED, || span_text(*ms))?,
             (Func::String, Val::Null, []) => {
-                return Err(Halt::absent("`string` of null; use default(x, \"\") if there may be none"));
+                return Err(Halt::absent("`string` does not accept null; use default(x, \"\") if it may be null"));
             }
             (Func::String, _, []) => {
-                return Err(Halt::fault(format!("`string` of {}; use json(x) for its JSON", first.kind())));
+                return Err(Halt::fault(format!(
+                    "`string` does not accept {}; use json(x) for its JSON",
+                    first.kind()
+                )));
             }
             (Func::Timestamp, Val::Int(ms), []) => Val::Time(moment(*ms)?),
             (Func::Timestamp, Val::Time(ms), []) => Val::Time(*ms),
@@ -283,7 +286,7 @@ impl Func {
             match item {
                 Val::Int(int) => {
                     doubles += *int as f64;
-                    // An overflow matters only if all are ints.
+                    // An overflow matters only if all elements are ints.
                     ints = if all_ints { ints.checked_add(*int).ok_or_else(overflow)? } else { 0 };
                 }
                 Val::Double(number) => {
@@ -329,8 +332,8 @@ impl Func {
             eval.weigh(item)?;
         }
         eval.hold_elements(items.len())?;
-        again(eval, before, items.len())?;
-        // All of one kind first: sorting by an order that is not total may panic.
+        charge_sort(eval, before, items.len())?;
+        // Check that all are comparable: sorting by a partial order may panic.
         if let Some(first) = items.first() {
             let odd = items.iter().find(|item| item.compare(first).is_none());
             if let Some(odd) = odd {
@@ -346,8 +349,9 @@ impl Func {
     }
 }
 
-/// Pays for as many comparisons of each element as finding its place takes, after it was paid for one since `before`.
-fn again(eval: &mut Eval<'_, '_>, before: u64, elements: usize) -> Res<()> {
+/// Charges for the comparisons of a sort: the cost of one pass (the steps since `before`), times log2 of the number of
+/// elements.
+fn charge_sort(eval: &mut Eval<'_, '_>, before: u64, elements: usize) -> Res<()> {
     let once = usize::try_from(eval.steps() - before).unwrap_or(usize::MAX);
     eval.spend(once.saturating_mul(elements.checked_ilog2().unwrap_or(0) as usize))
 }
@@ -374,14 +378,14 @@ fn replace<'a>(eval: &mut Eval<'a, '_>, text: &str, from: &str, to: &str) -> Res
     eval.made(text.len().saturating_add(count.saturating_mul(to.len())), || text.replace(from, to))
 }
 
-/// By characters; a place beyond the end is the end.
+/// By characters; an index beyond the end means the end.
 fn substring<'a>(eval: &mut Eval<'a, '_>, text: &Text<'a>, from: i64, to: i64) -> Res<Val<'a>> {
     let (from, to) = bounds(from, to)?;
     let place = |at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
     eval.piece(text, place(from), place(to))
 }
 
-/// A place beyond the end is the end.
+/// An index beyond the end means the end.
 fn slice<'a>(eval: &mut Eval<'a, '_>, items: Items<'_, 'a>, from: i64, to: i64) -> Res<Val<'a>> {
     let (from, to) = bounds(from, to)?;
     let (from, to) = (from.min(items.len()), to.min(items.len()));
@@ -392,7 +396,7 @@ fn slice<'a>(eval: &mut Eval<'a, '_>, items: Items<'_, 'a>, from: i64, to: i64) 
 fn bounds(from: i64, to: i64) -> Res<(usize, usize)> {
     match (usize::try_from(from), usize::try_from(to)) {
         (Ok(from), Ok(to)) if from <= to => Ok((from, to)),
-        _ => Err(Halt::fault(format!("there is nothing from {from} to {to}"))),
+        _ => Err(Halt::fault(format!("the range from {from} to {to} is invalid"))),
     }
 }
 
@@ -430,7 +434,7 @@ fn flatten<'a>(eval: &mut Eval<'a, '_>, items: Items<'_, 'a>) -> Res<Val<'a>> {
     Ok(Val::list(flat))
 }
 
-/// The first of each that are equal.
+/// Keeps the first of equal elements.
 fn distinct<'a>(eval: &mut Eval<'a, '_>, whole: &Val<'a>, items: Items<'_, 'a>) -> Res<Val<'a>> {
     struct Ordered<'a>(Val<'a>);
     impl PartialEq for Ordered<'_> {
@@ -454,7 +458,7 @@ fn distinct<'a>(eval: &mut Eval<'a, '_>, whole: &Val<'a>, items: Items<'_, 'a>) 
     let before = eval.steps();
     eval.spend(items.len())?;
     eval.weigh(&solid)?;
-    again(eval, before, items.len())?;
+    charge_sort(eval, before, items.len())?;
     eval.hold_elements(items.len().saturating_mul(3))?;
     let Shape::Items(solid) = solid.shape() else { return Ok(whole.clone()) };
     let mut seen = BTreeSet::new();
@@ -472,7 +476,7 @@ fn range<'a>(eval: &mut Eval<'a, '_>, count: i64) -> Res<Val<'a>> {
 }
 
 fn parse_json<'a>(eval: &mut Eval<'a, '_>, text: &str) -> Res<Val<'a>> {
-    // Each of these signs may be followed by a value of its own.
+    // Each of these characters may start another value.
     let values = text.bytes().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() + 1;
     eval.spend(text.len() / 8 + values)?;
     eval.hold(text.len().saturating_mul(3).saturating_add(values.saturating_mul(JSON_VALUE_BYTES)))?;

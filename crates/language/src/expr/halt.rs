@@ -1,4 +1,4 @@
-//! How an evaluation ends early, and how all that is missing is gathered first.
+//! How an evaluation ends early, and how missing payloads are collected first.
 
 use std::borrow::Cow;
 use std::mem;
@@ -12,7 +12,7 @@ pub(super) type Res<T> = Result<T, Halt>;
 #[derive(Debug)]
 pub(super) enum Halt {
     Need(Vec<ValueRef>),
-    /// More work than is done inline.
+    /// More steps than the inline limit.
     Heavy,
     Fault(Box<Fault>),
 }
@@ -22,16 +22,16 @@ pub(super) struct Fault {
     at: Option<u32>,
     message: String,
     what: What,
-    /// The number of the field that was looked for and not found, so that a hint can be added if the fault is shown.
+    /// The number of the failed field lookup, so that a hint can be added if the fault is shown.
     missed: Option<u32>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum What {
     Wrong,
-    /// Nothing is wrong but that something is not there: `default` and `has` make up for it.
+    /// Something is absent: `default` and `has` handle this.
     Absent,
-    /// The budget is spent: nothing makes up for it.
+    /// The budget is spent: nothing can handle this.
     Spent,
 }
 
@@ -52,12 +52,12 @@ impl Halt {
         Halt::Fault(Box::new(Fault { at: None, message, what, missed: None }))
     }
 
-    /// A field is not there, the one of that number.
+    /// A field is absent; `number` identifies the lookup.
     pub fn no_field(message: String, number: u32) -> Halt {
         Halt::Fault(Box::new(Fault { at: None, message, what: What::Absent, missed: Some(number) }))
     }
 
-    /// The number of the field that is not there, if that is what is wrong.
+    /// The number of the failed field lookup, if that is the fault.
     pub fn missed(&self) -> Option<u32> {
         match self {
             Halt::Fault(fault) => fault.missed,
@@ -69,7 +69,7 @@ impl Halt {
         matches!(self, Halt::Fault(fault) if fault.what == What::Absent)
     }
 
-    /// Whether the whole evaluation ends with it, whatever another operand would say.
+    /// Whether it ends the whole evaluation, regardless of other operands.
     pub fn is_final(&self) -> bool {
         match self {
             Halt::Need(_) | Halt::Heavy => true,
@@ -77,7 +77,7 @@ impl Halt {
         }
     }
 
-    /// The innermost node that failed is where it failed.
+    /// Sets the position; the innermost failed node wins.
     pub fn at(mut self, at: u32) -> Halt {
         if let Halt::Fault(fault) = &mut self {
             fault.at.get_or_insert(at);
@@ -105,14 +105,14 @@ impl Halt {
     }
 }
 
-/// Values that are not loaded, while the rest is still looked at for more of them.
+/// Collects unloaded values while the rest of the expression is still evaluated to find more.
 #[derive(Default)]
 pub(super) struct Needs(Vec<ValueRef>);
 
 impl Needs {
-    /// None if it waits for a value. What fails after something is missing may fail only for lack of it: it counts as
-    /// missing. So the outcome does not depend on what was loaded before. What is missing is paid for already, so it is
-    /// never more than an evaluation may read.
+    /// None if the result needs a value. Once something is missing, a failure may be due to that, so it is reported as
+    /// `Need`: the outcome does not depend on what was already loaded. Missing values are already paid for, so they
+    /// never exceed what an evaluation may read.
     pub fn take<T>(&mut self, result: Res<T>) -> Res<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -138,7 +138,7 @@ impl Needs {
     }
 }
 
-/// All that are there; what is missing is gathered first.
+/// All present results, or everything that is missing.
 pub(super) fn gather_some<T>(results: impl IntoIterator<Item = Res<Option<T>>>) -> Res<Vec<T>> {
     let mut needs = Needs::default();
     let mut all = Vec::new();
@@ -153,7 +153,7 @@ pub(super) fn gather<T>(results: impl IntoIterator<Item = Res<T>>) -> Res<Vec<T>
     gather_some(results.into_iter().map(|result| result.map(Some)))
 }
 
-/// At most a line of a text, for a message.
+/// Shortens a text for a message.
 pub(super) fn shorten(text: &str) -> Cow<'_, str> {
     const MOST: usize = 120;
     match text.char_indices().nth(MOST) {
@@ -163,7 +163,7 @@ pub(super) fn shorten(text: &str) -> Cow<'_, str> {
 }
 
 pub(super) fn overflow() -> Halt {
-    Halt::fault("the number does not fit 64 bits")
+    Halt::fault("the number does not fit in 64 bits")
 }
 
 pub(super) fn by_name_only(table: Table) -> Halt {

@@ -1,7 +1,8 @@
 //! Expressions and templates: CEL text, parsed once, evaluated over borrowed payloads.
 //!
-//! An evaluation is pure and bounded: the same names give the same result, however many payloads were at hand before,
-//! and it ends within its [`Fuel`]. What it needs but is not loaded it names all at once ([`Stop::Need`]).
+//! An evaluation is pure and bounded: the same names give the same result, no matter which payloads were already
+//! loaded, and it ends within its [`Fuel`]. All payloads that it needs but are not loaded are reported at once
+//! ([`Stop::Need`]).
 
 mod ast;
 mod charge;
@@ -35,63 +36,63 @@ use ast::Node;
 use eval::Eval;
 use halt::{Halt, Res};
 
-/// What an expression or a template may write into its result itself; what it refers to is not counted.
+/// The most an expression or a template may write into its own result; referenced payloads do not count.
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
 
-/// The names of all functions, those that do not evaluate all their arguments included.
+/// The names of all functions, including those that do not evaluate all their arguments.
 pub fn functions() -> impl Iterator<Item = &'static str> {
     functions::names()
 }
 
-/// A parsed expression. Equal if written the same.
+/// A parsed expression. Two are equal if their source is.
 #[derive(Clone)]
-pub struct Expr(Arc<Parsed>);
+pub struct Expr(Arc<ParsedExpr>);
 
-struct Parsed {
+struct ParsedExpr {
     source: Box<str>,
     ast: Node,
     reads: Vec<Read>,
 }
 
-/// A name that an expression reads from its surroundings: `steps.load.output.total` has the root `steps`, the key
-/// `load` and the field `output`. Key and field are there if they are written as constants.
+/// A name that an expression reads: `steps.load.output.total` has the root `steps`, the key `load` and the field
+/// `output`. Key and field are set only if they are constants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Read {
     pub root: String,
     pub key: Option<String>,
     pub field: Option<String>,
-    /// Of the root, in bytes from the start of the text.
+    /// Byte offset of the root in the text.
     pub offset: usize,
 }
 
-/// What is wrong with an expression's text, and where in it.
+/// A syntax error in an expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("column {}: {message}", .offset + 1)]
 pub struct ExprError {
     pub message: String,
-    /// In bytes from the start of the text.
+    /// Byte offset in the text.
     pub offset: usize,
 }
 
 /// How an evaluation reads the state of a run. `steps`, `events`, `gates` and `run` are tables, whose entries are
-/// asked for one at a time; every other name is a root.
+/// looked up one at a time; every other name is a root.
 pub trait Names<'a> {
     fn root(&self, name: &str) -> Option<Val<'a>>;
     fn entry(&self, table: Table, key: &str) -> Option<Val<'a>>;
     /// The stored payload, if it is loaded.
     fn value(&self, id: ValueId) -> Option<&'a Data>;
-    /// What `now()` is: the time of the transition.
+    /// The value of `now()`: the time of the transition.
     fn now(&self) -> Millis;
 }
 
 /// Why an evaluation has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Stop {
-    /// These stored payloads are needed first; then it is evaluated again.
+    /// Load these stored payloads and evaluate again.
     #[error("{} stored values are not loaded", .0.len())]
     Need(Vec<ValueRef>),
-    /// It is more work than the [`Fuel`] allows inline; elsewhere it may succeed.
-    #[error("the evaluation is too much work to be done inline")]
+    /// It takes more steps than the [`Fuel`] allows inline; without the inline limit it may succeed.
+    #[error("the evaluation takes too many steps to run inline")]
     Heavy,
     #[error(transparent)]
     Failed(#[from] EvalError),
@@ -100,9 +101,9 @@ pub enum Stop {
 /// An expression that failed at run time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct EvalError {
-    /// The expression; empty if it is the template as a whole that failed.
+    /// The expression; empty if the template as a whole failed.
     pub text: String,
-    /// In bytes from the start of the expression.
+    /// Byte offset in the expression.
     pub offset: usize,
     pub message: String,
 }
@@ -126,14 +127,14 @@ impl fmt::Display for EvalError {
 impl Expr {
     pub fn parse(text: &str) -> Result<Expr, ExprError> {
         let (ast, reads) = parse::parse(text)?;
-        Ok(Expr(Arc::new(Parsed { source: text.into(), ast, reads })))
+        Ok(Expr(Arc::new(ParsedExpr { source: text.into(), ast, reads })))
     }
 
     pub fn source(&self) -> &str {
         &self.0.source
     }
 
-    /// In the order they are written.
+    /// In source order.
     pub fn reads(&self) -> &[Read] {
         &self.0.reads
     }
@@ -143,7 +144,7 @@ impl Expr {
         eval.node(&self.0.ast).map_err(|halt| eval.stop(halt, self.source()))
     }
 
-    /// Whether a condition holds. Nothing but `true` and `false` is accepted.
+    /// Evaluates a condition. Any result other than `true` and `false` is an error.
     pub fn test(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<bool, Stop> {
         self.finish(names, fuel, |eval, value| match eval.force(value)? {
             Val::Bool(truth) => Ok(truth),
@@ -151,12 +152,12 @@ impl Expr {
         })
     }
 
-    /// The result as a payload. What is only passed through is not loaded and not copied.
+    /// The result as a payload. Payloads that are only passed through are neither loaded nor copied.
     pub fn data(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Data, Stop> {
         self.finish(names, fuel, |eval, value| eval.data(value))
     }
 
-    /// A moment: a time, an RFC 3339 text, or milliseconds since the epoch.
+    /// A point in time: a timestamp, an RFC 3339 string, or milliseconds since the epoch.
     pub fn time(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Millis, Stop> {
         self.finish(names, fuel, |eval, value| match eval.force(value)? {
             Val::Time(ms) => Ok(ms),
@@ -169,7 +170,7 @@ impl Expr {
         })
     }
 
-    /// A list, whose elements need not be loaded: JSON with an array, or an aggregate.
+    /// A list whose elements may be unloaded: a JSON array or an aggregate.
     pub fn list(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Data, Stop> {
         self.finish(names, fuel, |eval, value| {
             let value = eval.force(value)?;
@@ -211,7 +212,7 @@ impl PartialEq for Expr {
 
 impl Eq for Expr {}
 
-/// Names as seen for a shorter time: so a caller's state and its expressions need not live equally long.
+/// Names with a shorter lifetime, so that the caller's state and its expressions need not live equally long.
 pub(super) struct Within<'n, 'a>(&'n dyn Names<'a>);
 
 impl<'s, 'a: 's> Names<'s> for Within<'_, 'a> {

@@ -1,4 +1,4 @@
-//! What the operators with two sides do.
+//! Binary operators.
 
 use super::ast::{Node, Op};
 use super::eval::Eval;
@@ -41,7 +41,7 @@ impl<'a> Eval<'a, '_> {
         Ok(matches!(&both[..], [l, r] if l.order(r).is_eq()))
     }
 
-    /// Pays for comparing two scalars: of two texts, no more is looked at than the shorter one has.
+    /// Charges for comparing two scalars: two texts are compared up to the length of the shorter.
     fn weigh_texts(&mut self, left: &Val<'a>, right: &Val<'a>) -> Res<()> {
         match (left, right) {
             (Val::Str(left), Val::Str(right)) => self.spend_bytes(left.len().min(right.len())),
@@ -93,7 +93,7 @@ impl<'a> Eval<'a, '_> {
             (Op::Add, Val::Str(_), Val::Int(_) | Val::Double(_) | Val::Bool(_))
             | (Op::Add, Val::Int(_) | Val::Double(_) | Val::Bool(_), Val::Str(_)) => {
                 let other = if matches!(left, Val::Str(_)) { &right } else { &left };
-                Err(Halt::fault(format!("cannot add a string and {}; use string(x) to make it text", other.kind())))
+                Err(Halt::fault(format!("cannot add a string and {}; use string(x) to convert it", other.kind())))
             }
             (Op::Add | Op::Subtract, Val::Time(l), Val::Span(r)) => moment(whole(op, *l, *r)?).map(Val::Time),
             (Op::Add, Val::Span(l), Val::Time(r)) => moment(whole(op, *l, *r)?).map(Val::Time),

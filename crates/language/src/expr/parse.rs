@@ -1,11 +1,11 @@
-//! From text to the tree that is evaluated. The `cel` crate reads the text; what it read is resolved here, so that
-//! whatever can be known to be wrong is wrong when a flow is registered.
+//! Turns text into the tree that is evaluated. The `cel` crate parses the text; names and functions are resolved here,
+//! so that errors are found when a flow is registered.
 
 use cel::Env;
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, SourceInfo, operators};
 use cel::parser::ParseErrors;
 
-use super::ast::{Each, Kind, Macro, Node, Op};
+use super::ast::{Each, Macro, Node, NodeKind, Op};
 use super::functions::{self, Func};
 use super::pattern;
 use super::scan::{self, error};
@@ -15,8 +15,7 @@ use crate::nearest::nearest;
 
 pub(super) fn parse(text: &str) -> Result<(Node, Vec<Read>), ExprError> {
     scan::check(text)?;
-    // An environment without macros leaves them as the calls they are written as. No recovery: a tree of which parts
-    // are missing is not worth having.
+    // Without macros in the environment, they stay plain calls. No error recovery: an incomplete tree is useless.
     let parser = Env::default().with_optional_support(false).parser();
     let parser = parser.enable_ident_escape_syntax(true).error_recovery_limit(0);
     let (tree, places) = parser.parse_with_source_info(text).map_err(|errors| syntax_error(text, &errors))?;
@@ -31,7 +30,7 @@ type Trail = [Option<String>; 2];
 struct Resolve<'t> {
     text: &'t str,
     places: SourceInfo,
-    /// Variables of the macros around, outermost first.
+    /// Variables of the enclosing macros, outermost first.
     bound: Vec<String>,
     reads: Vec<Read>,
 }
@@ -50,17 +49,17 @@ impl Resolve<'_> {
             Expr::Select(select) => {
                 let [first, _] = trail;
                 let operand = self.node(*select.operand, [Some(select.field.clone()), first])?;
-                Kind::Select(Box::new(operand), select.field.into())
+                NodeKind::Select(Box::new(operand), select.field.into())
             }
             Expr::Call(call) => return self.call(call, at, trail),
             Expr::List(list) => {
-                Kind::List(list.elements.into_iter().map(|item| self.plain(item)).collect::<Result<_, _>>()?)
+                NodeKind::List(list.elements.into_iter().map(|item| self.plain(item)).collect::<Result<_, _>>()?)
             }
             Expr::Map(map) => {
-                Kind::Map(map.entries.into_iter().map(|entry| self.entry(entry)).collect::<Result<_, _>>()?)
+                NodeKind::Map(map.entries.into_iter().map(|entry| self.entry(entry)).collect::<Result<_, _>>()?)
             }
             Expr::Struct(_) => return unsupported("typed objects are not supported; write a map: {\"key\": value}"),
-            Expr::Comprehension(_) | Expr::Unspecified => return unsupported("this cannot be evaluated"),
+            Expr::Comprehension(_) | Expr::Unspecified => return unsupported("this syntax is not supported"),
         };
         Ok(Node { at: at as u32, kind })
     }
@@ -70,18 +69,18 @@ impl Resolve<'_> {
         start.min(self.text.len())
     }
 
-    fn name(&mut self, name: String, at: usize, trail: Trail) -> Result<Kind, ExprError> {
+    fn name(&mut self, name: String, at: usize, trail: Trail) -> Result<NodeKind, ExprError> {
         if name.starts_with('.') {
-            return Err(error(at, "a name does not start with a dot".to_string()));
+            return Err(error(at, "a name cannot start with a dot".to_string()));
         }
         if let Some(slot) = self.bound.iter().rposition(|bound| *bound == name) {
-            return Ok(Kind::Local(slot));
+            return Ok(NodeKind::Local(slot));
         }
         let kind = match Table::named(&name) {
-            // As a whole it is a value like any other: all of it is known at all times.
-            Some(Table::Run) if trail[0].is_none() => Kind::Root(name.as_str().into()),
-            Some(table) => Kind::Table(table),
-            None => Kind::Root(name.as_str().into()),
+            // As a whole, `run` is an ordinary value: all of it is known at all times.
+            Some(Table::Run) if trail[0].is_none() => NodeKind::Root(name.as_str().into()),
+            Some(table) => NodeKind::Table(table),
+            None => NodeKind::Root(name.as_str().into()),
         };
         let [key, field] = trail;
         self.reads.push(Read { root: name, key, field, offset: at });
@@ -91,7 +90,7 @@ impl Resolve<'_> {
     fn entry(&mut self, entry: IdedEntryExpr) -> Result<(Node, Node), ExprError> {
         match entry.expr {
             EntryExpr::MapEntry(entry) => Ok((self.plain(entry.key)?, self.plain(entry.value)?)),
-            EntryExpr::StructField(_) => Err(error(self.place(entry.id), "this cannot be evaluated".to_string())),
+            EntryExpr::StructField(_) => Err(error(self.place(entry.id), "this syntax is not supported".to_string())),
         }
     }
 
@@ -100,17 +99,17 @@ impl Resolve<'_> {
         let name = func_name.as_str();
         if let Some(op) = binary(name) {
             let pair = self.exactly(args, at)?;
-            return Ok(Node { at: at as u32, kind: Kind::Binary(op, pair) });
+            return Ok(Node { at: at as u32, kind: NodeKind::Binary(op, pair) });
         }
         let kind = match name {
             operators::INDEX => self.index(args, at, trail)?,
-            operators::LOGICAL_AND => Kind::And(self.exactly(args, at)?),
-            operators::LOGICAL_OR => Kind::Or(self.exactly(args, at)?),
-            operators::CONDITIONAL => Kind::If(self.exactly(args, at)?),
-            operators::LOGICAL_NOT => Kind::Not(self.one(args, at)?),
-            operators::NEGATE => Kind::Negate(self.one(args, at)?),
+            operators::LOGICAL_AND => NodeKind::And(self.exactly(args, at)?),
+            operators::LOGICAL_OR => NodeKind::Or(self.exactly(args, at)?),
+            operators::CONDITIONAL => NodeKind::If(self.exactly(args, at)?),
+            operators::LOGICAL_NOT => NodeKind::Not(self.one(args, at)?),
+            operators::NEGATE => NodeKind::Negate(self.one(args, at)?),
             _ => {
-                // The tree says where the bracket is; a reader looks for the name.
+                // The tree has the position of the bracket; report that of the name.
                 let before = self.text.get(..at).unwrap_or_default().trim_end();
                 let at = if before.ends_with(name) { before.len() - name.len() } else { at };
                 let kind = self.function(name, target.map(|target| *target), args, at)?;
@@ -120,7 +119,7 @@ impl Resolve<'_> {
         Ok(Node { at: at as u32, kind })
     }
 
-    fn index(&mut self, args: Vec<IdedExpr>, at: usize, trail: Trail) -> Result<Kind, ExprError> {
+    fn index(&mut self, args: Vec<IdedExpr>, at: usize, trail: Trail) -> Result<NodeKind, ExprError> {
         let [operand, index] = take(args, at)?;
         let [first, _] = trail;
         let trail = match &index.expr {
@@ -128,7 +127,7 @@ impl Resolve<'_> {
             _ => [None, None],
         };
         let operand = self.node(operand, trail)?;
-        Ok(Kind::Index(Box::new([operand, self.plain(index)?])))
+        Ok(NodeKind::Index(Box::new([operand, self.plain(index)?])))
     }
 
     fn function(
@@ -137,14 +136,14 @@ impl Resolve<'_> {
         target: Option<IdedExpr>,
         args: Vec<IdedExpr>,
         at: usize,
-    ) -> Result<Kind, ExprError> {
+    ) -> Result<NodeKind, ExprError> {
         if let Some(what) = Macro::named(name) {
             return self.each(what, target, args, at);
         }
         let args: Vec<_> = target.into_iter().chain(args).collect();
         match name {
             "has" => return self.has(args, at),
-            "default" if args.len() == 2 => return Ok(Kind::Default(self.exactly(args, at)?)),
+            "default" if args.len() == 2 => return Ok(NodeKind::Default(self.exactly(args, at)?)),
             "default" => return Err(error(at, "`default` is written default(value, fallback)".to_string())),
             _ => {}
         }
@@ -154,17 +153,17 @@ impl Resolve<'_> {
             return Err(error(at, format!("`{name}` got {} arguments; write {usage}", args.len())));
         }
         let args = args.into_iter().map(|arg| self.plain(arg)).collect::<Result<Vec<_>, _>>()?;
-        if let (Func::Matches, [_, Node { at, kind: Kind::Str(text) }]) = (func, &args[..]) {
+        if let (Func::Matches, [_, Node { at, kind: NodeKind::Str(text) }]) = (func, &args[..]) {
             pattern::check(text).map_err(|message| error(*at as usize, message))?;
         }
-        Ok(Kind::Call(func, args))
+        Ok(NodeKind::Call(func, args))
     }
 
-    fn has(&mut self, args: Vec<IdedExpr>, at: usize) -> Result<Kind, ExprError> {
+    fn has(&mut self, args: Vec<IdedExpr>, at: usize) -> Result<NodeKind, ExprError> {
         let node = self.one(args, at)?;
         match node.kind {
-            Kind::Select(..) | Kind::Index(..) => Ok(Kind::Has(node)),
-            _ => Err(error(at, "`has` asks for a field: has(input.x)".to_string())),
+            NodeKind::Select(..) | NodeKind::Index(..) => Ok(NodeKind::Has(node)),
+            _ => Err(error(at, "`has` takes a field: has(input.x)".to_string())),
         }
     }
 
@@ -174,7 +173,7 @@ impl Resolve<'_> {
         target: Option<IdedExpr>,
         mut args: Vec<IdedExpr>,
         at: usize,
-    ) -> Result<Kind, ExprError> {
+    ) -> Result<NodeKind, ExprError> {
         let name = what.name();
         let usage = || error(at, format!("`{name}` is written list.{name}(x, …), with x standing for each element"));
         let filter = if what == Macro::Map && args.len() == 3 { Some(args.remove(1)) } else { None };
@@ -190,7 +189,7 @@ impl Resolve<'_> {
         let filter = filter.map(|filter| self.plain(filter)).transpose();
         let body = self.plain(body);
         self.bound.pop();
-        Ok(Kind::Each(Box::new(Each { what, over, filter: filter?, body: body? })))
+        Ok(NodeKind::Each(Box::new(Each { what, over, filter: filter?, body: body? })))
     }
 
     fn exactly<const N: usize>(&mut self, args: Vec<IdedExpr>, at: usize) -> Result<Box<[Node; N]>, ExprError> {
@@ -209,19 +208,19 @@ fn take<T, const N: usize>(args: Vec<T>, at: usize) -> Result<[T; N], ExprError>
     <[T; N]>::try_from(args).map_err(|_| error(at, format!("takes {N} arguments, found {found}")))
 }
 
-fn constant(literal: LiteralValue, at: usize) -> Result<Kind, ExprError> {
+fn constant(literal: LiteralValue, at: usize) -> Result<NodeKind, ExprError> {
     Ok(match literal {
-        LiteralValue::Null => Kind::Null,
-        LiteralValue::Boolean(truth) => Kind::Bool(truth.into_inner()),
-        LiteralValue::Int(int) => Kind::Int(int.into_inner()),
+        LiteralValue::Null => NodeKind::Null,
+        LiteralValue::Boolean(truth) => NodeKind::Bool(truth.into_inner()),
+        LiteralValue::Int(int) => NodeKind::Int(int.into_inner()),
         LiteralValue::UInt(uint) => {
             let int = i64::try_from(uint.into_inner());
-            Kind::Int(int.map_err(|_| error(at, "the number does not fit 64 bits".to_string()))?)
+            NodeKind::Int(int.map_err(|_| error(at, "the number does not fit in 64 bits".to_string()))?)
         }
-        LiteralValue::Double(double) => Kind::Double(double.into_inner()),
-        LiteralValue::String(text) => Kind::Str(text.inner().into()),
+        LiteralValue::Double(double) => NodeKind::Double(double.into_inner()),
+        LiteralValue::String(text) => NodeKind::Str(text.inner().into()),
         LiteralValue::Bytes(_) => {
-            return Err(error(at, "bytes are not supported; write text without the b".to_string()));
+            return Err(error(at, "bytes are not supported; remove the `b` prefix".to_string()));
         }
     })
 }
@@ -250,12 +249,12 @@ fn unknown(name: &str, at: usize) -> ExprError {
         None => {
             let mut known: Vec<_> = functions::names().collect();
             known.sort_unstable();
-            error(at, format!("there is no function `{name}`; there are {}", known.join(", ")))
+            error(at, format!("there is no function `{name}`; known functions: {}", known.join(", ")))
         }
     }
 }
 
-/// The first error, in our words where the parser's are about its grammar.
+/// The first error, reworded where the parser's message is about its grammar.
 fn syntax_error(text: &str, errors: &ParseErrors) -> ExprError {
     let Some(first) = errors.errors.first() else {
         return error(0, "this is not an expression".to_string());
@@ -273,7 +272,7 @@ fn syntax_error(text: &str, errors: &ParseErrors) -> ExprError {
             "optional values (`?`) are not supported; use default(x, fallback) or has(x.y)".to_string()
         }
         msg if msg.starts_with("invalid int") || msg.starts_with("invalid uint") => {
-            "the number does not fit 64 bits".to_string()
+            "the number does not fit in 64 bits".to_string()
         }
         msg => match msg.strip_prefix("reserved identifier: ") {
             Some(word) => format!("`{word}` is a reserved word"),

@@ -1,4 +1,4 @@
-//! Patterns of `matches`.
+//! Regular expressions of `matches`.
 
 use regex_lite::{Regex, RegexBuilder};
 
@@ -6,12 +6,12 @@ use super::eval::Eval;
 use super::halt::{Halt, Res, shorten};
 
 const MAX_BYTES: usize = 256;
-/// Of a pattern as compiled, in bytes: repetitions in it multiply.
+/// Size of a compiled pattern in bytes: repetitions in it multiply.
 const MAX_SIZE: usize = 16 * 1024;
-/// The size of a compiled pattern for which each byte of a text takes a step.
+/// A compiled pattern of this size takes one step per byte of text.
 const SIZE_A_STEP: usize = 128;
 
-/// Whether a pattern that is written as a constant can be used.
+/// Validates a constant pattern.
 pub(super) fn check(pattern: &str) -> Result<(), String> {
     Pattern::new(pattern).map(drop)
 }
@@ -20,7 +20,7 @@ pub(super) fn check(pattern: &str) -> Result<(), String> {
 pub(super) struct Pattern {
     source: String,
     compiled: Regex,
-    /// How large it is as compiled, up to the next power of two.
+    /// Its compiled size, rounded up to a power of two.
     size: usize,
 }
 

@@ -1,4 +1,4 @@
-//! From values to payloads: what is passed on is shared, the rest is written, within bounds.
+//! Turns values into payloads, within bounds: payloads that are only passed on are shared, the rest is copied.
 
 use std::mem;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use super::text::Text;
 use super::value::{Val, span_text, time_text};
 use crate::data::{Data, INLINE_BYTES};
 
-/// How deep a result may be nested: JSON readers stop at 128, and records put it inside of something.
+/// Nesting depth of a result: JSON parsers stop at 128, and records nest it further.
 const MAX_RESULT_DEPTH: usize = 100;
-/// What a value of the result takes in memory, its text aside.
+/// Memory of a value of the result, without its text.
 const NODE_BYTES: usize = 112;
 
-/// What becomes part of a result: written into it, or shared with where it came from.
+/// A part of a result: copied into it, or shared with its source.
 pub(super) enum Part {
     Own(Value),
     Shared(Data),
 }
 
 impl<'a> Eval<'a, '_> {
-    /// The value as a payload. One that is only passed on is shared.
+    /// The value as a payload. A payload that is only passed on is shared.
     pub fn data(&mut self, value: Val<'a>) -> Res<Data> {
         match value {
             Val::Data(data) => Ok(data.clone()),
@@ -84,7 +84,7 @@ impl<'a> Eval<'a, '_> {
         Ok(Part::Own(json.clone()))
     }
 
-    /// Small JSON is written where it is used; all else is shared.
+    /// Small JSON is copied; everything else is shared.
     pub fn share(&mut self, data: &Data, depth: usize) -> Res<Part> {
         self.admit(data, depth)?;
         match data {
@@ -96,12 +96,13 @@ impl<'a> Eval<'a, '_> {
         }
     }
 
-    /// Whether the result has room for it, at that depth.
+    /// Checks that the result has room for it at that depth.
     fn admit(&mut self, data: &Data, depth: usize) -> Res<()> {
         match data {
             Data::Json(json) => return self.admit_json(json, depth, false),
             Data::Ref(stored) => {
-                // Else a loop whose state holds the state before could nest without end, a reference a round.
+                // Otherwise a loop whose state contains the previous state could nest without bound, one reference a
+                // round.
                 check_depth(depth + usize::from(stored.depth))?;
                 return self.take_room(24);
             }
@@ -118,7 +119,7 @@ impl<'a> Eval<'a, '_> {
         }
     }
 
-    /// Whether the result has room for the JSON; if it is to be copied, its memory is paid for.
+    /// Checks that the result has room for the JSON; charges for its memory if it is copied.
     fn admit_json(&mut self, json: &Value, depth: usize, copied: bool) -> Res<()> {
         self.spend(1)?;
         check_depth(depth)?;
@@ -161,10 +162,10 @@ impl<'a> Eval<'a, '_> {
         self.spend_bytes(bytes)
     }
 
-    /// The value as JSON text, loaded in full.
+    /// The fully loaded value as JSON text.
     pub fn json_text(&mut self, value: Val<'a>) -> Res<String> {
         let value = self.solid(value)?;
-        // It is a step on the way, not the result: that has its room to itself.
+        // This is an intermediate value, so it does not use up the room of the result.
         let room = mem::replace(&mut self.room, MAX_PAYLOAD_BYTES);
         let json = match value {
             Val::Data(Data::Json(json)) => self.copy(json, 0),
@@ -172,7 +173,7 @@ impl<'a> Eval<'a, '_> {
         };
         let taken = MAX_PAYLOAD_BYTES - mem::replace(&mut self.room, room);
         let json = json?;
-        // It grows by doubling.
+        // The string grows by doubling.
         self.hold(taken.saturating_mul(2))?;
         match json {
             Part::Own(json) => Ok(json.to_string()),
@@ -181,7 +182,7 @@ impl<'a> Eval<'a, '_> {
         }
     }
 
-    /// The value as part of a text.
+    /// The value as part of a string.
     pub fn render(&mut self, value: Val<'a>) -> Res<Text<'a>> {
         match self.force(value)? {
             Val::Null => Ok(Text::Borrowed("")),

@@ -1,19 +1,19 @@
-//! The first look at a text, before the parser: its tokens, how many there are and how deep they nest. The parser is
-//! recursive, so what would exhaust its stack has to be refused here.
+//! Scans a text before it is parsed: counts its tokens and their nesting. The parser is recursive, so whatever would
+//! exhaust its stack is rejected here.
 
 use super::ExprError;
 
 const MAX_BYTES: usize = 16 * 1024;
 const MAX_TOKENS: usize = 1_000;
-/// Of brackets and conditionals together.
+/// Nesting of brackets and conditionals together.
 const MAX_NESTING: usize = 32;
-/// Of operators, fields and indexes in a row, counting those around an open bracket: `a.b.c + d + e`. Each is a level of
-/// the tree as well.
+/// Consecutive operators, fields and indexes, counting those around an open bracket: `a.b.c + d + e`. Each is a level
+/// of the tree too.
 const MAX_CHAIN: usize = 128;
-/// Of `!` and `-` in a row.
+/// Consecutive `!` and `-`.
 const MAX_PREFIXES: usize = 8;
 
-/// Refuses what the parser is not safe with.
+/// Rejects what the parser cannot handle safely.
 pub(super) fn check(text: &str) -> Result<(), ExprError> {
     if text.len() > MAX_BYTES {
         return Err(error(0, format!("the expression is longer than {MAX_BYTES} bytes")));
@@ -25,7 +25,7 @@ pub(super) fn check(text: &str) -> Result<(), ExprError> {
         count += 1;
         prefixes = if matches!(token, Token::Sign('!' | '-')) { prefixes + 1 } else { 0 };
         if count > MAX_TOKENS {
-            return Err(error(at, format!("the expression has more than {MAX_TOKENS} words and signs")));
+            return Err(error(at, format!("the expression has more than {MAX_TOKENS} tokens")));
         }
         if prefixes > MAX_PREFIXES {
             return Err(error(at, format!("more than {MAX_PREFIXES} `!` or `-` in a row")));
@@ -38,7 +38,7 @@ pub(super) fn check(text: &str) -> Result<(), ExprError> {
     nesting.end()
 }
 
-/// Where the `}` is that closes an expression starting at `from`; none if it is not closed.
+/// The position of the `}` that closes an expression starting at `from`; none if it is not closed.
 pub(super) fn closing_brace(text: &str, from: usize) -> Result<Option<usize>, ExprError> {
     let mut open = 0;
     for token in Tokens::new(text, from) {
@@ -52,7 +52,7 @@ pub(super) fn closing_brace(text: &str, from: usize) -> Result<Option<usize>, Ex
     Ok(None)
 }
 
-/// The token at `from`, as it is written.
+/// The source of the token at `from`.
 pub(super) fn token_at(text: &str, from: usize) -> Option<&str> {
     let mut tokens = Tokens::new(text, from);
     let (at, _) = tokens.next()?.ok()?;
@@ -61,7 +61,7 @@ pub(super) fn token_at(text: &str, from: usize) -> Option<&str> {
 
 #[derive(Default)]
 struct Nesting {
-    /// Brackets that are open: which, where, and how it was in front of them.
+    /// Open brackets: character, position, and the level around them.
     open: Vec<(char, usize, Level)>,
     /// Inside the innermost bracket.
     here: Level,
@@ -69,7 +69,7 @@ struct Nesting {
     chain: usize,
 }
 
-/// What the next token is inside of, within one pair of brackets.
+/// The conditionals and chain links that enclose the next token, within one pair of brackets.
 #[derive(Default, Clone, Copy)]
 struct Level {
     conditionals: usize,
@@ -125,9 +125,9 @@ impl Nesting {
                 Ok(())
             }
             Some((open, from, _)) => {
-                Err(error(at, format!("found `{bracket}` where `{open}` of column {} is still open", from + 1)))
+                Err(error(at, format!("found `{bracket}`, but `{open}` at column {} is still open", from + 1)))
             }
-            None => Err(error(at, format!("found `{bracket}` that nothing opens"))),
+            None => Err(error(at, format!("unmatched `{bracket}`"))),
         }
     }
 
@@ -139,14 +139,14 @@ impl Nesting {
     }
 }
 
-/// As coarse as the checks allow: a number may come apart, a string or a bracket never.
+/// As coarse as the checks allow: a number may be split, a string or a bracket never.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Token {
     Open(char),
     Close(char),
     /// An operator, by its first character.
     Sign(char),
-    /// `&&` or `||`: however many there are, the tree does not get deep by them.
+    /// `&&` or `||`: they do not make the tree deeper, however many there are.
     Logic,
     Word,
 }
@@ -194,7 +194,7 @@ impl<'t> Tokens<'t> {
             }
             '`' => (
                 Token::Word,
-                quoted_name(rest).ok_or_else(|| error(self.at, "a name in ` quotes is not closed".to_string()))?,
+                quoted_name(rest).ok_or_else(|| error(self.at, "a name in ` quotes is never closed".to_string()))?,
             ),
             '(' | '[' | '{' => (Token::Open(first), 1),
             ')' | ']' | '}' => (Token::Close(first), 1),
@@ -224,7 +224,7 @@ impl Iterator for Tokens<'_> {
     }
 }
 
-/// How long the letters before the opening quote are, and whether they make the string raw.
+/// The length of the letters before the opening quote, and whether they make the string raw.
 fn string_prefix(rest: &str) -> Option<(usize, bool)> {
     let prefixes = [("", false), ("r", true), ("b", false), ("br", true)];
     let quote = rest.bytes().take(3).position(|byte| matches!(byte, b'"' | b'\''))?;
@@ -233,7 +233,8 @@ fn string_prefix(rest: &str) -> Option<(usize, bool)> {
     Some((quote, raw))
 }
 
-/// The length of the string at `at`. Escapes are checked here, since a bad one would make the parser see other strings.
+/// The length of the string at `at`. Escapes are checked here, because the parser would split the text differently at a
+/// bad one.
 fn string(text: &str, at: usize, prefix: usize, raw: bool) -> Result<usize, ExprError> {
     let whole = text.get(at..).unwrap_or_default();
     let body = whole.get(prefix..).unwrap_or_default();

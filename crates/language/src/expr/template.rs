@@ -15,7 +15,8 @@ use crate::data::Data;
 /// How deep the JSON of a template may be nested.
 const MAX_DEPTH: usize = 64;
 
-/// A parsed template. A string that is one `${…}` keeps the value's type, any other is text; `$${` is `${` as it is.
+/// A parsed template. A string that consists of one `${…}` keeps the value's type, any other is text; `$${` is an
+/// escaped `${`.
 #[derive(Clone)]
 pub struct Template(Arc<Form>);
 
@@ -37,11 +38,11 @@ enum Chunk {
 #[derive(Debug)]
 struct Hole {
     expr: Expr,
-    /// Of the expression in its string.
+    /// Byte offset of the expression in its string.
     offset: usize,
 }
 
-/// What is wrong in a template, and where: `path` leads to the string, the error's offset is a place in it.
+/// A syntax error in a template: `path` leads to the string, the error's offset is a position in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{error}", at_path(.path))]
 pub struct TemplateError {
@@ -50,35 +51,35 @@ pub struct TemplateError {
 }
 
 impl Template {
-    /// All that is wrong, at once.
+    /// Reports all errors at once.
     pub fn parse(json: &Value) -> Result<Template, Vec<TemplateError>> {
         let mut errors = Vec::new();
         let form = parse(json, &mut Vec::new(), &mut errors);
         if errors.is_empty() { Ok(Template(Arc::new(form))) } else { Err(errors) }
     }
 
-    /// What its expressions read, each with the path to its string; offsets are places in that string.
+    /// The reads of its expressions, each with the path to its string; offsets are positions in that string.
     pub fn reads(&self) -> Vec<(Vec<String>, Read)> {
         let mut reads = Vec::new();
         collect_reads(&self.0, &mut Vec::new(), &mut reads);
         reads
     }
 
-    /// The payload it makes. What is only passed through is shared, and not loaded.
+    /// The resulting payload. Payloads that are only passed through are shared, and not loaded.
     pub fn eval(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<Data, Stop> {
         match self.0.as_ref() {
             Form::Literal(data) => Ok(data.clone()),
             Form::Value(hole) => hole.expr.data(names, fuel),
             form => {
                 let names = Within(names);
-                let mut build = Build { eval: Eval::new(&names, fuel), failed: None };
+                let mut build = TemplateBuilder { eval: Eval::new(&names, fuel), failed: None };
                 let part = build.part(form, 0);
                 part.map(Part::data).map_err(|halt| build.stop(halt))
             }
         }
     }
 
-    /// The payload as text: a string as it is, anything else as JSON.
+    /// The payload as text: a string unchanged, anything else as JSON.
     pub fn text(&self, names: &dyn Names<'_>, fuel: &mut Fuel) -> Result<String, Stop> {
         let data = self.eval(names, fuel)?;
         let names = Within(names);
@@ -100,13 +101,13 @@ impl fmt::Debug for Template {
     }
 }
 
-struct Build<'a, 'n> {
+struct TemplateBuilder<'a, 'n> {
     eval: Eval<'a, 'n>,
     /// The expression that failed last.
     failed: Option<&'a str>,
 }
 
-impl<'a> Build<'a, '_> {
+impl<'a> TemplateBuilder<'a, '_> {
     fn stop(&self, halt: Halt) -> Stop {
         self.eval.stop(halt, self.failed.unwrap_or_default())
     }
@@ -151,7 +152,7 @@ impl<'a> Build<'a, '_> {
             };
             if let Some(piece) = needs.take(piece)? {
                 needs.take(self.eval.take_room(piece.len()))?;
-                // It grows by doubling.
+                // The string grows by doubling.
                 needs.take(self.eval.hold(64 + 2 * piece.len()))?;
                 text.push_str(&piece);
             }
@@ -197,7 +198,7 @@ fn parse(json: &Value, path: &mut Vec<String>, errors: &mut Vec<TemplateError>) 
         Form::Map(fields) => fields.iter().all(|(_, field)| matches!(field, Form::Literal(_))),
         _ => false,
     };
-    // Shared from here on. Text is taken from the parts, where `$${` is undone already.
+    // Shared from here on. Built from the parts, in which `$${` is already unescaped.
     if literal { Form::Literal(literal_of(&form)) } else { form }
 }
 
@@ -255,7 +256,7 @@ fn parse_text(text: &str, path: &[String], errors: &mut Vec<TemplateError>) -> F
     }
 }
 
-/// The expression whose `${` is at `dollar`, and where the text goes on; that also for one that is wrong.
+/// Parses the expression whose `${` is at `dollar`. The second value is the position after it, also on error.
 fn parse_hole(text: &str, dollar: usize) -> Result<(Hole, usize), (ExprError, usize)> {
     let offset = dollar + 2;
     let close = closing_brace(text, offset).map_err(|error| (error, text.len()))?;

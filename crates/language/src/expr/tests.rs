@@ -9,7 +9,7 @@ use crate::data::{RoughSize, ValueRef};
 /// 2026-01-02T03:04:05.678Z
 const NOW: Millis = 1_767_323_045_678;
 
-/// The fields of `roots` are roots, save `steps`, `events`, `gates` and `run`.
+/// The fields of `roots` are roots, except `steps`, `events`, `gates` and `run`.
 #[derive(Default)]
 struct Scope {
     roots: BTreeMap<String, Data>,
@@ -241,7 +241,7 @@ fn names_fields_and_indexes() {
     check_fails(
         sample(),
         &[
-            ("nope", "`nope` is not known here"),
+            ("nope", "unknown name `nope`"),
             ("steps.gone.output", "`steps.gone` is not decided yet or does not exist"),
             ("events.other", "event `other` was not emitted"),
             ("gates.other", "`gates.other` is not open yet or does not exist"),
@@ -400,37 +400,37 @@ fn what_goes_wrong_is_said() {
     check_fails(
         sample(),
         &[
-            ("9223372036854775807 + 1", "the number does not fit 64 bits"),
-            ("-(-9223372036854775807 - 1)", "the number does not fit 64 bits"),
-            ("(-9223372036854775807 - 1) / -1", "the number does not fit 64 bits"),
+            ("9223372036854775807 + 1", "the number does not fit in 64 bits"),
+            ("-(-9223372036854775807 - 1)", "the number does not fit in 64 bits"),
+            ("(-9223372036854775807 - 1) / -1", "the number does not fit in 64 bits"),
             ("1 / 0", "division by zero"),
             ("1 % 0", "division by zero"),
             ("1.0 / 0", "division by zero"),
             ("1e308 * 10", "the result is not a finite number: inf"),
-            ("'n: ' + 1", "cannot add a string and an int; use string(x) to make it text"),
-            ("1.5 + 'x'", "cannot add a string and a double; use string(x) to make it text"),
+            ("'n: ' + 1", "cannot add a string and an int; use string(x) to convert it"),
+            ("1.5 + 'x'", "cannot add a string and a double; use string(x) to convert it"),
             ("[1] + 1", "`+` does not work on a list and an int"),
             ("1 < 'a'", "`<` does not work on an int and a string"),
             ("null < 1", "`<` does not work on null and an int"),
             ("'a' in 'abc'", "`in` is for lists and maps; for text use text.contains(part)"),
-            ("{'a': 1, 'a': 2}", "the key `a` is there twice"),
+            ("{'a': 1, 'a': 2}", "duplicate key `a`"),
             ("{1: 1}", "a key of a map must be a string, found an int"),
             ("'a'.size() ? 1 : 2", "`?` needs true or false, found an int"),
             ("-'a'", "`-` needs a number, found a string"),
             ("int('x')", "`x` is not a whole number"),
             ("double('nan')", "`nan` is not a number"),
-            ("int(1e30)", "the number does not fit 64 bits"),
-            ("string([1])", "`string` of a list; use json(x) for its JSON"),
-            ("contains([1], 1)", "`contains` cannot be used on a list, an int; write text.contains(part)"),
+            ("int(1e30)", "the number does not fit in 64 bits"),
+            ("string([1])", "`string` does not accept a list; use json(x) for its JSON"),
+            ("contains([1], 1)", "`contains` does not accept a list, an int; write text.contains(part)"),
             ("sum([1, 'a'])", "`sum` needs numbers, found a string"),
-            ("sum(1)", "`sum` cannot be used on an int; write sum(list of numbers)"),
+            ("sum(1)", "`sum` does not accept an int; write sum(list of numbers)"),
             ("max([])", "`max` of an empty list"),
             ("min(1, 'a')", "`min` cannot compare a string with an int"),
             ("max([[1]])", "`max` cannot compare a list with a list"),
             ("sort([1, 'a'])", "`sort` cannot compare an int with a string"),
             ("[1].join(',')", "`join` needs strings, found an int; use list.map(x, string(x))"),
             ("range(-1)", "range(-1) is not between 0 and 100000"),
-            ("slice([1], 2, 1)", "there is nothing from 2 to 1"),
+            ("slice([1], 2, 1)", "the range from 2 to 1 is invalid"),
             ("parse_json('{')", "is not JSON: EOF while parsing an object at line 1 column 1"),
             ("'a'.matches('(' + '')", "`(` is not a pattern: found open group without closing ')'"),
         ],
@@ -458,34 +458,34 @@ fn what_can_be_known_to_be_wrong_is_refused_at_once() {
         ("1 2", 2, "unexpected `2`"),
         ("a b", 2, "unexpected `b`"),
         ("(1", 0, "`(` is never closed"),
-        ("(1]", 2, "found `]` where `(` of column 1 is still open"),
-        ("1)", 1, "found `)` that nothing opens"),
+        ("(1]", 2, "found `]`, but `(` at column 1 is still open"),
+        ("1)", 1, "unmatched `)`"),
         ("'abc", 0, "the string is never closed"),
         (r"'a\q'", 2, "unknown escape in the string"),
         ("a = 1", 2, "found `=`; did you mean `==`?"),
         ("a & b", 2, "found `&`; did you mean `&&`?"),
         ("a # b", 2, "unexpected character `#`"),
         ("'ä' +* 1", 6, "unexpected `*`"),
-        ("99999999999999999999", 0, "the number does not fit 64 bits"),
-        ("9223372036854775808u", 0, "the number does not fit 64 bits"),
-        ("b'x'", 0, "bytes are not supported; write text without the b"),
+        ("99999999999999999999", 0, "the number does not fit in 64 bits"),
+        ("9223372036854775808u", 0, "the number does not fit in 64 bits"),
+        ("b'x'", 0, "bytes are not supported; remove the `b` prefix"),
         ("Point{x: 1}", 5, "typed objects are not supported; write a map: {\"key\": value}"),
         ("a.?b", 1, "optional values (`?`) are not supported; use default(x, fallback) or has(x.y)"),
-        (".a", 1, "a name does not start with a dot"),
+        (".a", 1, "a name cannot start with a dot"),
         ("a.for + if", 8, "`if` is a reserved word"),
         ("1 + siz([1])", 4, "there is no function `siz`; did you mean `size`?"),
         ("[1].sise()", 4, "there is no function `sise`; did you mean `size`?"),
         ("size(1, 2)", 0, "`size` got 2 arguments; write size(text, list or map)"),
         ("now(1)", 0, "`now` got 1 arguments; write now()"),
         ("default(1)", 0, "`default` is written default(value, fallback)"),
-        ("has(a)", 0, "`has` asks for a field: has(input.x)"),
+        ("has(a)", 0, "`has` takes a field: has(input.x)"),
         ("map(a, b)", 0, "`map` is written list.map(x, …), with x standing for each element"),
         ("a.map(b.c, 1)", 2, "`map` is written list.map(x, …), with x standing for each element"),
         ("a.matches('[')", 10, "`[` is not a pattern: found unclosed character class"),
     ]);
     let unknown = Expr::parse("frobnicate(1)").unwrap_err();
     assert!(
-        unknown.message.starts_with("there is no function `frobnicate`; there are abs, all, avg, bool"),
+        unknown.message.starts_with("there is no function `frobnicate`; known functions: abs, all, avg, bool"),
         "{unknown}"
     );
     assert_eq!(unknown.to_string(), format!("column 1: {}", unknown.message));
@@ -594,10 +594,10 @@ fn stored_values_are_paid_for_before_they_are_asked_for() {
     };
     let each = |values: u32| list((0..values).map(|id| sized(id, 1 << 20)).collect());
     let scope = |values: u32| Scope::default().root("each", each(values));
-    // What may be read in all is asked for at once.
+    // Everything within the read limit is requested at once.
     let needed = data("each.map(x, size(x))", &scope(32)).unwrap_err();
     assert!(matches!(&needed, Stop::Need(missing) if missing.len() == 32), "{needed:?}");
-    // Of more, no more than that is asked for; and when it is there, it fails.
+    // Beyond the limit no more is requested, and once it is loaded, the evaluation fails.
     let mut scope = scope(2_000);
     let limit = "read more than 32 MiB of stored values, the limit of an evaluation";
     for text in ["each.map(x, size(x))", "each.exists(x, x == 'y')", "json(each)", "sum(each)", "distinct(each)"] {
@@ -612,7 +612,7 @@ fn stored_values_are_paid_for_before_they_are_asked_for() {
             failed => assert_eq!(message(failed.unwrap_err()), limit, "{text}"),
         }
     }
-    // A value is paid for once, and what is only passed on is not paid for.
+    // A value is charged once; values only passed on are not charged.
     let one = Scope::default().root("one", sized(1, 20 << 20)).stored(1, json!([1]));
     assert_eq!(data("range(1000).map(x, one[0])", &one), Ok(Data::from(json!(vec![1; 1_000]))));
     let many = list((0..2_000).map(|id| sized(id, 1 << 20)).collect());
@@ -672,7 +672,7 @@ fn nesting_and_length_are_bounded() {
         format!("{}1", "a?b:".repeat(100_000)),
         format!("{}1", "a?b:".repeat(4000)),
         format!("{}1{}", "a?".repeat(5000), ":1".repeat(5000)),
-        // Strings that the parser and the scan could take apart differently.
+        // Strings that the parser and the scan could split differently.
         format!("'''\\q' + {}'''", "(".repeat(10_000)),
     ];
     for text in cases {
@@ -681,7 +681,7 @@ fn nesting_and_length_are_bounded() {
     }
 }
 
-/// The largest that are let through must fit the stack of a thread, with room to spare.
+/// The largest accepted expressions must fit a thread's stack, with room to spare.
 #[test]
 fn the_deepest_that_is_accepted_is_evaluated() {
     let chain = |text: &str| text.repeat(127);
@@ -789,7 +789,7 @@ fn templates() {
     assert_eq!(text(json!({"a": "${input.a}"})), Ok(r#"{"a":1}"#.to_string()));
     assert_eq!(
         fill(json!({"a": ["${input.a + 'x'}"]}), &scope).unwrap_err().to_string(),
-        "`input.a + 'x'` failed at column 9: cannot add a string and an int; use string(x) to make it text"
+        "`input.a + 'x'` failed at column 9: cannot add a string and an int; use string(x) to convert it"
     );
 }
 
@@ -849,7 +849,7 @@ fn templates_report_all_errors_with_their_places() {
     );
     let deep = (0..10_000).fold(json!("${x}"), |inner, _| Value::Array(vec![inner]));
     assert!(Template::parse(&deep).unwrap_err()[0].error.message.contains("nested more than 64 deep"));
-    // Dropping JSON this deep would exhaust the stack.
+    // Dropping JSON this deep would overflow the stack.
     std::mem::forget(deep);
 }
 
@@ -860,7 +860,7 @@ fn expressions_are_equal_if_written_the_same() {
     assert_eq!(format!("{:?}", Expr::parse("a").unwrap()), r#"Expr("a")"#);
 }
 
-/// State that outlives the view, an expression that does not outlive the state, and the other way round.
+/// State may outlive an expression, and the other way round.
 #[test]
 fn views_may_be_short_lived() {
     let scope = Scope::new(sample());
@@ -989,7 +989,7 @@ proptest! {
             }
             match expr.data(&View(&scope), &mut Fuel::new(Cost { steps: 10_000, ..EVALUATION })) {
                 Ok(_) | Err(Stop::Need(_)) => {}
-                Err(Stop::Heavy) => prop_assert!(false, "nothing is decided inline"),
+                Err(Stop::Heavy) => prop_assert!(false, "no inline limit is set"),
                 Err(Stop::Failed(error)) => prop_assert!(text.is_char_boundary(error.offset), "{error:?}"),
             }
         }
@@ -1007,7 +1007,7 @@ proptest! {
         drop(Template::parse(&Value::String(text)));
     }
 
-    /// However much is loaded, the outcome is the same once nothing is missing.
+    /// The outcome does not depend on which values were loaded first.
     #[test]
     fn loading_does_not_change_the_outcome(text in any_expression(), loaded in prop::collection::vec(any::<bool>(), 4)) {
         let scope = |keep: &dyn Fn(usize) -> bool| {
@@ -1028,8 +1028,8 @@ proptest! {
         }
     }
 
-    /// The same where it may read less than all there is: it asks for no more than that, and fails or not as if everything
-    /// had been loaded from the beginning.
+    /// The same with a read limit below the total: the evaluation requests no more than the limit, and succeeds or
+    /// fails as if everything had been loaded from the start.
     #[test]
     fn what_may_be_read_does_not_depend_on_what_is_loaded(text in any_expression(), most in 0..5_u64) {
         let limit = Cost { read: most * 900, ..EVALUATION };

@@ -1,11 +1,9 @@
-//! Text in expressions.
-
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
 
-/// Text that is passed on without a copy: part of a payload or of the expression, or made on the way and shared.
+/// Text that is cheap to clone: borrowed from a payload or the expression, or created and shared.
 #[derive(Clone)]
 pub enum Text<'a> {
     Borrowed(&'a str),

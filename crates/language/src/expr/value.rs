@@ -12,7 +12,8 @@ use super::text::Text;
 use crate::data::Data;
 use crate::ids::Millis;
 
-/// A value, cheap to clone whatever it holds. Payloads stay lazy: a reference in them is followed when its content matters, not when it is passed on.
+/// A value; cheap to clone. Payloads stay lazy: a reference is resolved when its content is needed, not when it is
+/// passed on.
 #[derive(Debug, Clone)]
 pub enum Val<'a> {
     Null,
@@ -20,12 +21,12 @@ pub enum Val<'a> {
     Int(i64),
     Double(f64),
     Str(Text<'a>),
-    /// An array or an object. (Scalars are accepted here and in `Data`, and taken apart when they are read.)
+    /// An array or an object. (Scalars are accepted here and in `Data`, and unwrapped when they are read.)
     Json(&'a Value),
     /// A payload, not necessarily loaded.
     Data(&'a Data),
     List(Rc<Vec<Val<'a>>>),
-    /// In the order of the first insertion, every key once.
+    /// In insertion order, with unique keys.
     Map(Rc<Vec<(Text<'a>, Val<'a>)>>),
     /// Milliseconds since the epoch.
     Time(Millis),
@@ -33,7 +34,7 @@ pub enum Val<'a> {
     Table(Table),
 }
 
-/// What can be read by name only: its entries are not all known at all times.
+/// A table that can only be read by name: its entries are not all known at all times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
     Steps,
@@ -43,7 +44,7 @@ pub enum Table {
 }
 
 impl Table {
-    /// What there is of [`Table::Run`]; the last two only when the run ends.
+    /// The fields of [`Table::Run`]; the last two exist only when the run ends.
     pub const OF_RUN: [&str; 8] = ["id", "flow", "version", "input", "tags", "external_id", "outcome", "error"];
 
     pub fn named(name: &str) -> Option<Table> {
@@ -60,10 +61,10 @@ impl Table {
     }
 }
 
-/// The inside of a list or a map, in whichever form it is held.
+/// The contents of a list or a map, in any representation.
 pub(super) enum Shape<'v, 'a> {
     Items(Items<'v, 'a>),
-    Fields(Fields<'v, 'a>),
+    Fields(MapFields<'v, 'a>),
     Scalar,
 }
 
@@ -75,7 +76,7 @@ pub(super) enum Items<'v, 'a> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Fields<'v, 'a> {
+pub(super) enum MapFields<'v, 'a> {
     Vals(&'v [(Text<'a>, Val<'a>)]),
     Json(&'a Map<String, Value>),
     Data(&'a [(Arc<str>, Data)]),
@@ -86,7 +87,7 @@ impl<'a> From<&'a Value> for Val<'a> {
         match json {
             Value::Null => Val::Null,
             Value::Bool(truth) => Val::Bool(*truth),
-            // Beyond 64 signed bits it counts as a double, but only when it is counted with: passed on, it is exact.
+            // Beyond i64 it is a double in arithmetic, but stays exact when it is only passed on.
             Value::Number(number) if number.as_i64().is_none() && number.is_u64() => Val::Json(json),
             Value::Number(number) => number_val(number),
             Value::String(text) => Val::Str(Text::Borrowed(text)),
@@ -98,7 +99,7 @@ impl<'a> From<&'a Value> for Val<'a> {
 impl<'a> From<&'a Data> for Val<'a> {
     fn from(data: &'a Data) -> Val<'a> {
         match data {
-            // Containers stay payloads, so that passing them on shares them.
+            // Containers stay payloads, so that they can be shared.
             Data::Json(json) if !json.is_array() && !json.is_object() => Val::from(json.as_ref()),
             _ => Val::Data(data),
         }
@@ -116,7 +117,7 @@ impl<'a> Val<'a> {
         Val::List(Rc::new(items))
     }
 
-    /// A value that owns all it holds.
+    /// A value that borrows nothing.
     pub(super) fn owned(json: Value) -> Val<'a> {
         match json {
             Value::Null => Val::Null,
@@ -130,7 +131,7 @@ impl<'a> Val<'a> {
         }
     }
 
-    /// With scalars taken out of their payload.
+    /// Unwraps a scalar from its payload.
     pub(super) fn settle(self) -> Val<'a> {
         match self {
             Val::Json(Value::Number(number)) => number_val(number),
@@ -146,16 +147,16 @@ impl<'a> Val<'a> {
     pub(super) fn shape(&self) -> Shape<'_, 'a> {
         match self {
             Val::List(items) => Shape::Items(Items::Vals(items)),
-            Val::Map(fields) => Shape::Fields(Fields::Vals(fields)),
+            Val::Map(fields) => Shape::Fields(MapFields::Vals(fields)),
             Val::Json(json) => json_shape(json),
             Val::Data(Data::Json(json)) => json_shape(json),
             Val::Data(Data::List(items)) => Shape::Items(Items::Data(items)),
-            Val::Data(Data::Map(fields)) => Shape::Fields(Fields::Data(fields)),
+            Val::Data(Data::Map(fields)) => Shape::Fields(MapFields::Data(fields)),
             _ => Shape::Scalar,
         }
     }
 
-    /// The name of its type, as `type(x)` gives it.
+    /// The name of its type, as returned by `type(x)`.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Val::Null => "null",
@@ -174,7 +175,7 @@ impl<'a> Val<'a> {
         }
     }
 
-    /// Its type in a sentence.
+    /// Its type with an article, for messages.
     pub(super) fn kind(&self) -> String {
         match self {
             Val::Null => "null".to_string(),
@@ -184,7 +185,7 @@ impl<'a> Val<'a> {
         }
     }
 
-    /// The order that `<` sees: among numbers, strings, bools, times and durations, each with their like.
+    /// The order of `<`: numbers, strings, bools, times and durations, each only among themselves.
     pub(super) fn compare(&self, other: &Val<'_>) -> Option<Ordering> {
         match (self, other) {
             (Val::Int(l), Val::Int(r)) => Some(l.cmp(r)),
@@ -198,7 +199,7 @@ impl<'a> Val<'a> {
         }
     }
 
-    /// A total order of values without references in them, in which equal is what `==` says. Numbers are one kind.
+    /// A total order of values without references; `Equal` agrees with `==`. All numbers are of one kind.
     pub(super) fn order(&self, other: &Val<'a>) -> Ordering {
         if let Some(order) = self.compare(other) {
             return order;
@@ -217,7 +218,7 @@ impl<'a> Val<'a> {
             Val::Null => 0,
             Val::Bool(_) => 1,
             Val::Int(_) => 2,
-            // Not a number comes after all that are; two of them are alike.
+            // NaN sorts after all numbers and equals itself.
             Val::Double(number) => 2 + u8::from(number.is_nan()),
             Val::Str(_) => 4,
             Val::Time(_) => 5,
@@ -254,47 +255,49 @@ impl<'v, 'a: 'v> Items<'v, 'a> {
     }
 }
 
-impl<'v, 'a: 'v> Fields<'v, 'a> {
+impl<'v, 'a: 'v> MapFields<'v, 'a> {
     pub fn len(self) -> usize {
         match self {
-            Fields::Vals(fields) => fields.len(),
-            Fields::Json(fields) => fields.len(),
-            Fields::Data(fields) => fields.len(),
+            MapFields::Vals(fields) => fields.len(),
+            MapFields::Json(fields) => fields.len(),
+            MapFields::Data(fields) => fields.len(),
         }
     }
 
     pub fn get(self, key: &str) -> Option<Val<'a>> {
         match self {
-            Fields::Vals(fields) => {
+            MapFields::Vals(fields) => {
                 fields.iter().find(|(name, _)| name.as_str() == key).map(|(_, field)| field.clone())
             }
-            Fields::Json(fields) => fields.get(key).map(Val::from),
-            Fields::Data(fields) => fields.iter().find(|(name, _)| name.as_ref() == key).map(|(_, data)| data.into()),
+            MapFields::Json(fields) => fields.get(key).map(Val::from),
+            MapFields::Data(fields) => {
+                fields.iter().find(|(name, _)| name.as_ref() == key).map(|(_, data)| data.into())
+            }
         }
     }
 
-    /// How much work `get` may be.
+    /// The cost of `get`, in steps.
     pub fn search_cost(self) -> usize {
         match self {
-            Fields::Json(_) => 1,
+            MapFields::Json(_) => 1,
             _ => 1 + self.len() / 16,
         }
     }
 
-    /// At most so many of them.
+    /// At most `most` keys.
     pub fn keys(self, most: usize) -> Vec<Text<'a>> {
         match self {
-            Fields::Vals(fields) => fields.iter().take(most).map(|(key, _)| key.clone()).collect(),
-            Fields::Json(fields) => fields.keys().take(most).map(|key| Text::Borrowed(key.as_str())).collect(),
-            Fields::Data(fields) => fields.iter().take(most).map(|(key, _)| Text::Borrowed(key.as_ref())).collect(),
+            MapFields::Vals(fields) => fields.iter().take(most).map(|(key, _)| key.clone()).collect(),
+            MapFields::Json(fields) => fields.keys().take(most).map(|key| Text::Borrowed(key.as_str())).collect(),
+            MapFields::Data(fields) => fields.iter().take(most).map(|(key, _)| Text::Borrowed(key.as_ref())).collect(),
         }
     }
 
     pub fn values(self) -> Vec<Val<'a>> {
         match self {
-            Fields::Vals(fields) => fields.iter().map(|(_, field)| field.clone()).collect(),
-            Fields::Json(fields) => fields.values().map(Val::from).collect(),
-            Fields::Data(fields) => fields.iter().map(|(_, data)| Val::from(data)).collect(),
+            MapFields::Vals(fields) => fields.iter().map(|(_, field)| field.clone()).collect(),
+            MapFields::Json(fields) => fields.values().map(Val::from).collect(),
+            MapFields::Data(fields) => fields.iter().map(|(_, data)| Val::from(data)).collect(),
         }
     }
 
@@ -305,7 +308,7 @@ impl<'v, 'a: 'v> Fields<'v, 'a> {
     }
 }
 
-/// A moment that can be written as a date.
+/// Checks that the time can be written as a date.
 pub(super) fn moment(ms: Millis) -> Res<Millis> {
     match Timestamp::from_millisecond(ms) {
         Ok(_) => Ok(ms),
@@ -326,12 +329,12 @@ pub(super) fn time_text(ms: Millis) -> Res<String> {
     Ok(Timestamp::from_millisecond(ms).map(|time| format!("{time:.3}")).unwrap_or_default())
 }
 
-/// As CEL writes it: in seconds, or in milliseconds where those are not whole.
+/// CEL's format: seconds, or milliseconds if they are not whole.
 pub(super) fn span_text(ms: Millis) -> String {
     if ms % 1000 == 0 { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
 }
 
-/// `1h30m`, `250ms`, `-1.5s`, `2d`: milliseconds are the smallest there is.
+/// `1h30m`, `250ms`, `-1.5s`, `2d`; rounded to milliseconds.
 pub(super) fn parse_span(text: &str) -> Option<Millis> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
@@ -357,7 +360,7 @@ pub(super) fn parse_span(text: &str) -> Option<Millis> {
         total += number.parse::<f64>().ok()? * ms;
         rest = tail;
     }
-    // Up to here every whole number is exact in a double; it is 285,000 years.
+    // Up to this bound (285,000 years) every integer is exact in a double.
     (total <= 9e15).then_some((sign * total).round() as Millis)
 }
 
@@ -371,12 +374,12 @@ fn number_val<'a>(number: &Number) -> Val<'a> {
 fn json_shape<'v, 'a>(json: &'a Value) -> Shape<'v, 'a> {
     match json {
         Value::Array(items) => Shape::Items(Items::Json(items)),
-        Value::Object(fields) => Shape::Fields(Fields::Json(fields)),
+        Value::Object(fields) => Shape::Fields(MapFields::Json(fields)),
         _ => Shape::Scalar,
     }
 }
 
-/// Exact, though not every int is a double.
+/// Exact, although not every i64 is representable as a double.
 fn compare_int(int: i64, double: f64) -> Option<Ordering> {
     const BEYOND: f64 = 9_223_372_036_854_775_808.0;
     if double.is_nan() {

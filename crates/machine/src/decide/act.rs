@@ -1,4 +1,4 @@
-//! Acts on one activation: complete, fail, skip by hand; retry now instead of at its back-off.
+//! Acts on one activation: complete, fail or skip it by hand; retry it now instead of after its back-off.
 
 use std::collections::BTreeSet;
 
@@ -20,29 +20,28 @@ impl Decider<'_> {
             return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
         }
         self.cancel_if_doomed(id)?;
-        // As it is written, not as somebody wrote it: `each[3]`, not `each[+3]`.
+        // The canonical name, not the one in the request: `each[3]`, not `each[+3]`.
         let name = &self.name_of(id);
         if let Some(end) = self.at(id).end() {
             return Ok(Answer::Conflict(format!("{name} has ended: {}", end.status())));
         }
         if self.at(id).inside().is_some_and(|inside| inside.closing.is_some()) {
-            return Ok(Answer::Conflict(format!("{name} is ending already")));
+            return Ok(Answer::Conflict(format!("{name} is already ending")));
         }
         let retry_now = match (act, &self.at(id).state) {
             (StepAct::Retry, State::BackOff { after, .. }) => Some(*after),
             (StepAct::Retry, State::Retrying { due: false, .. }) => Some(self.last_fence(id)),
             (StepAct::Retry, State::Retrying { due: true, .. }) => {
-                let message = format!("the back-off of {name} is over: its function tries it again by itself");
+                let message = format!("the back-off of {name} is over: its function will retry it");
                 return Ok(Answer::Conflict(message));
             }
             (StepAct::Retry, _) => {
-                return Ok(Answer::Conflict(format!("{name} is not waiting for its next attempt")));
+                return Ok(Answer::Conflict(format!("{name} is not waiting for a retry")));
             }
             _ => None,
         };
         if matches!((act, &self.at(id).place), (StepAct::Skip, Place::Memo(_))) {
-            let message =
-                format!("{name} is a step of a code run: complete or fail it; its function decides what is skipped");
+            let message = format!("{name} is a step of a code run and cannot be skipped; complete or fail it");
             return Ok(Answer::Conflict(message));
         }
         if let Some(conflict) = self.overtakes(id, act)? {
@@ -58,7 +57,7 @@ impl Decider<'_> {
         if let Some(fence) = retry_now {
             self.clear_timer(id, TimerKind::BackOff(fence));
             if matches!(self.at(id).state, State::Retrying { .. }) {
-                // Its function has to hear of it: as news, or by being offered again.
+                // Its function must learn of it: as a change, or by being enqueued again.
                 return self.retry_due(id);
             }
             self.enqueue(id, Some(Reason::Act))?;
@@ -86,8 +85,8 @@ impl Decider<'_> {
         applied()
     }
 
-    /// Why a step that still waits for others can't be ended: a step that comes after it reads one of them, which is
-    /// then not certain to have ended.
+    /// Why a waiting step cannot be ended by hand: a later step reads one of the steps it waits for, which would then
+    /// not be certain to have ended.
     fn overtakes(&self, id: ActId, act: &StepAct) -> Done<Option<String>> {
         let Place::Step { step, scope } = self.at(id).place else { return Ok(None) };
         if !matches!(self.at(id).state, State::Waiting | State::Certain { ready: false }) {
@@ -116,7 +115,7 @@ impl Decider<'_> {
                 if let (Some(read), false) = (read, is_skipped) {
                     let [name, read, reader] = [id, self.in_scope(scope, *read)?, reader].map(|id| self.name_of(id));
                     return Ok(Some(format!(
-                        "{name} still waits for {read}, and {reader} reads that after {name}: {read} has to end first"
+                        "{name} still waits for {read}, which {reader} reads after {name}: {read} must end first"
                     )));
                 }
                 let ends = if is_skipped { Ends::SKIPPED } else { Ends::ANY };
@@ -128,7 +127,7 @@ impl Decider<'_> {
         Ok(None)
     }
 
-    /// The open steps of a scope that a step waits for, directly or not.
+    /// The open steps that a step waits for, directly or indirectly.
     fn waits_for(&self, scope: ActId, step: StepId) -> Done<BTreeSet<StepId>> {
         let mut open = BTreeSet::new();
         let mut before = vec![step];
@@ -145,7 +144,7 @@ impl Decider<'_> {
         Ok(open)
     }
 
-    /// The activation of that public name.
+    /// Finds an activation by its public name.
     fn find(&self, name: &str) -> Option<ActId> {
         if self.graph.is_none() {
             return self.find_entry(name);
@@ -177,7 +176,7 @@ impl Decider<'_> {
     }
 }
 
-/// How a step may end, besides being skipped.
+/// How a step may end, apart from being skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Ends {
     completed: bool,

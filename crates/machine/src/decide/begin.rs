@@ -1,4 +1,4 @@
-//! What a step does once it is ready and its gate is open: its input, then its kind.
+//! Runs a step once it is ready and its gate is open: its input, then its action.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use eddyline_language::data::Data;
 use eddyline_language::flow::{Action, Source, When};
 
 impl Decider<'_> {
-    /// Past its gate: a spread makes items, anything else goes on by itself.
+    /// After the gate: a spread creates items, any other step runs.
     pub(super) fn begin(&mut self, id: ActId) -> Done {
         match &self.step(id)?.spread {
             Some(spread) => self.begin_spread(id, spread),
@@ -21,7 +21,7 @@ impl Decider<'_> {
         }
     }
 
-    /// A step that is no spread, or one item of a spread.
+    /// Runs a step without `spread`, or one item of a spread.
     pub(super) fn enter(&mut self, id: ActId) -> Done {
         let step = self.step(id)?;
         let input = match &step.input {
@@ -92,7 +92,7 @@ impl Decider<'_> {
         self.record(Entry::StepScheduled { step_key, work, reason: None });
     }
 
-    /// The item; of an entry step, its scope's input; of any other, an object keyed by its live arms as written.
+    /// For an item, the item; for an entry step, its scope's input; else an object keyed by its live arms as written.
     fn default_input(&self, id: ActId) -> Done<Data> {
         let activation = self.at(id);
         let Place::Step { scope, .. } = activation.place else {
@@ -111,7 +111,7 @@ impl Decider<'_> {
         Ok(Data::Map(Arc::new(fields)))
     }
 
-    /// The input of a scope, as its entry steps get it.
+    /// The input that a scope's entry steps get.
     pub(super) fn input_of(&self, scope: ActId) -> Data {
         let activation = self.at(scope);
         let input = match activation.place {

@@ -1,4 +1,4 @@
-//! Cancel: what is open ends cancelled, then the run ends.
+//! Cancel: open activations end cancelled, then the run ends.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ impl Decider<'_> {
     pub(super) fn cancel_run(&mut self, by: &str, reason: Option<&str>) -> Done<Answer> {
         let root = ActId(0);
         if let Some(next) = self.header.continued_as {
-            // It lives on in another run: pass it on.
+            // Another run continues it: forward the cancel.
             let input = Input::Cancel { by: by.to_owned(), reason: reason.map(str::to_owned) };
             self.send(next, format!("cancel:{}", self.header.run), MessageBody::Input(Box::new(input)));
             return applied();
@@ -22,12 +22,12 @@ impl Decider<'_> {
             Phase::Ended => {
                 return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
             }
-            Phase::Undoing | Phase::Finally => return Ok(Answer::Conflict("the run is ending already".to_owned())),
+            Phase::Undoing | Phase::Finally => return Ok(Answer::Conflict("the run is already ending".to_owned())),
             Phase::New | Phase::Delayed | Phase::Going => {}
         }
         let waits = matches!(self.at(root).state, State::Ready);
         if !waits && self.is_closing(root) {
-            return Ok(Answer::Conflict("the run is ending already".to_owned()));
+            return Ok(Answer::Conflict("the run is already ending".to_owned()));
         }
         let reason = reason.map(str::to_owned);
         let (act, by, step_key, from) = (ActName::Cancel, by.to_owned(), None, None);
@@ -41,7 +41,7 @@ impl Decider<'_> {
         applied()
     }
 
-    /// Which of the tasks that were closed no worker has: they can end.
+    /// Ends the closed tasks that no worker has.
     pub(super) fn drained(&mut self, unclaimed: &[Fence]) -> Done<Answer> {
         let unclaimed: BTreeSet<Fence> = unclaimed.iter().copied().collect();
         let mut any = false;

@@ -1,7 +1,7 @@
-//! Children: another run, started by a message and heard of by a message.
+//! Child runs: started by a message, and ended by a message back.
 //!
-//! The step of a detached child completes as soon as its run has started, which the child says in the commit that starts
-//! it. Whether a child is attached or detached, one that cannot be started fails its step.
+//! The step of a detached child completes as soon as the child has started; the child sends this in the commit that
+//! starts it. A child that cannot be started fails its step, attached or detached.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use eddyline_language::expr::Cost;
 impl Decider<'_> {
     pub(super) fn start_child(&mut self, id: ActId, flow: &str, detached: bool) -> Done {
         if self.header.depth >= MAX_DEPTH {
-            let message = format!("runs may start runs at most {MAX_DEPTH} deep");
+            let message = format!("child runs cannot be nested more than {MAX_DEPTH} deep");
             return self.fail(id, Failure::new(kind::TOO_DEEP, message));
         }
         // The message carries the whole input, not a reference to it.
@@ -37,7 +37,7 @@ impl Decider<'_> {
             depth: self.header.depth + 1,
             priority: self.header.priority,
             traceparent: self.header.traceparent.clone(),
-            // By its name: numbers of activations may be others when the run is retried.
+            // By name, because activation numbers may differ when the run is retried.
             key_run: Some(self.header.key_run().derive(&format!("keys:{}", self.name_of(id)))),
             ..Start::default()
         };
@@ -48,7 +48,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// A detached child has started: its step is done.
+    /// A detached child has started: its step completes.
     pub(super) fn child_started(&mut self, id: ActId, child: RunId) -> Done<Answer> {
         if !self.exists(id) || self.at(id).state != State::Starting(child) {
             return Ok(Answer::Nothing);
@@ -65,7 +65,7 @@ impl Decider<'_> {
         if !waits {
             return Ok(Answer::Nothing);
         }
-        // It has ended: there is nothing to cancel.
+        // The child has ended, so there is nothing to cancel.
         self.edit(id).state = State::Ready;
         let end = match end {
             ChildEnd::Completed(output) => End::Completed(output.clone()),
@@ -88,7 +88,7 @@ impl Decider<'_> {
     }
 }
 
-/// The run that an activation starts.
+/// The id of the run that an activation starts.
 pub(crate) fn child_id(parent: RunId, activation: ActId) -> RunId {
     parent.derive(&format!("child:{activation}"))
 }

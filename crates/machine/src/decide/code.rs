@@ -1,4 +1,4 @@
-//! Code runs: the function is the run's driver, its steps are remembered by name.
+//! Code runs: the function drives the run, and its steps are recorded in the memo by name.
 
 use std::sync::Arc;
 
@@ -8,21 +8,23 @@ use super::{Decider, Done, Work};
 use crate::failure::{Failure, kind};
 use crate::ids::{ActId, Fence};
 use crate::record::{Entry, GateReason, Reason};
-use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, Taken, TaskLog, What};
-use crate::transition::{Answer, CodeOp, CodeWait, Decision, Due, GateChange, MessageBody, Op, Said, Start, TimerKind};
+use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, TakenOver, TaskLog, What};
+use crate::transition::{
+    Answer, CodeOp, CodeWait, Decision, Due, GateChange, MessageBody, Op, ReportResult, Start, TimerKind,
+};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Body, CodeFlow, Since};
 
-/// How long the name of a step of a code run may be.
+/// The longest name of a step of a code run.
 pub const MAX_NAME_BYTES: usize = 512;
 
 const ROOT: ActId = ActId(0);
 
 impl Decider<'_> {
-    /// Takes over the memo of another run, as far as there is room, then sets the function going.
+    /// Takes over the memo of another run, within the limits of the transition, then enqueues the function.
     pub(super) fn remember(&mut self) -> Done {
         if self.is_closing(ROOT) {
-            // It was cancelled before it had remembered everything: its function is not wanted.
+            // It was cancelled before the whole memo was taken over: do not start the function.
             return Ok(());
         }
         for name in self.still_to_reuse() {
@@ -31,7 +33,7 @@ impl Decider<'_> {
                 return Ok(());
             }
             let Some(reused) = self.reusable(&name).cloned() else { continue };
-            let Taken::Whole(end) = reused.how else { continue };
+            let TakenOver::Whole(end) = reused.how else { continue };
             self.reuse_done.insert(name.clone());
             self.header.begun = true;
             let id = self.new_entry(&name, reused.memo.unwrap_or(MemoKind::Step))?;
@@ -49,7 +51,7 @@ impl Decider<'_> {
         let id = match self.known(name) {
             Some((id, memo)) if memo.kind != op.kind() => return self.kind_changed(id, name, memo.kind, op.kind()),
             Some((id, _)) if !matches!(self.at(id).state, State::Retrying { .. }) => {
-                return Ok(Answer::Duplicate(Said { known: true, ..self.said(id) }));
+                return Ok(Answer::Duplicate(ReportResult { known: true, ..self.result_of(id) }));
             }
             Some((id, _)) => {
                 self.stop_waiting_to_retry(id);
@@ -92,10 +94,10 @@ impl Decider<'_> {
             }
         }
         if op.kind() != MemoKind::Step && self.at(id).end().is_some() {
-            // It was over at once, like a child that is too deep; what it came to the function does not know.
+            // It ended at once, such as a child that is nested too deep; the function does not know the result yet.
             self.entry_brings_news(id);
         }
-        Ok(Answer::Applied(self.said(id)))
+        Ok(Answer::Applied(self.result_of(id)))
     }
 
     fn step_done(&mut self, id: ActId, output: &Data) -> Done {
@@ -124,9 +126,9 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// The function tries a step itself: the attempt is one of its own task.
+    /// Begins an attempt of a step that the function runs itself.
     fn begin_own_attempt(&mut self, id: ActId) {
-        // A fence of its own, so that the timer of one attempt is never taken for that of another.
+        // Its own fence, so that the timers of two attempts are not confused.
         self.header.next_fence += 1;
         let fence = Fence(self.header.next_fence);
         let activation = self.edit(id);
@@ -164,15 +166,15 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// The function lets go of its slot until there is news beyond what it has seen.
+    /// Suspends the function until a change beyond what it has seen.
     pub(super) fn suspend(&mut self, seen: u64) -> Done<Answer> {
         let Some(code) = &self.header.code else { return Ok(Answer::Stale) };
-        // Nobody has seen what has not happened: a number too high must not make it sleep through news.
+        // Clamp to the latest change: a number too high must not make the function miss changes.
         let seen = seen.min(code.n);
         let unseen = code.news > seen;
         if !unseen && code.pending == 0 {
             let message =
-                "there is nothing to wait for: no call, sleep, wait, child or retry is pending, and all news is seen";
+                "nothing to wait for: no call, sleep, wait, child or retry is pending, and all changes were seen";
             return Ok(Answer::Invalid(message.to_owned()));
         }
         let entry = Entry::AttemptCompleted { step_key: self.name_of(ROOT), result: Data::null(), suspended: true };
@@ -182,7 +184,7 @@ impl Decider<'_> {
         applied()
     }
 
-    /// Offers the function again if it waits for news and there is some.
+    /// Enqueues the function if it is suspended and there is a change it has not seen.
     pub(super) fn resume_driver(&mut self) -> Done {
         let Some(Inside { closing: None, what: What::Code(Driver::Suspended { seen }), .. }) = self.at(ROOT).inside()
         else {
@@ -195,7 +197,7 @@ impl Decider<'_> {
         }
     }
 
-    /// The run ends, and another goes on under its name.
+    /// Ends the run; a new run continues it.
     pub(super) fn continue_as(&mut self, input: &Data) -> Done<Answer> {
         let next = self.header.run.derive("continue");
         let input = self.keep(input.clone());
@@ -209,7 +211,7 @@ impl Decider<'_> {
             tags: header.tags.clone(),
             priority: header.priority,
             parent: header.parent,
-            // A continued run that nobody started is the beginning of a tree of its own.
+            // A continued run without a parent is the root of its own tree.
             root: header.root,
             key_run: header.key_run.map(|of| of.derive("continue")),
             depth: header.depth,
@@ -228,7 +230,7 @@ impl Decider<'_> {
         applied()
     }
 
-    /// A step that its function is to try again can be tried from now on.
+    /// The back-off of a step that its function retries is over.
     pub(super) fn retry_due(&mut self, id: ActId) -> Done<Answer> {
         let State::Retrying { due: false, after_ms } = self.at(id).state else { return Ok(Answer::Nothing) };
         self.entry_brings_news(id);
@@ -237,7 +239,7 @@ impl Decider<'_> {
         applied()
     }
 
-    /// The function is no longer wanted.
+    /// Cancels the function.
     pub(super) fn dismiss_driver(&mut self, root: ActId) -> Done {
         let Some(Inside { what: What::Code(driver), .. }) = self.at(root).inside() else { return Ok(()) };
         match driver {
@@ -257,12 +259,12 @@ impl Decider<'_> {
         self.set_driver(Driver::Done)
     }
 
-    /// An entry will bring news by itself; once it has, it is no longer pending.
+    /// Whether an entry will change without the function; once it has changed, it is no longer pending.
     pub(super) fn is_pending_entry(&self, id: ActId) -> bool {
         matches!(&self.at(id).place, Place::Memo(memo) if memo.pending)
     }
 
-    /// An entry changed by something that its function did not do.
+    /// Records that an entry changed without its function.
     pub(super) fn entry_brings_news(&mut self, id: ActId) {
         self.set_pending(id, false);
         let n = self.next_n();
@@ -288,32 +290,32 @@ impl Decider<'_> {
         matches!(&self.at(id).place, Place::Memo(memo) if memo.kind == MemoKind::Sleep)
     }
 
-    /// What a report on a step of a code run was told, or would be.
-    pub(super) fn said_of(&self, op: &Op) -> Said {
+    /// The result that a report on a step of a code run got, or would get.
+    pub(super) fn result_of_op(&self, op: &Op) -> ReportResult {
         match op {
-            Op::Code { name, .. } => self.known(name).map_or_else(Said::default, |(id, _)| self.said(id)),
-            _ => Said::default(),
+            Op::Code { name, .. } => self.known(name).map_or_else(ReportResult::default, |(id, _)| self.result_of(id)),
+            _ => ReportResult::default(),
         }
     }
 
-    /// The entry of that activation name.
+    /// Finds an entry by its activation name.
     pub(super) fn find_entry(&self, name: &str) -> Option<ActId> {
         (1..self.next_activation).map(ActId).find(|id| self.name_of(*id) == name)
     }
 
-    fn said(&self, id: ActId) -> Said {
+    fn result_of(&self, id: ActId) -> ReportResult {
         let activation = self.at(id);
-        let Place::Memo(memo) = &activation.place else { return Said::default() };
+        let Place::Memo(memo) = &activation.place else { return ReportResult::default() };
         let decision = match (&memo.kind, &activation.state) {
             (MemoKind::Step, State::Ended(End::Completed(_))) => Some(Decision::Recorded),
             (MemoKind::Step, State::Ended(_)) => Some(Decision::Failed),
             (MemoKind::Step, State::Retrying { after_ms, .. }) => Some(Decision::Retry { after_ms: *after_ms }),
             _ => None,
         };
-        Said { decision, token: activation.gate_token.clone(), known: false }
+        ReportResult { decision, token: activation.gate_token.clone(), known: false }
     }
 
-    /// The entry of that name, unless it failed in an earlier attempt of the function, which forgets it.
+    /// The entry of that name, unless it failed in an earlier attempt of the function; such entries are discarded.
     fn known(&self, name: &str) -> Option<(ActId, &Memo)> {
         let id = *self.memo.get(name).or_else(|| self.run.index.memo.get(name))?;
         let Place::Memo(memo) = &self.at(id).place else { return None };
@@ -334,7 +336,7 @@ impl Decider<'_> {
 
     fn kind_changed(&mut self, id: ActId, name: &str, was: MemoKind, is: MemoKind) -> Done<Answer> {
         let message = format!(
-            "`{name}` is remembered as a {}, but the function now asks for a {} of that name; give the new one another name",
+            "`{name}` is recorded as a {}, but the function now uses the name for a {}; choose another name",
             was.as_str(),
             is.as_str()
         );
@@ -342,10 +344,10 @@ impl Decider<'_> {
         let entry = Entry::AttemptFailed { step_key: self.name_of(ROOT), error: failure.clone() };
         self.drop_task(ROOT, entry)?;
         self.close_early(ROOT, End::Failed(failure))?;
-        Ok(Answer::Applied(Said { decision: Some(Decision::Failed), ..Said::default() }))
+        Ok(Answer::Applied(ReportResult { decision: Some(Decision::Failed), ..ReportResult::default() }))
     }
 
-    /// The function reports on a step that waits to be tried again: the wait is over.
+    /// Ends the back-off of a step, because the function reports on it.
     fn stop_waiting_to_retry(&mut self, id: ActId) {
         if let State::Retrying { due: false, .. } = self.at(id).state {
             let fence = self.last_fence(id);
@@ -390,9 +392,9 @@ fn bad_name(name: &str) -> Option<String> {
     let problem = match name {
         "" => "a step needs a name".to_owned(),
         _ if name.len() > MAX_NAME_BYTES => format!("the name of a step has at most {MAX_NAME_BYTES} bytes"),
-        _ if name.starts_with('@') => format!("`{name}`: names that start with `@` are Eddyline's own"),
-        _ if name.chars().any(char::is_control) => "the name of a step has no control characters".to_owned(),
-        _ if reserved => format!("`{name}`: names that end in `~` and a number are Eddyline's own"),
+        _ if name.starts_with('@') => format!("`{name}`: names that start with `@` are reserved"),
+        _ if name.chars().any(char::is_control) => "the name of a step must not contain control characters".to_owned(),
+        _ if reserved => format!("`{name}`: names that end in `~` and a number are reserved"),
         _ => return None,
     };
     Some(problem)

@@ -1,4 +1,4 @@
-//! The way out: undo, then `finally`, then the terminal record, which is the last.
+//! The end of a run: undo, then `finally`, then the terminal record, which is the last.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::{Decider, Done, Work};
 use crate::failure::{Failure, MAX_ALSO};
 use crate::ids::ActId;
 use crate::record::{Entry, Scheduled};
-use crate::run::{Activations, End, Outcome, Phase, Place, undo_order};
+use crate::run::{Activations, End, Phase, Place, RunOutcome, undo_order};
 use crate::transition::{ChildEnd, Due, Input, MessageBody, TimerKind};
 use eddyline_language::data::Data;
 
@@ -22,12 +22,12 @@ impl Decider<'_> {
             self.clear_timer(root, TimerKind::Delay);
         }
         self.header.outcome = Some(match self.at(root).end() {
-            Some(End::Completed(output)) => Outcome::Completed(output.clone()),
-            Some(End::Failed(failure)) => Outcome::Failed(failure.clone()),
-            Some(End::Skipped(_) | End::Cancelled) | None => Outcome::Cancelled(Vec::new()),
+            Some(End::Completed(output)) => RunOutcome::Completed(output.clone()),
+            Some(End::Failed(failure)) => RunOutcome::Failed(failure.clone()),
+            Some(End::Skipped(_) | End::Cancelled) | None => RunOutcome::Cancelled(Vec::new()),
         });
         let undoes = self.graph.is_some_and(|graph| graph.has_undo)
-            && !matches!(self.header.outcome, Some(Outcome::Completed(_)));
+            && !matches!(self.header.outcome, Some(RunOutcome::Completed(_)));
         if undoes {
             self.header.phase = Phase::Undoing;
             self.undo_next()
@@ -36,7 +36,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Undoes the last that completed and was not undone.
+    /// Undoes the step that completed last among those not undone.
     fn undo_next(&mut self) -> Done {
         let Some(of) = self.last_undoable() else { return self.begin_finally() };
         self.header.undo_below = self.at(of).ended;
@@ -68,7 +68,7 @@ impl Decider<'_> {
     fn begin_finally(&mut self) -> Done {
         let Some(finally) = self.graph.and_then(|graph| graph.finally.as_ref()) else { return self.end_run() };
         if self.at(ActId(0)).body.is_none() {
-            // It ended before it began: there is nothing to clean up after.
+            // It ended before it began, so there is nothing to clean up.
             return self.end_run();
         }
         self.header.phase = Phase::Finally;
@@ -88,7 +88,7 @@ impl Decider<'_> {
         if let Some(End::Failed(failure)) = self.at(id).end() {
             let failure = failure.clone().within("finally");
             match &mut self.header.outcome {
-                Some(outcome @ Outcome::Completed(_)) => *outcome = Outcome::Failed(failure),
+                Some(outcome @ RunOutcome::Completed(_)) => *outcome = RunOutcome::Failed(failure),
                 _ => self.add_to_outcome(failure),
             }
         }
@@ -97,39 +97,39 @@ impl Decider<'_> {
 
     fn add_to_outcome(&mut self, failure: Failure) {
         match &mut self.header.outcome {
-            Some(Outcome::Failed(first)) => first.add(failure),
-            Some(Outcome::Cancelled(also)) => {
+            Some(RunOutcome::Failed(first)) => first.add(failure),
+            Some(RunOutcome::Cancelled(also)) => {
                 also.push(failure);
                 also.truncate(MAX_ALSO);
             }
-            Some(Outcome::Completed(_)) | None => {}
+            Some(RunOutcome::Completed(_)) | None => {}
         }
     }
 
-    /// The terminal record, and word to the parent.
+    /// Writes the terminal record and notifies the parent.
     fn end_run(&mut self) -> Done {
         self.header.phase = Phase::Ended;
-        let outcome = self.header.outcome.clone().unwrap_or(Outcome::Cancelled(Vec::new()));
+        let outcome = self.header.outcome.clone().unwrap_or(RunOutcome::Cancelled(Vec::new()));
         if let Some(parent) = self.header.parent.filter(|_| self.header.continued_as.is_none()) {
             let end = match &outcome {
-                Outcome::Completed(output) => ChildEnd::Completed(output.clone()),
-                Outcome::Failed(failure) => ChildEnd::Failed(failure.clone()),
-                Outcome::Cancelled(_) => ChildEnd::Cancelled,
+                RunOutcome::Completed(output) => ChildEnd::Completed(output.clone()),
+                RunOutcome::Failed(failure) => ChildEnd::Failed(failure.clone()),
+                RunOutcome::Cancelled(_) => ChildEnd::Cancelled,
             };
-            // A run that was continued is still the child that its parent started.
+            // A continued run is still the child that its parent started.
             let child = child_id(parent.run, parent.activation);
             let input = Input::ChildEnded { activation: parent.activation, child, end };
             let id = format!("ended:{}", self.header.run);
             self.send(parent.run, id, MessageBody::Input(Box::new(input)));
         }
         self.record(match outcome {
-            Outcome::Completed(output) => Entry::FlowCompleted {
+            RunOutcome::Completed(output) => Entry::FlowCompleted {
                 output,
                 step_count: Some(self.header.step_count),
                 continued_as: self.header.continued_as,
             },
-            Outcome::Failed(error) => Entry::FlowFailed { error },
-            Outcome::Cancelled(also) => Entry::FlowCancelled { reason: self.header.cancel_reason.clone(), also },
+            RunOutcome::Failed(error) => Entry::FlowFailed { error },
+            RunOutcome::Cancelled(also) => Entry::FlowCancelled { reason: self.header.cancel_reason.clone(), also },
         });
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Decider<'_> {
         fresh.filter(|(order, _)| *order < below).chain(stored).max().map(|(_, id)| id)
     }
 
-    /// The undo of an activation, if it has got to that.
+    /// The undo of an activation, if it exists yet.
     pub(super) fn undo_of(&self, of: ActId) -> Option<ActId> {
         (0..self.next_activation).map(ActId).rev().find(|id| self.at(*id).place == Place::Undo { of })
     }

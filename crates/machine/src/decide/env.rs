@@ -1,4 +1,4 @@
-//! What a decision depends on besides the run and its inputs, and why there may be none.
+//! The environment of a decision, and the reasons why there may be none.
 
 use super::{BUDGET, MAX_ACTIVATIONS, MAX_TOUCHED};
 use crate::ids::Millis;
@@ -11,17 +11,16 @@ pub struct Env<'a> {
     /// The store's time.
     pub now: Millis,
     pub seed: [u8; 32],
-    /// Where webhooks come in: `https://example.org/hooks/`.
+    /// Base URL of webhooks: `https://example.org/hooks/`.
     pub hooks: &'a str,
-    /// How many activations one transition touches at most: [`MAX_TOUCHED`], unless a test wants to see what happens
-    /// when there are more.
+    /// The most activations one transition touches: [`MAX_TOUCHED`], or less in a test.
     pub max_touched: usize,
-    /// What one transition uses before the rest is put off: [`BUDGET`], unless a test wants to see less.
+    /// What one transition may use before the rest is deferred: [`BUDGET`], or less in a test.
     pub budget: Cost,
-    /// How many activations a run may have: [`MAX_ACTIVATIONS`], unless a test wants to see what happens beyond.
+    /// The most activations a run may have: [`MAX_ACTIVATIONS`], or less in a test.
     pub max_activations: u32,
-    /// Where others wait for the caller: a decision that takes more steps than this halts with [`Halt::Heavy`], and is
-    /// to be made again elsewhere without this limit. What is decided does not depend on it.
+    /// For callers that others wait for: a decision that takes more steps than this halts with [`Halt::Heavy`] and must
+    /// be repeated elsewhere without this limit. It does not influence what is decided.
     pub inline_steps: Option<u64>,
 }
 
@@ -37,13 +36,13 @@ impl<'a> Env<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Halt {
     /// The decision has read these stored values so far, and some of them are not loaded: load them into
-    /// [`crate::Run::values`] and start over. No other value of the run has to be loaded.
+    /// [`crate::Run::values`] and start over. No other value of the run is needed yet.
     #[error("the decision needs the values {0:?}")]
     Need(Vec<ValueRef>),
-    /// It takes more than [`Env::inline_steps`]: decide again without that limit, where nobody waits for it.
-    #[error("the decision is too much work to be made inline")]
+    /// It takes more than [`Env::inline_steps`]: decide again without that limit, where nothing else waits.
+    #[error("the decision takes too many steps to be made inline")]
     Heavy,
-    /// An invariant does not hold. Nothing may be committed.
-    #[error("the state of the run is not one that can be reached, please report this: {0}")]
+    /// An invariant is violated. Nothing may be committed.
+    #[error("the run is in an impossible state, please report this: {0}")]
     Bug(String),
 }

@@ -1,4 +1,4 @@
-//! Time is up: a lease, an attempt's timeout, a back-off, a delay, a deadline.
+//! Expired leases, timeouts, back-offs, delays and deadlines.
 
 use super::report::applied;
 use super::{Decider, Done, Halt};
@@ -8,15 +8,16 @@ use crate::record::{Entry, Reason};
 use crate::run::{Activations, Driver, End, GateState, Inside, Phase, Place, State, What};
 use crate::transition::{Answer, Claim, Due, Expiry, TaskRef, TimerKey, TimerKind};
 
-/// After so many tries in a row to hand a task over, each of which failed, its attempt fails.
+/// After this many failed deliveries of a task in a row, its attempt fails.
 pub const MAX_UNDELIVERED: u32 = 10;
-/// The delay after the second release in a row; it doubles with each. A worker that went away costs nothing the first time.
+/// The delay after the second release in a row; it doubles with each. The first release has no delay: a worker may just
+/// have disconnected.
 pub const RELEASE_DELAY_MS: Millis = 200;
 /// The longest of these delays.
 pub const MAX_RELEASE_DELAY_MS: Millis = 60_000;
 
 impl Decider<'_> {
-    /// A task's time is up by the store's clock.
+    /// A task expired, by the store's clock.
     pub(super) fn expired(&mut self, task: TaskRef, why: Expiry, claim: &Claim) -> Done<Answer> {
         let TaskRef { activation: id, fence } = task;
         if !self.exists(id) {
@@ -39,7 +40,7 @@ impl Decider<'_> {
             }
             Expiry::StartTimeout if matches!(self.at(id).state, State::Draining(_)) => self.end(id, End::Cancelled)?,
             Expiry::StartTimeout => {
-                let failure = Failure::new(kind::START_TIMEOUT, "no worker took it within its `start_timeout`");
+                let failure = Failure::new(kind::START_TIMEOUT, "no worker claimed it within its `start_timeout`");
                 self.fail(id, failure)?;
             }
             Expiry::Released => self.release(id, None)?,
@@ -47,7 +48,7 @@ impl Decider<'_> {
         applied()
     }
 
-    /// A claimed task could not be handed over to its worker.
+    /// A claimed task could not be delivered to its worker.
     pub(super) fn undelivered(&mut self, task: TaskRef, claim: &Claim, why: &str) -> Done<Answer> {
         let TaskRef { activation: id, fence } = task;
         if !self.exists(id) {
@@ -61,8 +62,8 @@ impl Decider<'_> {
         applied()
     }
 
-    /// The task did not get to its worker and is offered again, which costs no attempt: at once the first time, then after
-    /// a delay that grows. If there is a reason that does not go away (`why`), the attempt fails in the end.
+    /// Enqueues a task again that did not reach its worker, without using an attempt: at once the first time, then
+    /// after a growing delay. With a persistent reason (`why`), the attempt fails after [`MAX_UNDELIVERED`] times.
     fn release(&mut self, id: ActId, why: Option<&str>) -> Done {
         if matches!(self.at(id).state, State::Draining(_)) {
             return self.end(id, End::Cancelled);
@@ -71,11 +72,11 @@ impl Decider<'_> {
             return Err(Halt::Bug(format!("{} has no task", self.name_of(id))));
         };
         let last = self.at(id).tasks.last();
-        // Whoever reported on a task has got it.
+        // A worker that reported on a task has received it.
         let before = last.filter(|log| log.seq == 0).map_or(0, |log| log.undelivered);
         let times = before.saturating_add(1);
         if let Some(why) = why.filter(|_| times >= MAX_UNDELIVERED) {
-            let message = format!("the task could not be handed over to a worker, {times} times in a row: {why}");
+            let message = format!("the task could not be delivered to a worker {times} times in a row: {why}");
             return self.attempt_failed(id, Failure::new(kind::UNDELIVERABLE, message), false, None);
         }
         self.remove_task(fence);
@@ -85,7 +86,7 @@ impl Decider<'_> {
         self.back_off(id, release_delay(times), Reason::Released)
     }
 
-    /// A timer is due. One that nobody waits for any more is without effect.
+    /// A timer fired. One that nothing waits for any more has no effect.
     pub(super) fn due(&mut self, timer: TimerKey) -> Done<Answer> {
         let id = timer.activation;
         if !self.exists(id) {
@@ -93,7 +94,7 @@ impl Decider<'_> {
         }
         match timer.kind {
             TimerKind::Delay if self.header.phase == Phase::Delayed && self.header.taking_over => {
-                let message = "what it takes over from the earlier run did not arrive in full; try again";
+                let message = "not all values taken over from the earlier run arrived; try again";
                 self.fail_run(Failure::new(kind::INTERRUPTED, message))?;
                 applied()
             }
@@ -123,7 +124,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Sets a timer again that was lost, if the run still waits for it.
+    /// Sets a lost timer again, if the run still waits for it.
     pub(super) fn rearm(&mut self, timer: TimerKey, due: Due) -> Done<Answer> {
         let id = timer.activation;
         if !self.exists(id) {
@@ -151,7 +152,7 @@ impl Decider<'_> {
         if self.fail_run(failure)? { applied() } else { Ok(Answer::Nothing) }
     }
 
-    /// Fails the run as a whole: what is open in it ends cancelled. False, if it is ending already.
+    /// Fails the run: its open activations end cancelled. False if it is already ending.
     pub(super) fn fail_run(&mut self, failure: Failure) -> Done<bool> {
         let root = ActId(0);
         match (&self.at(root).state, self.header.phase) {
@@ -164,7 +165,7 @@ impl Decider<'_> {
         Ok(true)
     }
 
-    /// Fails `finally` as a whole, unless it is ending already.
+    /// Fails `finally`, unless it is already ending.
     pub(super) fn fail_finally(&mut self, id: ActId, failure: Failure) -> Done {
         match self.at(id).inside() {
             Some(_) => self.close_early(id, End::Failed(failure)),
@@ -173,14 +174,14 @@ impl Decider<'_> {
         }
     }
 
-    /// A function that remembered something new since it was offered has not used up its attempt.
+    /// Whether the function recorded something since it was enqueued; then the lost lease does not use its attempt.
     fn has_progressed(&self, id: ActId, claim: &Claim) -> bool {
         let code = self.header.code.as_ref().filter(|_| self.at(id).place == Place::Root);
         code.is_some_and(|code| code.n > code.offered_at.max(claim.memo))
     }
 }
 
-/// How long a task is not offered after it did not get to its worker for so many times in a row.
+/// The delay before a task is enqueued again after that many failed deliveries in a row.
 fn release_delay(times: u32) -> Millis {
     match times {
         0 | 1 => 0,
@@ -189,5 +190,5 @@ fn release_delay(times: u32) -> Millis {
 }
 
 fn lost() -> Failure {
-    Failure::new(kind::LEASE_LOST, "the worker fell silent until its lease ended")
+    Failure::new(kind::LEASE_LOST, "the worker sent no heartbeat before its lease expired")
 }

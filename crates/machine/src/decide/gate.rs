@@ -1,4 +1,4 @@
-//! Gates: arrival, opening (early, once), time, timeout, cancelling.
+//! Gates: arrival, opening (possibly early, only once), time, timeout, cancelling.
 
 use serde_json::Value;
 
@@ -7,12 +7,12 @@ use crate::failure::{Failure, kind};
 use crate::ids::{ActId, Millis};
 use crate::record::{ActName, Entry, GateReason, Skipped, TriggeredBy};
 use crate::run::{Activations, End, GateState, Place, State};
-use crate::transition::{Answer, Due, EventWait, GateArrival, GateChange, OpenedBy, Said, TimerKind};
+use crate::transition::{Answer, Due, EventWait, GateArrival, GateChange, OpenedBy, ReportResult, TimerKind};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Gate, OnTimeout, Since, Waits};
 use eddyline_language::time::span;
 
-/// What an activation waits for at its gate, with everything evaluated.
+/// What an activation waits for at its gate, fully evaluated.
 pub(super) struct Arrival {
     pub reason: GateReason,
     pub event: Option<(String, Option<String>, Since)>,
@@ -20,7 +20,7 @@ pub(super) struct Arrival {
 }
 
 impl Decider<'_> {
-    /// An activation gets to its gate.
+    /// An activation arrives at its gate.
     pub(super) fn arrive(&mut self, id: ActId, gate: &Gate) -> Done {
         let timeout = gate.timeout_ms.map(Due::After);
         let arrival = match &gate.waits {
@@ -49,7 +49,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Records the arrival; unless the gate was opened ahead, the activation waits.
+    /// Records the arrival; the activation waits unless the gate was opened early.
     pub(super) fn wait_at_gate(&mut self, id: ActId, arrival: Arrival) {
         let Arrival { reason, event, due } = arrival;
         let gate_id = self.gate_id(id);
@@ -109,11 +109,11 @@ impl Decider<'_> {
             GateState::Ahead { early: None } => {
                 let payload = self.keep(payload.clone());
                 self.edit(id).gate = GateState::Ahead { early: Some((payload, by.recorded())) };
-                Ok(Answer::Applied(Said::default()))
+                Ok(Answer::Applied(ReportResult::default()))
             }
             GateState::Waiting { after: Some(after), .. } if matches!(by, OpenedBy::Event { position } if position <= after) =>
             {
-                // An earlier gate of the run took this one, or a later one.
+                // An earlier gate of the run consumed this event or a later one.
                 Ok(Answer::Nothing)
             }
             GateState::Waiting { event, .. } => {
@@ -124,10 +124,10 @@ impl Decider<'_> {
                 }
                 let payload = self.keep(payload.clone());
                 self.pass_gate(id, payload, by.recorded())?;
-                Ok(Answer::Applied(Said::default()))
+                Ok(Answer::Applied(ReportResult::default()))
             }
             GateState::Ahead { .. } | GateState::Opened(_) => {
-                Ok(Answer::Conflict(format!("the gate of {name} was opened before; a gate opens once")))
+                Ok(Answer::Conflict(format!("the gate of {name} is already open; a gate opens only once")))
             }
             GateState::TimedOut => Ok(Answer::Conflict(format!("the gate of {name} has timed out"))),
             GateState::Cancelled => {
@@ -137,7 +137,7 @@ impl Decider<'_> {
         }
     }
 
-    /// The gate's timer: a time gate opens, any other times out.
+    /// The gate's timer fired: a time gate opens, any other times out.
     pub(super) fn gate_due(&mut self, id: ActId) -> Done<Answer> {
         let GateState::Waiting { timed: true, .. } = self.at(id).gate else { return Ok(Answer::Nothing) };
         let gate = match &self.at(id).place {
@@ -150,7 +150,7 @@ impl Decider<'_> {
         };
         if by_time {
             self.pass_gate(id, Data::null(), TriggeredBy::Timeout)?;
-            return Ok(Answer::Applied(Said::default()));
+            return Ok(Answer::Applied(ReportResult::default()));
         }
         let on_timeout = gate.map_or(OnTimeout::Fail, |gate| gate.on_timeout);
         let after = gate.and_then(|gate| gate.timeout_ms);
@@ -162,10 +162,10 @@ impl Decider<'_> {
             OnTimeout::Continue => self.begin(id)?,
             OnTimeout::Fail => self.fail(id, timed_out(after))?,
         }
-        Ok(Answer::Applied(Said::default()))
+        Ok(Answer::Applied(ReportResult::default()))
     }
 
-    /// Somebody cancels a gate: its activation fails.
+    /// Cancels a gate by hand: its activation fails.
     pub(super) fn cancel_gate(&mut self, id: ActId, by: &str) -> Done<Answer> {
         if !self.exists(id) || self.at(id).gate == GateState::None {
             return Ok(Answer::Invalid("there is no such gate".to_owned()));
@@ -174,9 +174,9 @@ impl Decider<'_> {
         match self.at(id).gate {
             GateState::Waiting { .. } => {}
             GateState::Ahead { .. } => {
-                return Ok(Answer::Conflict(format!("the run has not got to the gate of {name} yet")));
+                return Ok(Answer::Conflict(format!("the run has not reached the gate of {name} yet")));
             }
-            _ => return Ok(Answer::Conflict(format!("the gate of {name} is no longer waited at"))),
+            _ => return Ok(Answer::Conflict(format!("nothing waits at the gate of {name} any more"))),
         }
         let (act, step_key) = (ActName::CancelGate, Some(name.clone()));
         self.record(Entry::Act { act, by: by.to_owned(), step_key, from: None, reason: None });
@@ -184,10 +184,10 @@ impl Decider<'_> {
         let token = self.gate_id(id);
         self.record(Entry::AwaitCancelled { step_key: name, token });
         self.fail(id, Failure::new(kind::GATE_CANCELLED, format!("its gate was cancelled by {by}")))?;
-        Ok(Answer::Applied(Said::default()))
+        Ok(Answer::Applied(ReportResult::default()))
     }
 
-    /// The position of the last event taken under that name and key.
+    /// The position of the last event consumed under that name and key.
     fn cursor(&self, taken: &str) -> Option<u64> {
         self.cursors.get(taken).or_else(|| self.run.cursors.get(taken)).copied()
     }
@@ -214,12 +214,12 @@ impl Decider<'_> {
     }
 }
 
-/// How the position of the last event taken is found again.
+/// The key in [`crate::Run::cursors`] for an event's name and key.
 fn taken_key(name: &str, key: Option<&str>) -> String {
     format!("{name} {}", key.unwrap_or(""))
 }
 
-/// What [`taken_key`] was made of: the name of an event, and its key.
+/// The inverse of [`taken_key`]: the event's name and key.
 pub(crate) fn name_and_key(taken: &str) -> (Option<String>, Option<Value>) {
     match taken.split_once(' ') {
         Some((name, key)) => (Some(name.to_owned()), serde_json::from_str(key).ok()),

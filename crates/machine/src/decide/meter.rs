@@ -1,4 +1,4 @@
-//! What a transition has used, of what it may.
+//! The budget of a transition.
 
 use std::mem;
 
@@ -6,14 +6,14 @@ use super::Env;
 use eddyline_language::data::ValueRef;
 use eddyline_language::expr::{Cost, EVALUATION, Fuel};
 
-/// Counts what a decision costs: for each piece of work, so that one that is too much fails by itself, and in all, so
-/// that the rest is put off when it is enough for one transition. A stored value counts for each piece of work that reads
-/// it, so that none fails because of what came before it, and once in all.
+/// Counts the cost of a decision: per unit of work, so that an expensive one fails by itself, and in total, so that the
+/// rest is deferred to the next transition. A stored value counts for each unit of work that reads it, so that none
+/// fails because of earlier ones, but only once in total.
 #[derive(Debug)]
 pub(super) struct Meter {
     limit: Cost,
     inline_steps: u64,
-    /// Of the pieces of work before this one, and of all that is no evaluation.
+    /// The cost of earlier units of work, and of everything other than evaluations.
     before: Cost,
     fuel: Fuel,
 }
@@ -24,13 +24,13 @@ impl Meter {
         Meter { limit: env.budget, inline_steps, before: Cost::default(), fuel: Fuel::new(EVALUATION) }
     }
 
-    /// The next piece of work, of which every evaluation draws on the same fuel.
+    /// Starts the next unit of work; its evaluations share the same fuel.
     pub fn next(&mut self) {
         self.before += self.fuel.added();
         self.fuel.refill();
     }
 
-    /// What evaluations may still use. It is given back by [`Meter::refuel`].
+    /// Takes the fuel for an evaluation; return it with [`Meter::refuel`].
     pub fn take_fuel(&mut self) -> Fuel {
         let fuel = mem::take(&mut self.fuel);
         fuel.inline(self.inline_steps.saturating_sub(self.before.steps))
@@ -40,30 +40,30 @@ impl Meter {
         self.fuel = fuel;
     }
 
-    /// Counts work that is done in any case.
+    /// Counts work that is done regardless of the budget.
     pub fn add(&mut self, cost: Cost) {
         self.before += cost;
     }
 
-    /// Counts a stored value that is read in any case.
+    /// Counts a stored value that is read regardless of the budget.
     pub fn read(&mut self, stored: ValueRef) {
         if self.fuel.note_read(stored) {
             self.before += Cost { read: stored.read_bytes(), ..Cost::default() };
         }
     }
 
-    /// The stored values that were read so far.
+    /// The stored values read so far.
     pub fn values_read(&self) -> impl Iterator<Item = ValueRef> {
         self.fuel.values_read()
     }
 
-    /// Whether the transition has used its share: what is left is for the next one.
+    /// Whether the budget is used up: the rest is left to the next transition.
     pub fn is_spent(&self) -> bool {
         let spent = self.spent();
         spent.steps >= self.limit.steps || spent.bytes >= self.limit.bytes || spent.read >= self.limit.read
     }
 
-    /// Whether it is more than should be decided inline.
+    /// Whether it exceeds [`Env::inline_steps`].
     pub fn is_heavy(&self) -> bool {
         self.spent().steps > self.inline_steps
     }

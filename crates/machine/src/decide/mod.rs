@@ -1,8 +1,8 @@
-//! The run state machine: `decide(flow, run, inputs) -> Transition`. Pure: what varies comes in with the inputs, what
-//! is to happen goes out as one atomic commit.
+//! The run state machine: `decide(flow, run, inputs) -> Transition`. Pure: everything variable comes in with the
+//! inputs, and all effects go out as one atomic commit.
 //!
-//! Every input changes at most a few activations by itself; what follows from that is put on an agenda and worked off
-//! in order, without recursion, until it is empty or the transition has touched [`MAX_TOUCHED`] activations.
+//! An input itself changes at most a few activations. What follows from it is put on an agenda, which is worked off in
+//! order, without recursion, until it is empty or the transition has touched [`MAX_TOUCHED`] activations.
 
 mod act;
 mod begin;
@@ -11,10 +11,10 @@ pub(crate) mod child;
 mod code;
 mod ending;
 mod env;
+mod evaluate;
 mod expiry;
 pub(crate) mod gate;
 mod meter;
-mod names;
 mod pause;
 mod ready;
 mod repeat;
@@ -38,73 +38,74 @@ use crate::run::{Activation, Activations, Emitted, End, Header, Inside, Phase, P
 use crate::transition::{
     Answer, GateChange, Input, Message, MessageBody, Publish, TaskChange, TimerChange, TimerKey, TimerKind, Transition,
 };
-use eddyline_language::data::{Data, INLINE_BYTES, RoughSize, ValueRef};
+use eddyline_language::data::{Data, RoughSize, ValueRef};
 use eddyline_language::expr::Cost;
 use eddyline_language::flow::{Flow, Graph, Step};
 
 use meter::Meter;
 
 pub use env::{Env, Halt};
+pub use evaluate::{Canonical, canonical_json};
 pub use expiry::{MAX_RELEASE_DELAY_MS, MAX_UNDELIVERED, RELEASE_DELAY_MS};
-pub use names::{Canonical, canonical_json};
 pub use report::MAX_SLOW_MS;
 pub use reuse::{rerun, retry};
 
-/// How many activations one transition touches at most; the rest follows by a message of the run to itself.
+/// The most activations one transition touches; the rest follows by a message of the run to itself.
 pub const MAX_TOUCHED: usize = 1_000;
-/// What one transition uses at most before the rest is put off in the same way. The piece of work that it is at is
-/// finished, and that uses at most [`eddyline_language::expr::EVALUATION`]; so a transition takes no longer than both together.
+/// What one transition may use before the rest is deferred in the same way. The current unit of work is finished, which
+/// uses at most [`eddyline_language::expr::EVALUATION`], so a transition uses at most the sum of both.
 pub const BUDGET: Cost = Cost { steps: 500_000, bytes: 16 << 20, read: 16 << 20 };
-/// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided on, and a run is
-/// decided on as a whole: two such runs fit into the engine's cache. Runs that do not are loaded whole for each commit.
+/// A run with more activations fails. Each takes about half a kilobyte of memory while its run is decided, and a run is
+/// decided as a whole: two such runs fit into the engine's cache. Runs that do not fit are loaded in full for each
+/// commit.
 pub const MAX_ACTIVATIONS: u32 = 120_000;
-/// `finally` may have a part of that in any case, so that a run that grew too large can clean up after itself.
+/// `finally` may always have a tenth of that, so that a run that grew too large can clean up.
 const FINALLY_SHARE: u32 = 10;
-/// What one input touches by itself, at most.
+/// The most activations an input itself touches.
 const TOUCHED_BY_AN_INPUT: usize = 4;
-/// How many items a spread has at most: when it ends its outputs are put together in one piece.
+/// The most items of a spread: when it ends, its outputs are assembled at once.
 pub const MAX_ITEMS: usize = 100_000;
-/// How deep runs start runs.
+/// Nesting depth of child runs.
 pub const MAX_DEPTH: u32 = 64;
-/// What a piece of work costs besides its evaluations: about 1 µs, and a changed activation.
+/// Cost of a unit of work without its evaluations: about 1 µs, and a changed activation.
 const WORK: Cost = Cost { steps: 20, bytes: 1 << 10, read: 0 };
-/// A payload's size is counted no further than this.
+/// Counting of a payload's size stops here.
 const COUNTED_BYTES: usize = 64 << 20;
 
 type Done<T = ()> = Result<T, Halt>;
 
-/// Something that follows from an input and is still to be done.
+/// A unit of work that follows from an input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Work {
-    /// Make activations of the steps of a scope.
+    /// Create the activations of a scope's steps.
     Open {
         of: ActId,
         scope: ScopeId,
     },
-    /// Its arms have made the answer certain.
+    /// Its arms have determined whether it is ready.
     Decide(ActId),
     /// The first emit of an event in a scope.
     Emitted {
         scope: ActId,
         event: u32,
     },
-    /// It has ended: tell whoever looks at it.
+    /// It has ended: notify the arms that wait for it.
     Settle(ActId),
-    /// Make activations of items as far as the window reaches.
+    /// Create activations of a spread's items, up to its `max_parallel`.
     Fill(ActId),
-    /// See whether a container is done.
+    /// Check whether a container is done.
     Close(ActId),
-    /// Cancel what is open in a container, from that part on.
+    /// Cancel the open parts of a container, starting at `from`.
     Sweep {
         of: ActId,
         from: u32,
     },
     Cancel(ActId),
-    /// Take over the memo of another run, then set the function going.
+    /// Take over the memo of another run, then enqueue the function.
     Remember,
 }
 
-/// Decides on as many of the inputs as fit into one transition, in their order.
+/// Decides on the inputs in order, as many as fit into one transition.
 pub fn decide(flow: &Flow, run: &Run, env: &Env<'_>, inputs: &[Input]) -> Result<Transition, Halt> {
     let mut decider = Decider::new(flow, run, env);
     decider.work_off()?;
@@ -120,7 +121,7 @@ pub fn decide(flow: &Flow, run: &Run, env: &Env<'_>, inputs: &[Input]) -> Result
     Ok(decider.into_transition())
 }
 
-/// A run with a transition in the making on top of it.
+/// A run, and the transition being built on top of it.
 struct Decider<'a> {
     flow: &'a Flow,
     graph: Option<&'a Graph>,
@@ -149,9 +150,9 @@ struct Decider<'a> {
     slow_limits: Vec<(String, Millis)>,
     records: Vec<Record>,
     answers: Vec<Answer>,
-    /// Tasks were closed, and it must be found out which of them a worker has.
+    /// Tasks were closed; the engine must find out which of them a worker has.
     drain: bool,
-    /// The activation of `finally`, once it was looked for.
+    /// The activation of `finally`, cached once found.
     finally: Option<ActId>,
 }
 
@@ -226,9 +227,9 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Works the agenda off as far as the transition may touch activations.
+    /// Works off the agenda within the limits of the transition.
     fn work_off(&mut self) -> Done {
-        // An input may make activations and leave nothing on the agenda.
+        // An input may create activations without adding to the agenda.
         self.check_size()?;
         while let Some(work) = self.agenda.pop_front() {
             if !self.room(self.cost(&work)) {
@@ -246,7 +247,7 @@ impl<'a> Decider<'a> {
         if self.meter.is_heavy() { Err(Halt::Heavy) } else { Ok(()) }
     }
 
-    /// Fails a run that has too many activations, or its `finally`.
+    /// Fails the run, or its `finally`, if it has too many activations.
     fn check_size(&mut self) -> Done {
         let most = self.env.max_activations;
         if self.next_activation <= most {
@@ -261,7 +262,7 @@ impl<'a> Decider<'a> {
         }
         self.finally = self.finally.or_else(|| self.finally_activation());
         let Some(finally) = self.finally else { return Ok(()) };
-        // An undo makes activations too, and is finished in any case.
+        // An undo creates activations too, and is always finished.
         let of_finally = (most / FINALLY_SHARE).max(most.saturating_sub(finally.0));
         if self.next_activation - finally.0 > of_finally {
             self.fail_finally(finally, failure("`finally`", of_finally))?;
@@ -273,7 +274,7 @@ impl<'a> Decider<'a> {
         match work {
             Work::Open { of, scope } => self.open_scope(of, scope),
             Work::Decide(id) => self.decided(id),
-            Work::Emitted { scope, event } => self.tell_subscribers(scope, event as usize, true),
+            Work::Emitted { scope, event } => self.notify_subscribers(scope, event as usize, true),
             Work::Settle(id) => self.settle(id),
             Work::Fill(id) => self.fill(id),
             Work::Close(id) => self.close(id),
@@ -283,7 +284,7 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// How many activations a piece of work may touch. Fill and sweep stop by themselves.
+    /// The most activations a unit of work may touch. Fill and sweep limit themselves.
     fn cost(&self, work: &Work) -> usize {
         let siblings = |id: ActId| match (self.graph, &self.at(id).place) {
             (Some(graph), Place::Step { step, .. }) => graph.scope(graph.step(*step).scope).steps.len(),
@@ -305,8 +306,8 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Whether the transition may touch `more` activations and has not used its budget. What was left over leaves room for
-    /// the first input, which is taken in any case.
+    /// Whether the transition may touch `more` activations and has budget left. Left-over work leaves room for the
+    /// first input, which is always taken.
     fn room(&self, more: usize) -> bool {
         let kept_free = if self.answers.is_empty() { TOUCHED_BY_AN_INPUT } else { 0 };
         let fits = self.changed.len() + more + kept_free <= self.env.max_touched && !self.meter.is_spent();
@@ -324,7 +325,7 @@ impl<'a> Decider<'a> {
             || !self.records.is_empty()
             || !self.messages.is_empty()
             || !self.publishes.is_empty()
-            // A lost timer that is set again changes nothing else.
+            // Setting a lost timer again changes nothing else.
             || self.timers.iter().any(|change| matches!(change, TimerChange::Set { .. }));
         if changed {
             self.header.version = Version(base.0 + 1);
@@ -360,7 +361,7 @@ impl<'a> Decider<'a> {
     }
 }
 
-/// The activation that an input is about, if it says so by number.
+/// The activation that an input refers to by number.
 fn target(input: &Input) -> Option<ActId> {
     match input {
         Input::Report(report) => Some(report.task.activation),
@@ -382,7 +383,7 @@ fn target(input: &Input) -> Option<ActId> {
     }
 }
 
-/// The small things everything else is made of.
+/// Helpers.
 impl<'a> Decider<'a> {
     fn edit(&mut self, id: ActId) -> &mut Activation {
         let run = self.run;
@@ -392,7 +393,7 @@ impl<'a> Decider<'a> {
     fn inside_mut(&mut self, id: ActId) -> Done<&mut Inside> {
         match &mut self.edit(id).state {
             State::Open(inside) => Ok(inside),
-            other => Err(Halt::Bug(format!("activation {id} should have something inside, but is {other:?}"))),
+            other => Err(Halt::Bug(format!("activation {id} should have parts inside, but is {other:?}"))),
         }
     }
 
@@ -416,7 +417,6 @@ impl<'a> Decider<'a> {
         id
     }
 
-    /// The item or round of that index.
     fn part(&self, of: ActId, index: u32) -> Option<ActId> {
         self.parts.get(&(of, index)).or_else(|| self.run.index.parts.get(&(of, index))).copied()
     }
@@ -425,13 +425,13 @@ impl<'a> Decider<'a> {
         self.graph.ok_or_else(|| Halt::Bug("a code run has no graph".to_owned()))
     }
 
-    /// The step of the definition that an activation is of.
+    /// The activation's step in the definition.
     fn step(&self, id: ActId) -> Done<&'a Step> {
-        let step = self.step_of(id).ok_or_else(|| Halt::Bug(format!("activation {id} is of no step")))?;
+        let step = self.step_of(id).ok_or_else(|| Halt::Bug(format!("activation {id} belongs to no step")))?;
         Ok(self.graph()?.step(step))
     }
 
-    /// The scope whose steps were made inside an activation.
+    /// The scope whose steps were created inside an activation.
     fn scope_of(&self, id: ActId) -> Option<ScopeId> {
         self.at(id).body.map(|body| body.scope)
     }
@@ -451,13 +451,13 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// A container that is on its way to its end.
+    /// Whether a container is ending.
     fn is_closing(&self, id: ActId) -> bool {
         self.at(id).inside().is_none_or(|inside| inside.closing.is_some())
     }
 
-    /// What is to be cancelled, and is not yet because a transition had no room for it, is cancelled before anything else
-    /// happens to it.
+    /// Cancels an activation that is due to be cancelled but was left over by an earlier transition, before anything
+    /// else happens to it.
     fn cancel_if_doomed(&mut self, id: ActId) -> Done {
         if self.exists(id) && self.is_doomed(id) { self.cancel(id) } else { Ok(()) }
     }
@@ -484,20 +484,20 @@ impl<'a> Decider<'a> {
         self.records.push(Record { entry, attempt: None });
     }
 
-    /// The fence of its newest attempt.
+    /// The fence of its latest attempt.
     fn last_fence(&self, id: ActId) -> Fence {
         self.at(id).tasks.last().map_or(Fence(0), |task| task.fence)
     }
 
-    /// A record of the attempt that an activation is at.
+    /// Adds a record of the activation's current attempt.
     fn record_attempt(&mut self, id: ActId, queue: String, entry: Entry) {
         let attempt = Some(Attempt { number: self.at(id).attempt, fence: self.last_fence(id), queue });
         self.records.push(Record { entry, attempt });
     }
 
-    /// The payload as it is kept: itself if it is small, else a reference to a value that this transition writes.
+    /// The payload as stored: inline if it is small, else a reference to a value that this transition writes.
     fn keep(&mut self, data: Data) -> Data {
-        if matches!(data, Data::Ref(_)) || data.own_bytes(INLINE_BYTES) <= INLINE_BYTES {
+        if matches!(data, Data::Ref(_)) || data.is_inline() {
             return data;
         }
         let id = ValueId(self.header.next_value);

@@ -1,4 +1,4 @@
-//! Pause and resume: a paused run still decides, but its tasks are not offered.
+//! Pause and resume: a paused run still decides, but its tasks cannot be claimed.
 
 use super::report::applied;
 use super::{Decider, Done};

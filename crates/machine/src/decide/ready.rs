@@ -1,4 +1,4 @@
-//! The one rule of readiness: one token an arm, one decision an activation, as soon as the answer is certain.
+//! The one rule of readiness: one token per arm, one decision per activation, as soon as the answer is certain.
 
 use super::{Decider, Done, Halt, Work};
 use crate::ids::ActId;
@@ -7,8 +7,8 @@ use crate::run::{Activations, GateState, Place, State, Token};
 use eddyline_language::flow::{Join, Source};
 
 impl Decider<'_> {
-    /// Gives an arm its token.
-    pub(super) fn tell(&mut self, target: ActId, arm: usize, live: bool) -> Done {
+    /// Sets the token of an arm.
+    pub(super) fn set_token(&mut self, target: ActId, arm: usize, live: bool) -> Done {
         let join = self.step(target)?.join;
         let scope_open = self.at(target).parent().is_some_and(|scope| !self.is_closing(scope));
         let activation = self.edit(target);
@@ -34,21 +34,21 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Gives the arms that subscribe to an event of a scope their tokens.
-    pub(super) fn tell_subscribers(&mut self, scope: ActId, event: usize, live: bool) -> Done {
+    /// Sets the tokens of the arms that subscribe to an event of a scope.
+    pub(super) fn notify_subscribers(&mut self, scope: ActId, event: usize, live: bool) -> Done {
         let Some(definition) = self.scope_of(scope) else { return Ok(()) };
         for watcher in &self.graph()?.scope(definition).events[event].subscribers {
             let target = self.in_scope(scope, watcher.step)?;
-            self.tell(target, watcher.arm, live)?;
+            self.set_token(target, watcher.arm, live)?;
         }
         Ok(())
     }
 
-    /// The answer is certain: on to `if`, the gate, and what the step does, or it is skipped.
+    /// The arms are decided: evaluate `if`, then the gate, then the action; or skip.
     pub(super) fn decided(&mut self, id: ActId) -> Done {
         let State::Certain { ready } = self.at(id).state else { return Ok(()) };
         if self.at(id).parent().is_some_and(|scope| self.is_closing(scope)) {
-            // The sweep that is under way cancels it.
+            // The sweep in progress cancels it.
             return Ok(());
         }
         self.header.begun = true;
@@ -79,7 +79,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Cancels what the arms that were not needed look at.
+    /// Cancels the steps behind the arms that were not needed.
     fn cancel_rest(&mut self, id: ActId) -> Done {
         let Place::Step { scope, .. } = self.at(id).place else { return Ok(()) };
         for (arm, token) in self.step(id)?.arms.iter().zip(self.at(id).arms.clone()) {
@@ -92,7 +92,7 @@ impl Decider<'_> {
     }
 }
 
-/// Whether the tokens make it certain that an activation is ready, or that it never will be.
+/// Whether the tokens determine that an activation is ready, or never will be.
 fn verdict(join: Join, arms: &[Token]) -> Option<bool> {
     let count = |wanted| arms.iter().filter(|token| **token == wanted).count();
     let (live, dead, open) = (count(Token::Live), count(Token::Dead), count(Token::Open));

@@ -1,4 +1,4 @@
-//! Repeat: rounds of a group, each with activations of its own, so nothing is ever reset.
+//! Repeat: rounds of a group, each with its own activations, so nothing is ever reset.
 
 use super::{Decider, Done, Halt, Work};
 use crate::failure::{Failure, kind};
@@ -23,7 +23,7 @@ impl Decider<'_> {
         self.next_round(id, repeat, 0, Data::null())
     }
 
-    /// The round `index`, if there is to be one; else the step ends with the last round's output.
+    /// Starts the round `index`, or ends the step with the last round's output.
     fn next_round(&mut self, id: ActId, repeat: &Repeat, index: u32, last: Data) -> Done {
         if let Inside { closing: Some(_), .. } = self.inside_mut(id)? {
             self.agenda.push_back(Work::Close(id));
@@ -48,7 +48,7 @@ impl Decider<'_> {
             return self.fail(id, Failure::new(kind::MAX_ROUNDS, message));
         }
         let Action::Group(scope) = self.step(id)?.action else {
-            return Err(Halt::Bug(format!("{} repeats but is no group", self.name_of(id))));
+            return Err(Halt::Bug(format!("{} repeats but is not a group", self.name_of(id))));
         };
         self.inside_mut(id)?.open += 1;
         let round = self.create(Place::Round { of: id, index });
@@ -71,7 +71,7 @@ impl Decider<'_> {
                 let failure = failure.clone().within(&self.name_of(round));
                 return self.fail(of, failure);
             }
-            // Skipped or cancelled by hand: as if it had nothing to say.
+            // Skipped or cancelled by hand: no output.
             _ => Data::null(),
         };
         if let Test::Until(condition) = &repeat.test {

@@ -1,19 +1,19 @@
-//! A worker reports on a task: what it says is true only if it carries the fence of the task as it is now.
+//! Reports of workers. A report counts only if it carries the fence of the current task.
 
 use super::{Decider, Done, Work};
 use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, Reason};
 use crate::run::{Activations, Emitted, End, Phase, Place, REMEMBERED_GAPS, State};
-use crate::transition::{Answer, Claim, Log, Op, Publish, Report, Said, TaskRef};
+use crate::transition::{Answer, Claim, Log, Op, Publish, Report, ReportResult, TaskRef};
 use crate::wire::{AROUND_LOG_BYTES, MAX_RECORD_BYTES};
 use eddyline_language::data::Data;
 use serde_json::{Value, json};
 
-/// How long a `defer` closes its limit at most: it keeps back the tasks of others too. The task itself waits as long as it
-/// asks for.
+/// The longest time that a `defer` closes its limit, because that blocks other tasks too. The task itself waits as long
+/// as it requests.
 pub const MAX_SLOW_MS: Millis = 3_600_000;
 
-/// A log message of so many bytes fits into a record however it is written.
+/// A log message of this size always fits into a record, however it is escaped.
 const SHORT_LOG_BYTES: usize = 4 << 10;
 
 impl Decider<'_> {
@@ -23,12 +23,12 @@ impl Decider<'_> {
             return Ok(Answer::Invalid("there is no such task".to_owned()));
         }
         if report.seq == Some(0) {
-            return Ok(Answer::Invalid("`seq` counts from 1".to_owned()));
+            return Ok(Answer::Invalid("`seq` starts at 1".to_owned()));
         }
         if let Some(seq) = report.seq
             && self.was_applied(id, fence, seq)
         {
-            return Ok(Answer::Duplicate(self.said_of(&report.op)));
+            return Ok(Answer::Duplicate(self.result_of_op(&report.op)));
         }
         if let Some(refusal) = self.refuse(id, fence) {
             return Ok(refusal);
@@ -80,7 +80,7 @@ impl Decider<'_> {
                 applied()
             }
             Op::Code { .. } | Op::Suspend { .. } | Op::ContinueAs { .. } if !is_driver => Ok(Answer::Invalid(format!(
-                "{} is a step; only the function of a code run says that",
+                "{} is a step; only the function of a code run can report this",
                 self.name_of(id)
             ))),
             Op::Code { name, op } => self.code_op(name, op),
@@ -125,12 +125,12 @@ impl Decider<'_> {
         applied()
     }
 
-    /// Why an activation may not emit the event, if it may not.
+    /// Why an activation must not emit the event, or none if it may.
     fn undeclared(&self, id: ActId, event: &str) -> Done<Option<String>> {
         let name = self.name_of(id);
         let Place::Step { step, .. } = self.at(id).place else {
             return Ok(Some(format!(
-                "{name} can't emit `{event}`: only a step of a graph emits, and no item of a spread"
+                "{name} can't emit `{event}`: only steps of a graph can, except items of a spread"
             )));
         };
         let graph = self.graph()?;
@@ -144,7 +144,7 @@ impl Decider<'_> {
         Ok(Some(format!("`{event}` is not among the `emits` of {name}, which declares {known}")))
     }
 
-    /// Emits a declared event. The first of its name in its scope counts; a repeat is recorded and changes nothing.
+    /// Emits a declared event. The first of its name in its scope counts; a repeat is recorded without effect.
     pub(super) fn emit(&mut self, id: ActId, event: &str, payload: Data) -> Done {
         let Place::Step { step, scope } = self.at(id).place else { return Ok(()) };
         let graph = self.graph()?;
@@ -176,11 +176,11 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// A log message as it is kept: in its record, or as a value if the record with it would be too large.
+    /// A log message as stored: in its record, or as a value if the record would be too large.
     fn message(&mut self, step_key: &str, msg: &str) -> (String, Option<Data>) {
         if msg.len() > SHORT_LOG_BYTES {
             let tags = Data::from(json!(self.header.tags)).own_bytes(MAX_RECORD_BYTES);
-            // The step is named twice.
+            // The step's name occurs twice.
             let room = MAX_RECORD_BYTES.saturating_sub(AROUND_LOG_BYTES + tags + 2 * step_key.len());
             let data = Data::from(Value::from(msg));
             if data.own_bytes(MAX_RECORD_BYTES) > room {
@@ -190,7 +190,7 @@ impl Decider<'_> {
         (msg.to_owned(), None)
     }
 
-    /// Why a report with that fence is not about the task as it is now.
+    /// Why a report with that fence is refused, or none if the fence is current.
     pub(super) fn refuse(&self, id: ActId, fence: Fence) -> Option<Answer> {
         if self.at(id).fence() == Some(fence) {
             return None;
@@ -230,5 +230,5 @@ impl Decider<'_> {
 }
 
 pub(super) fn applied() -> Done<Answer> {
-    Ok(Answer::Applied(Said::default()))
+    Ok(Answer::Applied(ReportResult::default()))
 }

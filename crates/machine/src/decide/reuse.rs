@@ -1,15 +1,15 @@
-//! Retry and rerun: a new run takes over from an old one what does not have to happen again.
+//! Retry and rerun: a new run takes over the results of an old one that need not be computed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Decider, Done};
 use crate::ids::{ActId, ScopeId, StepId};
-use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, Taken, Token};
+use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, TakenOver, Token};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Flow, Graph, Watcher};
 
-/// What a retry of an ended run takes over: what completed (and was not undone) or was skipped, and does not come after
-/// something that runs again.
+/// What a retry of an ended run takes over: activations that completed (and were not undone) or were skipped, and do
+/// not come after one that runs again.
 pub fn retry(flow: &Flow, run: &Run) -> Vec<Reused> {
     match flow.graph() {
         Some(graph) => Old::new(flow, graph, run).reusable(None),
@@ -17,7 +17,7 @@ pub fn retry(flow: &Flow, run: &Run) -> Vec<Reused> {
     }
 }
 
-/// The same for a rerun from a top-level step, which runs again with everything after it.
+/// Like [`retry`], for a rerun from a top-level step, which runs again with everything after it.
 pub fn rerun(flow: &Flow, run: &Run, from: &str) -> Result<Vec<Reused>, String> {
     match flow.graph() {
         Some(graph) => match graph.find(Graph::ROOT, from) {
@@ -31,7 +31,7 @@ pub fn rerun(flow: &Flow, run: &Run, from: &str) -> Result<Vec<Reused>, String> 
     }
 }
 
-/// The completed entries of a code run, up to the end numbered `before`.
+/// The completed memo entries of a code run; with `before`, only those that ended earlier.
 fn memo(flow: &Flow, run: &Run, before: Option<u32>) -> Vec<Reused> {
     let entries = run.index.memo.values().map(|id| run.at(*id));
     entries
@@ -50,16 +50,16 @@ fn memo(flow: &Flow, run: &Run, before: Option<u32>) -> Vec<Reused> {
 fn taken(flow: &Flow, run: &Run, activation: &Activation) -> Option<Reused> {
     let end = activation.end()?.clone();
     let (input, name) = (activation.input.clone(), run.name(flow.graph(), activation.id));
-    Some(Reused { activation: name, how: Taken::Whole(end), input, emits: Vec::new(), memo: None })
+    Some(Reused { activation: name, how: TakenOver::Whole(end), input, emits: Vec::new(), memo: None })
 }
 
 struct Old<'a> {
     flow: &'a Flow,
     graph: &'a Graph,
     run: &'a Run,
-    /// What has something undone inside it, and so did not stay what it completed with.
+    /// Containers with something undone inside, whose result is therefore not valid any more.
     spoiled: BTreeSet<ActId>,
-    /// What holds something that may have to be undone.
+    /// Containers of activations that may have to be undone.
     holds: BTreeSet<ActId>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Old<'a> {
         reused
     }
 
-    /// What of a scope is taken over; inside what runs again only because it did not complete, more of the same.
+    /// Collects what is taken over of a scope, and recursively of unfinished containers in it.
     fn collect(&self, at: ActId, scope: ScopeId, from: Option<StepId>, reused: &mut Vec<Reused>) {
         let Some(body) = self.run.at(at).body else { return };
         let emits = self.emits(at, scope);
@@ -100,7 +100,7 @@ impl<'a> Old<'a> {
                     _ => None,
                 };
                 let name = self.run.name(Some(self.graph), activation.id);
-                let how = Taken::Inside { gate };
+                let how = TakenOver::Inside { gate };
                 reused.push(Reused { activation: name, how, input: None, emits: Vec::new(), memo: None });
                 self.collect_inside(activation, reused);
             } else {
@@ -112,7 +112,7 @@ impl<'a> Old<'a> {
         }
     }
 
-    /// What inside a group, a spread or a loop is taken over.
+    /// Collects what is taken over inside a group, a spread or a loop.
     fn collect_inside(&self, activation: &Activation, reused: &mut Vec<Reused>) {
         if let Some(body) = activation.body {
             return self.collect(activation.id, body.scope, None, reused);
@@ -121,11 +121,11 @@ impl<'a> Old<'a> {
         let parts: Vec<&Activation> = parts.map(|(_, id)| self.run.at(*id)).collect();
         let in_a_loop = matches!(parts.last(), Some(Activation { place: Place::Round { .. }, .. }));
         if in_a_loop && !self.is_done(activation) && parts.last().is_some_and(|last| self.is_done(last)) {
-            // No round failed, the loop did: taken over, it would come to the same at once.
+            // The loop failed, not a round: taken over, it would fail again at once.
             return;
         }
         for part in parts {
-            // A round is read from by its loop, so it has to have something inside.
+            // The loop reads from its rounds, so a round needs its steps.
             if self.is_done(part) && !in_a_loop && !self.holds.contains(&part.id) {
                 reused.extend(taken(self.flow, self.run, part));
             } else {
@@ -134,7 +134,7 @@ impl<'a> Old<'a> {
         }
     }
 
-    /// The steps of a scope that come after one of those: not those that were decided without waiting for it.
+    /// The steps of a scope that come after one of `of`, except those that were decided without waiting for it.
     fn after(&self, of: &BTreeSet<StepId>, at: ActId, scope: ScopeId) -> BTreeSet<StepId> {
         let definition = self.graph.scope(scope);
         let mut after = BTreeSet::new();
@@ -151,14 +151,14 @@ impl<'a> Old<'a> {
         after
     }
 
-    /// The token came after the decision, as of an arm of an `any` join that was not the first.
+    /// Whether the token came after the decision, such as that of a later arm of an `any` join.
     fn decided_without(&self, at: ActId, watcher: &Watcher) -> bool {
         let Some(body) = self.run.at(at).body else { return false };
         let target = self.run.at(ActId(body.first.0 + self.graph.step(watcher.step).slot));
         self.is_done(target) && matches!(target.arms[watcher.arm], Token::LateLive | Token::LateDead)
     }
 
-    /// What each activation of a scope emitted first.
+    /// The first emits of each activation of a scope.
     fn emits(&self, at: ActId, scope: ScopeId) -> BTreeMap<ActId, Vec<(String, Data)>> {
         let mut emits: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for ((_, event), emitted) in self.run.emitted.range((at, 0)..=(at, u32::MAX)) {
@@ -168,7 +168,7 @@ impl<'a> Old<'a> {
         emits
     }
 
-    /// It need not happen again: it completed and stands, or its branch was not taken.
+    /// Whether it need not run again: it completed and was not undone, or was skipped.
     fn is_done(&self, activation: &Activation) -> bool {
         match activation.end() {
             Some(End::Completed(_)) => !activation.undone && !self.spoiled.contains(&activation.id),
@@ -179,13 +179,13 @@ impl<'a> Old<'a> {
 }
 
 impl Decider<'_> {
-    /// Ends an activation as it ended in the run that this one retries, if that is taken over.
+    /// Ends an activation as in the retried run, if its result is taken over.
     pub(super) fn take_over(&mut self, id: ActId) -> Done<bool> {
         if self.run.reuse.is_empty() && self.reuse.is_empty() {
             return Ok(false);
         }
         let name = self.name_of(id);
-        let Some(Reused { how: Taken::Whole(end), input, emits, .. }) = self.reusable(&name).cloned() else {
+        let Some(Reused { how: TakenOver::Whole(end), input, emits, .. }) = self.reusable(&name).cloned() else {
             return Ok(false);
         };
         self.reuse_done.insert(name);
@@ -198,14 +198,14 @@ impl Decider<'_> {
         Ok(true)
     }
 
-    /// What opened the gate of an activation in the run that this one retries, if what is inside it is taken over.
+    /// The payload that opened the gate in the retried run, if the activation's contents are taken over.
     pub(super) fn take_over_gate(&mut self, id: ActId) -> Option<Data> {
         if self.run.reuse.is_empty() && self.reuse.is_empty() {
             return None;
         }
         let name = self.name_of(id);
         match self.reusable(&name).map(|reused| &reused.how) {
-            Some(Taken::Inside { gate: Some(gate) }) => Some(gate.clone()),
+            Some(TakenOver::Inside { gate: Some(gate) }) => Some(gate.clone()),
             _ => None,
         }
     }
@@ -215,7 +215,7 @@ impl Decider<'_> {
         (!self.reuse_done.contains(name)).then_some(found)
     }
 
-    /// The names of what is still to be taken over, as many as one transition can.
+    /// The names still to be taken over, as many as one transition can touch.
     pub(super) fn still_to_reuse(&self) -> Vec<String> {
         let names = self.reuse.keys().chain(self.run.reuse.keys()).filter(|name| !self.reuse_done.contains(*name));
         names.take(super::MAX_TOUCHED).cloned().collect()

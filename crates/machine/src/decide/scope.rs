@@ -1,4 +1,4 @@
-//! A scope: its steps become activations, and it ends when none of them is open.
+//! A scope: its steps become activations, and it ends when all of them have ended.
 
 use super::{Decider, Done, Work};
 use crate::failure::Failure;
@@ -43,7 +43,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Ends a container if nothing in it is open any more.
+    /// Ends a container if none of its parts is open.
     pub(super) fn close(&mut self, id: ActId) -> Done {
         let Some(inside) = self.at(id).inside() else { return Ok(()) };
         if inside.open > 0 {
@@ -51,7 +51,7 @@ impl Decider<'_> {
         }
         if let Some(end) = inside.closing.clone() {
             return match &inside.what {
-                // The sweep that is under way calls its function off first, and comes back here.
+                // The sweep in progress cancels its function first, and then calls this again.
                 What::Code(driver) if *driver != Driver::Done => Ok(()),
                 _ => self.end(id, end),
             };
@@ -69,12 +69,12 @@ impl Decider<'_> {
                 self.agenda.push_back(Work::Fill(id));
                 Ok(())
             }
-            // The end of a round, or the function, says what comes next.
+            // The end of a round, or the function, decides what comes next.
             What::Repeat { .. } | What::Code(_) => Ok(()),
         }
     }
 
-    /// Sets a container on its way to `end`: what is open in it is cancelled. The first to say so wins.
+    /// Ends a container with `end` once its open parts are cancelled. The first call wins.
     pub(super) fn close_early(&mut self, id: ActId, end: End) -> Done {
         let inside = self.inside_mut(id)?;
         if inside.closing.is_none() {
@@ -84,7 +84,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Cancels what is open in a container.
+    /// Cancels the open parts of a container.
     pub(super) fn sweep(&mut self, of: ActId, from: u32) -> Done {
         let Some(inside) = self.at(of).inside() else { return Ok(()) };
         let parts = match &inside.what {
@@ -114,7 +114,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Cancels one activation. A task that may be with a worker is let finish where its effect might have to be undone.
+    /// Cancels one activation. If its effect may have to be undone, a task that a worker may have is left to finish.
     pub(super) fn cancel(&mut self, id: ActId) -> Done {
         match &self.at(id).state {
             State::Ended(_) | State::Draining(_) => Ok(()),
@@ -135,7 +135,7 @@ impl Decider<'_> {
         self.header.phase == Phase::Going && self.graph.is_some_and(|graph| graph.has_undo) && !completing
     }
 
-    /// The first failure in the scope that nobody handled, with the others.
+    /// The first unhandled failure in the scope, with the others added.
     fn unhandled(&self, of: ActId) -> Done<Option<Failure>> {
         let mut failed = Vec::new();
         for step in self.steps_in(of)? {
@@ -165,7 +165,7 @@ impl Decider<'_> {
         })
     }
 
-    /// With `fail_fast`, ends a scope in which a failure can no longer be handled.
+    /// With `fail_fast`, ends a scope once a failure in it can no longer be handled.
     fn fail_fast(&mut self, id: ActId) -> Done {
         if !self.graph.is_some_and(|graph| graph.fail_fast) {
             return Ok(());
@@ -180,7 +180,8 @@ impl Decider<'_> {
                 && let Some(failure) = self.unhandled(id)?
             {
                 if self.is_skipping() {
-                    // What can never run because of the failure is skipped, not cancelled, however far it is away.
+                    // Steps that can never run because of the failure end skipped, not cancelled, however far
+                    // downstream they are.
                     self.agenda.push_back(Work::Close(id));
                     return Ok(());
                 }
@@ -190,7 +191,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Whether it is still being worked out what will never run.
+    /// Whether the agenda still contains skips.
     fn is_skipping(&self) -> bool {
         self.agenda.iter().any(|work| match work {
             Work::Decide(id) => matches!(self.at(*id).state, State::Certain { ready: false }),
@@ -199,7 +200,7 @@ impl Decider<'_> {
         })
     }
 
-    /// How far the steps are that could handle the failure of one in a scope.
+    /// Whether the failure of a step is handled, or can still be.
     fn handling(&self, scope: ActId, step: StepId) -> Done<Handling> {
         if self.at(self.in_scope(scope, step)?).handled {
             return Ok(Handling::Done);
@@ -213,7 +214,7 @@ impl Decider<'_> {
             }
             let handler = self.at(self.in_scope(scope, watcher.step)?);
             match (handler.end(), handler.arms[watcher.arm]) {
-                // It ended in this decision, and nobody was told yet.
+                // It ended in this decision and has not been settled yet.
                 (Some(End::Completed(_)), Token::Live) => return Ok(Handling::Done),
                 (None, Token::Open | Token::Live) => found = Handling::Possible,
                 _ => {}

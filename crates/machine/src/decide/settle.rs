@@ -1,4 +1,4 @@
-//! An activation ends, once, and whoever looks at it is told.
+//! An activation ends, once, and the arms that wait for it get their tokens.
 
 use super::{Decider, Done, Halt, Work};
 use crate::ids::{ActId, Fence, RunId};
@@ -8,17 +8,17 @@ use crate::transition::{GateChange, Input, MessageBody, TaskChange, TimerKind};
 use eddyline_language::flow::{Source, When};
 
 impl Decider<'_> {
-    /// Ends an activation: it lets go of its task, gate, timer or child, and the end is recorded.
+    /// Ends an activation: releases its task, gate, timer or child, and records the end.
     pub(super) fn end(&mut self, id: ActId, end: End) -> Done {
         self.end_as(id, end, None)
     }
 
-    /// The same, for an end that was taken over from another run.
+    /// Like [`Decider::end`], for an end taken over from another run.
     pub(super) fn end_as(&mut self, id: ActId, end: End, reused_from: Option<RunId>) -> Done {
         if !self.at(id).is_open() {
             return Err(Halt::Bug(format!("{} ended twice", self.name_of(id))));
         }
-        self.let_go(id)?;
+        self.release_resources(id)?;
         let end = match end {
             End::Completed(output) => End::Completed(self.keep(output)),
             other => other,
@@ -41,14 +41,14 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Tells the arms that look at it, and what it is a part of.
+    /// Notifies the arms that wait for it, and its container.
     pub(super) fn settle(&mut self, id: ActId) -> Done {
         match self.at(id).place.clone() {
             Place::Root => self.begin_ending(),
             Place::Finally => self.finally_ended(id),
             Place::Undo { of } => self.undo_ended(id, of),
             Place::Step { scope, .. } => {
-                self.tell_watchers(id, scope)?;
+                self.notify_watchers(id, scope)?;
                 self.count_end(scope)
             }
             Place::Item { of, .. } => self.item_ended(id, of),
@@ -60,18 +60,18 @@ impl Decider<'_> {
         }
     }
 
-    /// One part less is open in a container.
+    /// A part of a container has ended.
     pub(super) fn count_end(&mut self, of: ActId) -> Done {
         let inside = self.inside_mut(of)?;
         inside.open = inside
             .open
             .checked_sub(1)
-            .ok_or_else(|| Halt::Bug(format!("more parts of activation {of} ended than were open")))?;
+            .ok_or_else(|| Halt::Bug(format!("activation {of} has more ended parts than it had open")))?;
         self.agenda.push_back(Work::Close(of));
         Ok(())
     }
 
-    fn tell_watchers(&mut self, id: ActId, scope: ActId) -> Done {
+    fn notify_watchers(&mut self, id: ActId, scope: ActId) -> Done {
         let step = self.step(id)?;
         let (completed, failed) = match self.at(id).end() {
             Some(End::Completed(_)) => (true, false),
@@ -89,17 +89,17 @@ impl Decider<'_> {
                 Source::Step(_, When::Ended) => true,
                 Source::Event(_) => return Err(Halt::Bug("an event arm watches a step".to_owned())),
             };
-            self.tell(target, watcher.arm, live)?;
+            self.set_token(target, watcher.arm, live)?;
         }
         for event in &step.emits {
             if self.emitted_at(scope, *event as u32).is_none() && self.is_silent(scope, *event)? {
-                self.tell_subscribers(scope, *event, false)?;
+                self.notify_subscribers(scope, *event, false)?;
             }
         }
         Ok(())
     }
 
-    /// It completed with a failure on one of its arms: that failure is handled.
+    /// A completed activation handles the failures on its live `failed:` and `ended:` arms.
     fn handle_failures(&mut self, id: ActId, scope: ActId) -> Done {
         for (arm, token) in self.step(id)?.arms.iter().zip(self.at(id).arms.clone()) {
             if let (Source::Step(step, When::Failed | When::Ended), Token::Live) = (arm.source, token) {
@@ -112,7 +112,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Every step that declares the event has ended, and its subscribers have not been told yet.
+    /// Whether every step that declares the event has ended, and its subscribers have no token yet.
     fn is_silent(&self, scope: ActId, event: usize) -> Done<bool> {
         let Some(definition) = self.scope_of(scope) else { return Ok(false) };
         let event = &self.graph()?.scope(definition).events[event];
@@ -127,7 +127,7 @@ impl Decider<'_> {
         }
     }
 
-    fn let_go(&mut self, id: ActId) -> Done {
+    fn release_resources(&mut self, id: ActId) -> Done {
         let name = self.name_of(id);
         let gate_id = self.gate_id(id);
         if self.is_pending_entry(id) {
@@ -148,7 +148,7 @@ impl Decider<'_> {
             }
             State::Child(child) => {
                 let child = *child;
-                let reason = Some(format!("its parent run let go of it: {name} ended"));
+                let reason = Some(format!("its parent run no longer waits for it: {name} ended"));
                 let cancel = Input::Cancel { by: format!("run:{}", self.header.run), reason };
                 let body = MessageBody::Input(Box::new(cancel));
                 self.send(child, format!("cancel:{}:{id}", self.header.run), body);
@@ -173,7 +173,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Nobody wants the task any more, whoever has it.
+    /// Removes a task that is no longer wanted, even if a worker has it.
     pub(super) fn call_off(&mut self, id: ActId, fence: Fence) {
         self.remove_task(fence);
         let called_off = self.edit(id).tasks.iter_mut().filter(|task| task.fence == fence);
@@ -189,7 +189,7 @@ impl Decider<'_> {
         if self.at(id).place == Place::Root {
             return;
         }
-        // It may end by hand before any step of the run was decided.
+        // It may be ended by hand before any step of the run was decided.
         self.header.begun = true;
         let step_key = self.name_of(id);
         match end {

@@ -1,4 +1,4 @@
-//! Spread: one activation an item, as the window reaches it; the output in the order of the items.
+//! Spread: one activation per item, at most `max_parallel` at a time; the output is in item order.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ impl Decider<'_> {
             Data::Json(json) => json.as_array().map_or(0, Vec::len),
             Data::List(items) => items.len(),
             Data::Ref(_) | Data::Map(_) => {
-                return Err(Halt::Bug("a spread is over something that is no list".to_owned()));
+                return Err(Halt::Bug("a spread over something that is not a list".to_owned()));
             }
         };
         if items > MAX_ITEMS {
-            let message = format!("the list has {items} items, and a spread is over at most {MAX_ITEMS}");
+            let message = format!("the list has {items} items, a spread takes at most {MAX_ITEMS}");
             return self.fail(id, Failure::new(kind::TOO_MANY_ITEMS, message));
         }
         let items = items as u32;
@@ -39,7 +39,7 @@ impl Decider<'_> {
         Ok(())
     }
 
-    /// Makes activations of items as far as the window reaches and the transition has room.
+    /// Creates activations of items, up to `max_parallel` and within the limits of the transition.
     pub(super) fn fill(&mut self, id: ActId) -> Done {
         let step = self.step(id)?;
         let Some(spread) = &step.spread else { return Ok(()) };
@@ -70,7 +70,7 @@ impl Decider<'_> {
                 self.enter(activation)?;
             }
             if matches!(step.action, Action::Group(_)) {
-                // What is inside the item comes first, so that the room for it is counted.
+                // The item's contents come first, so that they count towards the limits.
                 self.agenda.push_back(Work::Fill(id));
                 return Ok(());
             }
@@ -79,7 +79,7 @@ impl Decider<'_> {
 
     fn item(&mut self, id: ActId, index: u32) -> Done<Data> {
         let Some(Inside { what: What::Spread { list, .. }, .. }) = self.at(id).inside() else {
-            return Err(Halt::Bug(format!("activation {id} is no spread")));
+            return Err(Halt::Bug(format!("activation {id} is not a spread")));
         };
         let list = list.clone();
         let list = match &list {
@@ -122,7 +122,7 @@ impl Decider<'_> {
         let items = *items;
         self.meter.add(Cost { steps: 4 * u64::from(items), bytes: 64 * u64::from(items), read: 0 });
         if self.meter.is_heavy() {
-            // It is decided on again elsewhere: the outputs are put together only there.
+            // The decision is repeated elsewhere; only then the outputs are assembled.
             return Err(Halt::Heavy);
         }
         let mut outputs = Vec::with_capacity(items as usize);

@@ -1,14 +1,14 @@
-//! A run begins.
+//! The start of a run.
 
 use super::{Decider, Done, Work};
 use crate::ids::{ActId, Millis, ValueId};
 use crate::record::{ActName, Entry};
 use crate::run::{CodeHeader, Driver, Inside, Phase, Place, State, What};
-use crate::transition::{Again, Answer, Due, Input, MessageBody, Said, Start, TimerKind};
+use crate::transition::{Again, Answer, Due, Input, MessageBody, ReportResult, Start, TimerKind};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Body, Graph};
 
-/// How long a retry or a rerun waits for the next values that it takes over. Whoever sends them may have died.
+/// How long a retry or a rerun waits for the next values that it takes over, in case the sender died.
 const TAKE_OVER_MS: Millis = 60_000;
 
 impl Decider<'_> {
@@ -89,17 +89,17 @@ impl Decider<'_> {
                 self.begin_if_due();
             }
         }
-        Ok(Answer::Applied(Said::default()))
+        Ok(Answer::Applied(ReportResult::default()))
     }
 
-    /// It is the first in line for its unique key.
+    /// The run is now the first in line for its unique key.
     pub(super) fn turn(&mut self) -> Done<Answer> {
         if self.header.phase != Phase::Delayed || !self.header.in_line {
             return Ok(Answer::Nothing);
         }
         self.header.in_line = false;
         self.begin_if_due();
-        Ok(Answer::Applied(Said::default()))
+        Ok(Answer::Applied(ReportResult::default()))
     }
 
     pub(super) fn delay_over(&mut self) {
@@ -107,7 +107,7 @@ impl Decider<'_> {
         self.begin_if_due();
     }
 
-    /// Begins once it waits neither for its delay nor for its turn.
+    /// Begins the run if it waits neither for its delay nor for its turn.
     fn begin_if_due(&mut self) {
         if !self.header.awaits_delay && !self.header.in_line {
             self.set_going(ActId(0));
@@ -128,7 +128,7 @@ impl Decider<'_> {
             self.clear_timer(root, TimerKind::Delay);
             self.set_going(root);
         }
-        Ok(Answer::Applied(Said::default()))
+        Ok(Answer::Applied(ReportResult::default()))
     }
 
     fn add_values(&mut self, values: &[(ValueId, Data)]) {

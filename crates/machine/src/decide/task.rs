@@ -1,4 +1,4 @@
-//! Tasks: an attempt is offered to workers, fails, is tried again.
+//! Tasks: an attempt is enqueued for workers, fails, is retried.
 
 use super::{Decider, Done, Halt};
 use crate::failure::Failure;
@@ -16,7 +16,7 @@ use eddyline_language::flow::{Action, Body, Builds, LimitUse, Retry, Worker};
 type LimitKey = (String, Option<String>);
 
 impl<'a> Decider<'a> {
-    /// Offers the activation's current attempt to workers.
+    /// Enqueues a task for the activation's current attempt.
     pub(super) fn enqueue(&mut self, id: ActId, reason: Option<Reason>) -> Done {
         let mut task = match self.task_for(id)? {
             Ok(task) => task,
@@ -40,7 +40,7 @@ impl<'a> Decider<'a> {
             State::Open(inside) => State::Open(Inside { what: What::Code(Driver::Queued(fence)), ..inside }),
             _ => State::Queued(fence),
         };
-        // Of releases in a row it is counted how many there were.
+        // Carry the number of releases in a row over.
         let last = activation.tasks.last().filter(|_| reason == Some(Reason::Released));
         let undelivered = last.map_or(0, |log| log.undelivered);
         if activation.tasks.len() == REMEMBERED_TASKS {
@@ -51,7 +51,7 @@ impl<'a> Decider<'a> {
         Ok(())
     }
 
-    /// An attempt has come to nothing: another, if the policy allows one, or the end.
+    /// An attempt failed: schedules another if the policy allows, else fails the activation.
     pub(super) fn attempt_failed(
         &mut self,
         id: ActId,
@@ -78,7 +78,7 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// The task is gone from the queue; the record says how that came.
+    /// Removes the current task; `entry` records why.
     pub(super) fn drop_task(&mut self, id: ActId, entry: Entry) -> Done {
         let Some(fence) = self.at(id).fence() else {
             return Err(Halt::Bug(format!("{} has no task", self.name_of(id))));
@@ -94,7 +94,7 @@ impl<'a> Decider<'a> {
         Ok(())
     }
 
-    /// Tries again after a while. A retry is a new attempt, anything else the same one.
+    /// Enqueues the task again after `delay`. A retry is a new attempt, any other reason keeps the attempt.
     pub(super) fn back_off(&mut self, id: ActId, delay: Millis, reason: Reason) -> Done {
         let step_key = self.name_of(id);
         let queue = self.queue_of(id)?;
@@ -117,7 +117,7 @@ impl<'a> Decider<'a> {
         Ok(())
     }
 
-    /// How long to wait before the next attempt; none if there is none.
+    /// The back-off before the next attempt; none if there is no next attempt.
     pub(super) fn next_delay(
         &mut self,
         retry: &Retry,
@@ -132,7 +132,7 @@ impl<'a> Decider<'a> {
         }
         Some(after.unwrap_or_else(|| {
             let exponent = i32::try_from(attempt.saturating_sub(1)).unwrap_or(i32::MAX);
-            // Finite, or 0 ms times a growth without bound would be no number, and so the longest delay there is.
+            // Kept finite: 0 ms times infinity would be NaN, and so the longest delay.
             let growth = retry.factor.powi(exponent).min(f64::MAX);
             let full = (retry.initial_ms as f64 * growth).min(retry.max_ms as f64);
             let kept = if retry.jitter > 0.0 { 1.0 - retry.jitter * self.chance.fraction() } else { 1.0 };
@@ -161,11 +161,11 @@ impl<'a> Decider<'a> {
     fn worker(&self, id: ActId) -> Done<&'a Worker> {
         match &self.step(id)?.action {
             Action::Worker(worker) => Ok(worker),
-            _ => Err(Halt::Bug(format!("{} is no worker step", self.name_of(id)))),
+            _ => Err(Halt::Bug(format!("{} is not a worker step", self.name_of(id)))),
         }
     }
 
-    /// The task of the current attempt, but for its fence; or why there can't be one.
+    /// The task of the current attempt, without its fence; or the failure that prevents it.
     fn task_for(&mut self, id: ActId) -> Done<Result<Task, Failure>> {
         let activation = self.at(id);
         let name = self.name_of(id);
@@ -223,7 +223,7 @@ impl<'a> Decider<'a> {
             Place::Undo { of } => Some(*of),
             _ => None,
         };
-        // What an expression says of an undo, it says from where the step stood.
+        // Expressions of an undo are evaluated in the scope of the undone step.
         let at = undoes.unwrap_or(id);
         let limits = match self.limit_keys(&worker.limits, |decider, key| decider.fill_in(at, key))? {
             Ok(limits) => limits,
@@ -254,7 +254,7 @@ impl<'a> Decider<'a> {
         }))
     }
 
-    /// The limits that a task passes.
+    /// The limits of a task, with their keys.
     fn limit_keys(
         &mut self,
         limits: &[LimitUse],
@@ -274,7 +274,7 @@ impl<'a> Decider<'a> {
         Ok(Ok(found))
     }
 
-    /// What opened the gate that stood before an activation, its spread or the group it is in.
+    /// The payload that opened the gate of an activation or of its spread.
     pub(super) fn gate_payload(&self, id: ActId) -> Option<Data> {
         let activation = self.at(id);
         match &activation.gate {

@@ -1,4 +1,4 @@
-//! What must hold after every commit.
+//! The invariants, checked after every commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use eddyline_machine::*;
 
 use super::TaskRow;
 
-/// What the checks remember of a run from commit to commit.
+/// State of the checks between commits of a run.
 #[derive(Clone, Default)]
 pub struct Checks {
     checked: usize,
@@ -67,7 +67,7 @@ impl Checks {
                     | Entry::StepCancelled { .. }
             );
             if let Some(step) = entry.step_key() {
-                // Projections forget what has ended: only these make no difference to it.
+                // Projections drop ended steps: only these records may still follow.
                 let harmless = matches!(entry, Entry::Log { .. } | Entry::Emit { .. } | Entry::Act { .. });
                 assert!(harmless || !self.ended.contains(step), "{step} has ended: {entry:?}");
                 if ends {
@@ -95,7 +95,7 @@ impl Projected {
         }
     }
 
-    /// What the timeline tells is what the state says.
+    /// The timeline agrees with the state.
     fn is_the_state(&self, now: &Parts<'_>) {
         let view = &self.view;
         let header = &now.run.header;
@@ -118,9 +118,9 @@ impl Projected {
         assert_eq!(self.steps, view.step_snapshots(), "the fold of the steps' projection");
         if let Some(outcome) = header.outcome.as_ref().filter(|_| header.phase == Phase::Ended) {
             match outcome {
-                run::Outcome::Completed(output) => assert_eq!(view.output(), Some(output)),
-                run::Outcome::Failed(failure) => assert_eq!(view.error(), Some(failure)),
-                run::Outcome::Cancelled(_) => assert_eq!(view.output(), None),
+                run::RunOutcome::Completed(output) => assert_eq!(view.output(), Some(output)),
+                run::RunOutcome::Failed(failure) => assert_eq!(view.error(), Some(failure)),
+                run::RunOutcome::Cancelled(_) => assert_eq!(view.output(), None),
             }
         }
     }
@@ -144,7 +144,7 @@ fn tasks(now: &Parts<'_>) {
     assert_eq!(fences, now.tasks.keys().copied().collect(), "every task belongs to an activation");
 }
 
-/// The tokens are what the ends of their sources say, and nothing began unless they made it ready.
+/// Tokens match the ends of their sources, and no step began unless its tokens made it ready.
 fn started_by_its_arms(now: &Parts<'_>, activation: &Activation) {
     let (Some(graph), Place::Step { step, scope }) = (now.flow.graph(), &activation.place) else { return };
     let step = graph.step(*step);
@@ -180,8 +180,7 @@ fn started_by_its_arms(now: &Parts<'_>, activation: &Activation) {
     assert!(ready || !began, "{} began before its arms made it ready: {:?}", step.name, activation.arms);
 }
 
-/// A scope that began to fail, or failed, did so for a failure in it that nobody handled. If there were several, one of
-/// them may be handled yet by what is on its way.
+/// A scope fails only because of an unhandled failure in it. If there were several, one of them may still be handled.
 fn failed_for_what_nobody_handled(before: &Run, now: &Parts<'_>, scope: &Activation) {
     let failure = |activation: &Activation| match &activation.state {
         State::Ended(End::Failed(failure)) => Some(failure.clone()),
@@ -189,15 +188,15 @@ fn failed_for_what_nobody_handled(before: &Run, now: &Parts<'_>, scope: &Activat
         _ => None,
     };
     let had_failed = before.activations.get(scope.id.0 as usize).is_some_and(|old| failure(old).is_some());
-    let told = failure(scope).filter(|told| told.also.is_empty() && !had_failed);
-    let (Some(told), Some(body)) = (told, scope.body) else { return };
+    let reported = failure(scope).filter(|reported| reported.also.is_empty() && !had_failed);
+    let (Some(reported), Some(body)) = (reported, scope.body) else { return };
     let Some(graph) = now.flow.graph() else { return };
     for slot in 0..graph.scope(body.scope).steps.len() {
         let part = &now.run.activations[body.first.0 as usize + slot];
         let Some(End::Failed(own)) = part.end() else { continue };
         let name = now.run.activation_name(now.flow, part.id);
-        let is_told = told.step == own.step.clone().or(Some(name.clone())) && told.message == own.message;
-        assert!(!is_told || !part.handled, "the failure of {name} was handled, and is told");
+        let is_reported = reported.step == own.step.clone().or(Some(name.clone())) && reported.message == own.message;
+        assert!(!is_reported || !part.handled, "the failure of {name} was handled, but is reported");
     }
 }
 

@@ -1,5 +1,5 @@
-//! A store in miniature, for tests: it commits transitions, numbers records, keeps tasks, timers, gates and messages,
-//! and checks with every commit that nothing that must hold has stopped to hold.
+//! A miniature store for tests: it commits transitions, numbers records, keeps tasks, timers, gates and messages, and
+//! checks the invariants with every commit.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 pub use check::Checks;
 
-/// A namespace with its flows and runs, all in memory. The clock is the test's.
+/// A namespace with its flows and runs, in memory. The test controls the clock.
 #[derive(Clone)]
 pub struct Model {
     pub flows: BTreeMap<String, Arc<Flow>>,
@@ -113,7 +113,7 @@ impl Model {
         self.submit(run, vec![Input::Start(Box::new(start))])
     }
 
-    /// What a retry or a rerun of a run starts with.
+    /// The start of a retry or a rerun.
     pub fn again(&self, run: RunId, reuse: Vec<run::Reused>) -> Start {
         let old = self.header(run);
         let values = self.runs[&run].values.iter().map(|(id, value)| (*id, value.clone())).collect();
@@ -121,7 +121,7 @@ impl Model {
         Start { input, retry_of: Some(run), reuse, values, next_value, ..Start::default() }
     }
 
-    /// Decides on the inputs and commits what comes of it; again until all are taken.
+    /// Decides and commits until all inputs are consumed.
     pub fn submit(&mut self, run: RunId, inputs: Vec<Input>) -> Vec<Answer> {
         let mut answers = Vec::new();
         while answers.len() < inputs.len() {
@@ -133,7 +133,7 @@ impl Model {
         answers
     }
 
-    /// A decision, made with only those payloads at hand that it asks for, twice, and from the state as a store has it.
+    /// Decides twice: with only the payloads that the decision requests, and from the state as a store loads it.
     pub fn decide(&mut self, run: RunId, inputs: &[Input]) -> Transition {
         self.drawn += 1;
         let mut seed = [0; 32];
@@ -145,32 +145,32 @@ impl Model {
             ..Env::new(self.now, seed, "https://eddy.test/hooks/")
         };
         let kept = self.runs.get_mut(&run).expect("the run");
-        let mut at_hand = kept.run.clone();
-        at_hand.values.clear();
+        let mut partial = kept.run.clone();
+        partial.values.clear();
         let transition = loop {
-            match decide(&kept.flow, &at_hand, &env, inputs) {
+            match decide(&kept.flow, &partial, &env, inputs) {
                 Ok(transition) => break transition,
                 Err(Halt::Need(needed)) => {
-                    // Nothing else has to be at hand.
-                    at_hand.values.retain(|id, _| needed.iter().any(|stored| stored.id == *id));
+                    // Nothing else needs to be loaded.
+                    partial.values.retain(|id, _| needed.iter().any(|stored| stored.id == *id));
                     let missing: Vec<ValueId> =
-                        needed.iter().map(|stored| stored.id).filter(|id| !at_hand.values.contains_key(id)).collect();
-                    assert!(!missing.is_empty(), "needs nothing that is not at hand");
+                        needed.iter().map(|stored| stored.id).filter(|id| !partial.values.contains_key(id)).collect();
+                    assert!(!missing.is_empty(), "requests only what is loaded");
                     for id in missing {
                         let value = kept.values.get(&id).unwrap_or_else(|| panic!("no value {id}")).clone();
-                        at_hand.values.insert(id, value);
+                        partial.values.insert(id, value);
                     }
                 }
-                Err(halt) => panic!("{halt}\n{}", self.tell(run)),
+                Err(halt) => panic!("{halt}\n{}", self.dump(run)),
             }
         };
-        // The same from what a store would load, with every payload at hand: the same bytes.
+        // From the stored state, with every payload loaded: the same bytes.
         let mut loaded = reload(kept);
         loaded.values = kept.values.clone();
         let again = decide(&kept.flow, &loaded, &env, inputs).expect("the same decision again");
         let bytes = |transition: &Transition| serde_json::to_string(transition).unwrap();
         assert_eq!(bytes(&transition), bytes(&again), "the same inputs gave different bytes");
-        // Inline it is the same decision, or none.
+        // With an inline limit: the same decision, or `Heavy`.
         match decide(&kept.flow, &loaded, &Env { inline_steps: Some(200), ..env }, inputs) {
             Ok(inline) => assert_eq!(bytes(&transition), bytes(&inline), "inline, it was decided differently"),
             Err(halt) => assert_eq!(halt, Halt::Heavy),
@@ -237,7 +237,7 @@ impl Model {
         }
         kept.checks.after_commit(&before, kept_parts(&kept.flow, &kept.run, &kept.records, &kept.tasks), &transition);
         if kept.run.header.phase == run::Phase::Ended {
-            assert!(kept.tasks.is_empty(), "tasks outlive the run\n{}", self.tell(run));
+            assert!(kept.tasks.is_empty(), "tasks outlive the run\n{}", self.dump(run));
             assert!(self.runs[&run].timers.is_empty(), "timers outlive the run: {:?}", self.runs[&run].timers);
             assert!(self.runs[&run].gates.is_empty(), "gates outlive the run");
         }
@@ -283,11 +283,11 @@ impl Model {
         let mut budget = 100_000;
         while self.deliver() {
             budget -= 1;
-            assert!(budget > 0, "messages without end");
+            assert!(budget > 0, "endless messages");
         }
     }
 
-    /// Claims a task, as a store does: its run gives tasks out, and it is not closed.
+    /// Claims a task like a store: only if its run does not hold tasks back, and it is not closed.
     pub fn claim(&mut self, run: RunId, fence: Fence) -> Option<Task> {
         let now = self.now;
         let kept = self.runs.get_mut(&run)?;
@@ -330,8 +330,8 @@ impl Model {
         data.materialise(&|id| values.get(&id)).expect("every value is there")
     }
 
-    /// The timeline as text, for failures of tests.
-    pub fn tell(&self, run: RunId) -> String {
+    /// The timeline as text, for failure messages.
+    pub fn dump(&self, run: RunId) -> String {
         let kept = &self.runs[&run];
         let lines: Vec<String> = kept.records.iter().map(|record| json!(record).to_string()).collect();
         let open: Vec<String> =
@@ -356,7 +356,7 @@ fn kept_parts<'a>(
     check::Parts { flow, run, records, tasks }
 }
 
-/// The run as it would come from a store: rows, without anything derived.
+/// The run as loaded from a store: rows, without derived tables.
 fn reload(kept: &Kept) -> Run {
     let run = &kept.run;
     let rows: Vec<_> = run.activations.iter().map(|row| serde_json::from_value(json!(row)).unwrap()).collect();
@@ -370,7 +370,7 @@ fn reload(kept: &Kept) -> Run {
     Run::load(loaded, &kept.flow)
 }
 
-/// What a message carries to another run: payloads instead of references to values of the sender.
+/// A message body with payloads instead of references to values of the sender.
 fn carry(body: MessageBody, values: &BTreeMap<ValueId, Data>) -> MessageBody {
     let plain = |data: &Data| Data::from(data.materialise(&|id| values.get(&id)).expect("the value"));
     match body {
@@ -387,7 +387,7 @@ fn carry(body: MessageBody, values: &BTreeMap<ValueId, Data>) -> MessageBody {
     }
 }
 
-/// One run of one flow, driven by activation names: how the cases are written.
+/// One run of one flow, driven by activation names: the tests use this.
 pub struct Trial {
     pub model: Model,
     pub run: RunId,
@@ -398,7 +398,7 @@ impl Trial {
         Trial::with(&[flow], input)
     }
 
-    /// The first flow is started; the others are there for its children.
+    /// The first flow is started; the others are for its children.
     pub fn with(flows: &[&str], input: Value) -> Trial {
         Trial::starting(flows, Start { input: Some(input.into()), ..Start::default() })
     }
@@ -427,7 +427,7 @@ impl Trial {
             let row = kept.tasks.values().find(|row| row.task.name == activation && !row.claimed);
             row.map(|row| (*run, row.task.fence))
         });
-        let Some((run, fence)) = found else { panic!("no task for {activation}\n{}", self.model.tell(self.run)) };
+        let Some((run, fence)) = found else { panic!("no task for {activation}\n{}", self.model.dump(self.run)) };
         let task = self.model.claim(run, fence).expect("a claim");
         (run, task)
     }
@@ -448,7 +448,7 @@ impl Trial {
         self.say(run, &task, Op::Complete { output: output.into(), emits, logs: Vec::new() })
     }
 
-    /// Fails it for good.
+    /// Fails it without retry.
     pub fn fail(&mut self, activation: &str, message: &str) -> Answer {
         let (run, task) = self.claim(activation);
         let error = Failure::new("Boom", message);
@@ -506,7 +506,7 @@ impl Trial {
             kept.run.activations.iter().find(|step| kept.run.activation_name(&kept.flow, step.id) == activation);
         match found.and_then(|step| step.end()) {
             Some(End::Completed(output)) => self.model.json(self.run, output),
-            other => panic!("{activation} has no output: {other:?}\n{}", self.model.tell(self.run)),
+            other => panic!("{activation} has no output: {other:?}\n{}", self.model.dump(self.run)),
         }
     }
 
@@ -516,7 +516,7 @@ impl Trial {
             kept.run.activations.iter().find(|step| kept.run.activation_name(&kept.flow, step.id) == activation);
         match found.and_then(|step| step.end()) {
             Some(End::Failed(failure)) => failure.clone(),
-            other => panic!("{activation} has no error: {other:?}\n{}", self.model.tell(self.run)),
+            other => panic!("{activation} has no error: {other:?}\n{}", self.model.dump(self.run)),
         }
     }
 
@@ -527,21 +527,21 @@ impl Trial {
             .runs
             .iter()
             .find_map(|(run, kept)| kept.tasks.values().find(|row| row.task.name == activation).map(|row| (*run, row)))
-            .unwrap_or_else(|| panic!("no task for {activation}\n{}", self.model.tell(self.run)));
+            .unwrap_or_else(|| panic!("no task for {activation}\n{}", self.model.dump(self.run)));
         self.model.json(run, &row.task.input)
     }
 
     pub fn output(&self) -> Value {
         match &self.model.header(self.run).outcome {
-            Some(run::Outcome::Completed(output)) => self.model.json(self.run, output),
-            other => panic!("the run has no output: {other:?}\n{}", self.model.tell(self.run)),
+            Some(run::RunOutcome::Completed(output)) => self.model.json(self.run, output),
+            other => panic!("the run has no output: {other:?}\n{}", self.model.dump(self.run)),
         }
     }
 
     pub fn error(&self) -> Failure {
         match &self.model.header(self.run).outcome {
-            Some(run::Outcome::Failed(failure)) => failure.clone(),
-            other => panic!("the run has no error: {other:?}\n{}", self.model.tell(self.run)),
+            Some(run::RunOutcome::Failed(failure)) => failure.clone(),
+            other => panic!("the run has no error: {other:?}\n{}", self.model.dump(self.run)),
         }
     }
 

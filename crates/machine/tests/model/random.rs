@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::tape::Tape;
 
-/// As deep as it gets, in `finally` and in a kid.
+/// The depth of `finally` and of a kid: no deeper nesting.
 const FINALLY: usize = 8;
 const KID: usize = 9;
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "g"];
@@ -50,7 +50,7 @@ pub fn job(tape: &mut Tape<'_>) -> Value {
            "step_retry": {"attempts": attempts, "initial": tape.below(2) * 50}})
 }
 
-/// The same flow, in which every step reads every other of its scope that it may.
+/// The same flow, with every step reading every step of its scope that it may.
 pub fn curious(mut flow: Value) -> Value {
     read_all(&mut flow, &|_, _| true);
     if let Err(problems) = eddyline_language::definition::parse(&flow.to_string()) {
@@ -67,7 +67,7 @@ pub fn curious(mut flow: Value) -> Value {
     flow
 }
 
-/// Gives every step an `if` that is true, and reads.
+/// Gives every step an `if` that is true and reads other steps.
 fn read_all(flow: &mut Value, may_read: &dyn Fn(&str, &str) -> bool) {
     fn scope(steps: &mut Value, path: &str, may_read: &dyn Fn(&str, &str) -> bool) {
         let Some(steps) = steps.as_object_mut() else { return };
@@ -88,8 +88,8 @@ fn read_all(flow: &mut Value, may_read: &dyn Fn(&str, &str) -> bool) {
 fn steps(tape: &mut Tape<'_>, depth: usize) -> Value {
     let count = 1 + tape.below(if depth == 0 { 6 } else { 3 });
     let mut steps = Map::new();
-    // Events that can be subscribed to: declared by an earlier worker step; and those that somebody subscribes to,
-    // which no later step may emit, or there would be a circle.
+    // Events that can be subscribed to, because an earlier worker step declares them; and those with a subscriber,
+    // which no later step may emit, or there would be a cycle.
     let mut events = Events::default();
     for (index, name) in NAMES.iter().enumerate().take(count) {
         let step = step(tape, depth, &NAMES[..index], &mut events);
@@ -115,7 +115,7 @@ fn step(tape: &mut Tape<'_>, depth: usize, earlier: &[&str], events: &mut Events
     Value::Object(step)
 }
 
-/// Its arms and join; the steps that it may read.
+/// Adds its arms and join; returns the steps that it may read.
 fn arms<'a>(
     tape: &mut Tape<'_>,
     earlier: &[&'a str],
@@ -163,7 +163,7 @@ fn arms<'a>(
     readable
 }
 
-/// What the step does; true for a gate alone.
+/// Adds the step's action; true for a gate alone.
 fn kind(
     tape: &mut Tape<'_>,
     depth: usize,
@@ -220,7 +220,7 @@ fn kind(
             }
         }
         13 => {
-            // A kid has no kids, or a case could go on for ever.
+            // A kid has no kids, or a case might never end.
             let flows: &[&str] = if depth == KID { &["nowhere"] } else { &["kid", "job", "nowhere"] };
             step.insert("flow".into(), json!(*tape.pick(flows)));
             if tape.one_in(3) {

@@ -1,5 +1,5 @@
-//! Random cases as a tape of bytes: every choice reads one, and an empty tape means the simplest choice. Shrinking the
-//! tape shrinks the flow and what happens to it.
+//! Random cases as a tape of bytes: every choice reads one byte, and an empty tape means the simplest choice. Shrinking
+//! the tape shrinks the flow and its inputs.
 
 pub struct Tape<'a> {
     bytes: &'a [u8],

@@ -1,4 +1,4 @@
-//! A page of the documentation, taken apart: its fenced blocks and its tables.
+//! Parses a page of the documentation into its fenced blocks and tables.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -36,7 +36,7 @@ pub struct Block {
     /// What follows the fence: `yaml step`.
     pub info: &'static str,
     pub text: String,
-    /// Where it is, for a failure: `docs/flows.md:12`.
+    /// Its location, for messages: `docs/flows.md:12`.
     pub place: String,
 }
 
@@ -44,7 +44,7 @@ pub struct Table {
     pub header: Vec<String>,
     /// The cells, without the quotes around code.
     pub rows: Vec<Vec<String>>,
-    /// That it stands under.
+    /// The heading above it.
     pub heading: &'static str,
 }
 
@@ -66,7 +66,7 @@ impl Page {
         blocks
     }
 
-    /// The blocks of one kind, each with the one after it.
+    /// The blocks of one kind, each with the next block.
     pub fn followed(&self, info: &str) -> Vec<(Block, Block)> {
         let blocks = self.blocks();
         let pairs = blocks.iter().enumerate().filter(|(_, block)| block.info == info);
@@ -92,7 +92,7 @@ impl Page {
         tables
     }
 
-    /// The tables with these last columns.
+    /// The tables whose last columns are these.
     pub fn tables_of(&self, columns: [&str; 2]) -> Vec<Table> {
         let all = self.tables().into_iter();
         all.filter(|table| table.header.iter().rev().take(2).rev().map(String::as_str).eq(columns)).collect()

@@ -1,5 +1,5 @@
-//! The runs behind the examples of docs/timeline.md: their flows stand in that page, what happens to them here.
-//! Together they bring about every kind of record, with every field it can have.
+//! The runs behind the examples of docs/timeline.md: the page contains their flows, this file their inputs. Together
+//! they produce every kind of record, with every field it can have.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::model::{Kept, Model, Trial};
 use crate::page::TIMELINE;
 
-/// Everything on the wire, of every run of every story: the timelines and their projections.
+/// All wire records of every run of every story: the timelines and their projections.
 pub fn told() -> Vec<Value> {
     let models = [order(), hold(), audit(), job(), later()];
     models.iter().flat_map(|model| model.runs.values().flat_map(|kept| on_the_wire(model, kept))).collect()
@@ -37,7 +37,7 @@ fn on_the_wire(model: &Model, kept: &Kept) -> Vec<Value> {
     told
 }
 
-/// Every kind there is: whoever adds one is reminded of the page.
+/// Every kind of record, so that adding one is a reminder to update the page.
 fn kind(entry: &Entry) -> &'static str {
     match entry {
         Entry::FlowStart { .. } => "flow.start",
@@ -66,7 +66,7 @@ fn kind(entry: &Entry) -> &'static str {
     }
 }
 
-/// The flows of these names, as the page has them.
+/// The flows of these names, from the page.
 fn flows(names: &[&str]) -> Vec<String> {
     let blocks = TIMELINE.blocks();
     let find = |name: &&str| {
@@ -90,7 +90,7 @@ fn done(output: Value) -> Op {
     Op::Complete { output: output.into(), emits: Vec::new(), logs: Vec::new() }
 }
 
-/// An order that goes well: a retry, an event, a branch not taken, a gate, a child.
+/// A successful order: a retry, an event, a branch not taken, a gate, a child.
 fn order() -> Model {
     let tags = vec!["web".to_owned()];
     let mut t = begin(&["order", "shipping"], Start { tags, ..input(json!({"order": 7, "express": false})) });
@@ -116,7 +116,7 @@ fn order() -> Model {
     t.model
 }
 
-/// One that is cancelled while it waits, and is undone.
+/// A run that is cancelled while it waits, and undone.
 fn hold() -> Model {
     let mut t = begin(&["hold"], input(json!({"room": 3})));
     t.complete("book", json!({"booking": 41}));
@@ -126,7 +126,7 @@ fn hold() -> Model {
     t.model
 }
 
-/// One with items and rounds that fails at a gate, and is rerun.
+/// A run with items and rounds that fails at a gate, and is rerun.
 fn audit() -> Model {
     let mut t = begin(&["audit"], input(json!({"files": ["a", "b"], "deep": false})));
     t.complete("scan[1]", json!("clean"));
@@ -145,7 +145,7 @@ fn audit() -> Model {
     t.model
 }
 
-/// A code run: a remembered step, a sleep, and another run that goes on.
+/// A code run: a step, a sleep, and a run that continues it.
 fn job() -> Model {
     let mut t = begin(&["job"], input(json!({"page": 1})));
     let (run, driver) = t.claim("@run");
@@ -161,7 +161,7 @@ fn job() -> Model {
     t.model
 }
 
-/// One that has not begun.
+/// A run that has not begun.
 fn later() -> Model {
     let unique = Some(Unique { key: "order 8".into(), on_conflict: OnConflict::Queue });
     let start = Start { delay_ms: Some(60_000), unique, in_line: true, ..input(json!({"order": 8})) };

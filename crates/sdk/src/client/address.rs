@@ -1,4 +1,4 @@
-//! Where the server is, and how paths and queries are written.
+//! Server addresses, paths and queries.
 
 use std::fmt::Write;
 
@@ -9,12 +9,12 @@ use crate::error::Error;
 /// The address of a server: scheme, host and, behind a proxy, a prefix of every path.
 #[derive(Debug, Clone)]
 pub(crate) struct Address {
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     pub url: String,
     pub tls: bool,
     pub host: String,
     pub port: u16,
-    /// Host and port as they were written: the `Host` of requests.
+    /// Host and port as written: the `Host` of requests.
     pub authority: String,
     prefix: String,
 }
@@ -23,7 +23,7 @@ impl Address {
     pub fn parse(text: &str) -> Result<Address, Error> {
         let wrong = |problem: &str| {
             Error::Config(format!(
-                "\"{text}\" is not the address of a server: {problem}; it looks like http://host:7070"
+                "\"{text}\" is not a server address: {problem}; expected one such as http://host:7070"
             ))
         };
         let uri: Uri = text.trim().parse().map_err(|error| wrong(&format!("{error}")))?;
@@ -33,11 +33,11 @@ impl Address {
             Some(other) => return Err(wrong(&format!("{other}:// is neither http:// nor https://"))),
             None => return Err(wrong("it does not begin with http:// or https://")),
         };
-        let authority = uri.authority().ok_or_else(|| wrong("it names no host"))?;
+        let authority = uri.authority().ok_or_else(|| wrong("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(wrong("a key does not go into the address"));
+            return Err(wrong("it must not contain a key"));
         }
-        // What is not a number is no port, and not the usual one either. Nobody is reached at 0.
+        // Reject invalid ports instead of falling back to the default. Port 0 cannot be connected to.
         let port = authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':'));
         let is_port = |port: &str| {
             port.bytes().all(|digit| digit.is_ascii_digit()) && authority.port_u16().is_some_and(|port| port > 0)
@@ -65,7 +65,7 @@ impl Address {
         self.at(scheme, path, query)
     }
 
-    /// The same, of a WebSocket.
+    /// The URI of a WebSocket.
     pub fn socket_uri(&self, path: &str) -> Result<Uri, Error> {
         self.at(if self.tls { "wss" } else { "ws" }, path, &[])
     }
@@ -80,16 +80,16 @@ impl Address {
             .authority(self.authority.as_str())
             .path_and_query(whole)
             .build()
-            .map_err(|error| Error::Config(format!("{path} is not a path: {error}")))
+            .map_err(|error| Error::Config(format!("invalid path {path}: {error}")))
     }
 }
 
-/// A name as one segment of a path: for names that may hold slashes, percent signs or spaces.
+/// A name as one segment of a path: encodes slashes, percent signs and spaces.
 pub fn segment(name: &str) -> String {
     encoded(name, keeps)
 }
 
-/// A path without what follows its resource: ids and tokens do not belong in messages.
+/// A path without what follows its resource, for messages: ids and tokens do not belong there.
 pub(crate) fn route(path: &str) -> String {
     match path.match_indices('/').nth(2) {
         Some((at, _)) => format!("{}/…", &path[..at]),

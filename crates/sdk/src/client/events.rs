@@ -1,4 +1,4 @@
-//! Events are published, gates are opened.
+//! Publishes events, lists and opens gates.
 
 use std::future::IntoFuture;
 
@@ -13,11 +13,11 @@ use super::address::segment;
 use super::http::Repeat;
 use crate::error::Error;
 
-/// How many events one request publishes; more are sent in parts.
+/// The maximum number of events in one request; more are split.
 const MAX_EVENTS: usize = 1_000;
 
-/// Open gates that are about to be listed: `.await` gives all of them.
-#[must_use = "gates are listed by `.await`"]
+/// A list of open gates: `.await` fetches all of them.
+#[must_use = "`.await` lists the gates"]
 #[derive(Debug)]
 pub struct Gates {
     client: Client,
@@ -26,8 +26,8 @@ pub struct Gates {
 }
 
 impl Client {
-    /// Publishes events to the namespace. An event without an id gets one, so that it is published once even if an answer
-    /// is lost on the way.
+    /// Publishes events to the namespace. Events without an id get one, so that each is published once even if a
+    /// response is lost.
     pub async fn publish(&self, events: impl IntoIterator<Item = PublishEvent>) -> Result<(), Error> {
         let mut events: Vec<PublishEvent> = events.into_iter().collect();
         for event in &mut events {
@@ -39,13 +39,13 @@ impl Client {
         Ok(())
     }
 
-    /// The gates that wait to be opened.
+    /// The gates that are open for a payload.
     pub fn gates(&self) -> Gates {
         Gates { client: self.clone(), run: None, reason: None }
     }
 
-    /// Opens the gate of that token; what waits for it goes on with the payload. A gate opens once: opening it again is a
-    /// conflict.
+    /// Opens the gate with this token and passes the payload to what waits for it. A gate opens only once: opening it
+    /// again is a conflict.
     pub async fn open_gate(&self, token: &str, payload: &(impl Serialize + ?Sized + Sync)) -> Result<(), Error> {
         let _: Value = self.post(Repeat::Never, &format!("/v1/gates/{}", segment(token)), payload).await?;
         Ok(())
@@ -53,7 +53,7 @@ impl Client {
 }
 
 impl Gates {
-    /// Of one run.
+    /// Only gates of this run.
     pub fn run(mut self, id: impl Into<String>) -> Gates {
         self.run = Some(id.into());
         self

@@ -1,4 +1,4 @@
-//! Timelines, read as they grow.
+//! Timelines, followed live.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::error::Error;
 
 /// How long one request waits for the next record.
 const LONG_POLL: Duration = Duration::from_secs(30);
-/// Between two requests that came back empty at once.
+/// The minimum time between two requests that return nothing.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// One numbered entry of a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Its number in the stream; of a run's timeline they are dense from 1.
+    /// Its number in the stream; in a run's timeline they count from 1 without gaps.
     pub id: String,
     pub stream: String,
     pub ts: Timestamp,
@@ -38,19 +38,19 @@ pub struct Record {
 }
 
 impl Record {
-    /// It is the last one of its run.
+    /// Whether it is the last record of its run.
     pub fn is_terminal(&self) -> bool {
         matches!(self.kind.as_str(), "flow.completed" | "flow.failed" | "flow.cancelled")
     }
 
-    /// The activation that it is about.
+    /// The activation that the record is about.
     pub fn activation(&self) -> Option<&str> {
         self.meta["stepKey"].as_str().or_else(|| self.data["stepKey"].as_str())
     }
 }
 
-/// The records of a run as they come: in order, each once, without a gap, until the run has ended. A broken connection is
-/// bridged; an error ends nothing, and the next call goes on at the same place.
+/// The records of a run, live: in order, each once, without gaps, until the run has ended. Reconnects if the connection
+/// breaks. After an error, the next call continues at the same position.
 #[derive(Debug)]
 pub struct Follow {
     client: Client,
@@ -78,12 +78,12 @@ impl Follow {
         Follow { client, stream, after, ready: VecDeque::new(), ended: false }
     }
 
-    /// The number of the last record that was given.
+    /// The number of the last returned record.
     pub fn position(&self) -> u64 {
         self.after
     }
 
-    /// The next record, waiting for it; nothing after the last one of the run.
+    /// Waits for the next record; `None` after the last one of the run.
     pub async fn next(&mut self) -> Option<Result<Record, Error>> {
         loop {
             if self.ended {
@@ -92,7 +92,7 @@ impl Follow {
             if let Some(record) = self.ready.pop_front() {
                 let number = record.id.parse::<u64>().ok();
                 if number != Some(self.after + 1) {
-                    // What was read is not trusted: the next call reads again from the last good place.
+                    // Discard what was read: the next call continues from the last good position.
                     self.ready.clear();
                     return Some(Err(self.gap(&record)));
                 }
@@ -109,7 +109,7 @@ impl Follow {
         }
     }
 
-    /// The same as a stream. It ends after the run's last record, or after an error.
+    /// As a stream, which ends after the run's last record or an error.
     pub fn into_stream(self) -> impl Stream<Item = Result<Record, Error>> + Send {
         futures_util::stream::unfold(Some(self), |follow| async move {
             let mut follow = follow?;
@@ -121,7 +121,7 @@ impl Follow {
     }
 
     fn gap(&self, record: &Record) -> Error {
-        let text = format!("after record {} comes \"{}\"", self.after, record.id);
+        let text = format!("record {} is followed by \"{}\"", self.after, record.id);
         Error::Decode { what: format!("the stream {}", self.stream), source: serde::de::Error::custom(text) }
     }
 }

@@ -1,4 +1,4 @@
-//! One request and its answer, and when it is sent again.
+//! HTTP requests, responses and retries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,26 +19,25 @@ use super::address::{Address, route};
 use crate::backoff::Backoff;
 use crate::error::{Error, Refusal};
 
-/// How long a connection may take to come about.
+/// The timeout for establishing a connection.
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
-/// How long an answer may take, beyond what the request itself asks the server to wait.
+/// The timeout for a response, in addition to the time that the request asks the server to wait.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
-/// Connections that wait for their next request, and for how long.
+/// The maximum number of idle connections, and how long they are kept.
 const IDLE_CONNECTIONS: usize = 32;
 const IDLE: Duration = Duration::from_secs(60);
-/// The largest answer: a full page of records of the largest size, and some.
+/// The maximum response size: more than a full page of the largest records.
 const MAX_ANSWER_BYTES: usize = 128 << 20;
-/// How often a request is sent in all, if it may be sent again.
+/// The maximum number of attempts for a request that can be repeated.
 const MAX_TRIES: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A server that asks for a longer pause than this is not waited for: the caller is told.
+/// If the server asks for a longer pause than this, the error is returned instead.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(10);
 
-const NOT_A_KEY: &str =
-    "the key is not one: it has a letter outside of ASCII, or a control character, which no key has";
+const NOT_A_KEY: &str = "the key is invalid: it has a control or non-ASCII character";
 
-/// Whether a request that may have been done already may be sent again.
+/// Whether a request that may already have taken effect can be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
     Safe,
@@ -53,7 +52,7 @@ pub(crate) struct Outgoing<'a> {
     pub content_type: Option<&'a str>,
     pub body: Bytes,
     pub repeat: Repeat,
-    /// How long the server is asked to wait before it answers.
+    /// How long the request asks the server to wait.
     pub wait: Duration,
 }
 
@@ -73,12 +72,12 @@ impl Http {
         Ok(Http { pool: pool(&tls), address, tls })
     }
 
-    /// The way to the same server, without a connection yet.
+    /// The same server with new connections.
     pub fn anew(&self) -> Http {
         Http { address: self.address.clone(), pool: pool(&self.tls), tls: self.tls.clone() }
     }
 
-    /// The body of the answer, after as many tries as are allowed.
+    /// The response body, after retries.
     pub async fn send(&self, headers: &HeaderMap, request: &Outgoing<'_>) -> Result<Bytes, Error> {
         let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
@@ -90,12 +89,12 @@ impl Http {
             if pauses.tries() >= MAX_TRIES || pause > LONGEST_RETRY_AFTER || !may_repeat(request.repeat, &error) {
                 return Err(error);
             }
-            tracing::debug!("{} {}: {error}; trying again in {pause:?}", request.method, route(request.path));
+            tracing::debug!("{} {}: {error}; retrying in {pause:?}", request.method, route(request.path));
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// One try.
+    /// A single attempt.
     pub async fn send_once(&self, headers: &HeaderMap, request: &Outgoing<'_>) -> Result<Bytes, Refusal> {
         let mut message = http::Request::new(Full::new(request.body.clone()));
         *message.method_mut() = request.method.clone();
@@ -150,14 +149,14 @@ fn pool(tls: &ClientConfig) -> Connections {
         .build(connector)
 }
 
-/// The headers that go with every request.
+/// The headers of every request.
 pub(crate) fn headers(key: Option<&str>, namespace: Option<&str>) -> Result<HeaderMap, Error> {
     let mut headers = HeaderMap::new();
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("eddyline-rust/", env!("CARGO_PKG_VERSION"))));
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     if let Some(key) = key {
         let wrong = || Error::Config(NOT_A_KEY.to_owned());
-        // A header could carry other letters as well, but no server would understand them.
+        // Header values can contain other bytes too, but no server accepts them in a key.
         let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| wrong())?;
         value.to_str().map_err(|_| wrong())?;
         value.set_sensitive(true);
@@ -171,32 +170,32 @@ pub(crate) fn headers(key: Option<&str>, namespace: Option<&str>) -> Result<Head
     Ok(headers)
 }
 
-/// What a server that is not a success says, whoever wrote it.
+/// The error of an unsuccessful response, from Eddyline or a proxy.
 pub(crate) fn refusal(status: u16, body: &[u8]) -> Error {
     let error = serde_json::from_slice::<ErrorBody>(body).map(|body| body.error).unwrap_or_else(|_| {
         let code = Code::ALL.into_iter().find(|code| code.status() == status).unwrap_or(Code::Unknown);
         let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
-        let message = format!("the server answered {status}, not in the words of Eddyline: {}", text.trim());
+        let message = format!("the server responded with {status}, but not in Eddyline's format: {}", text.trim());
         ApiError { code, message, details: Vec::new() }
     });
     Error::Api { status, error }
 }
 
-/// A connection that never came about carried nothing, so that anything may be tried again.
+/// A connection that was never established carried nothing, so any request can be retried.
 fn may_repeat(repeat: Repeat, error: &Error) -> bool {
     matches!(error, Error::Connect { .. }) || (repeat == Repeat::Safe && error.is_retryable())
 }
 
-/// What `wait` of a query says.
+/// The value of the query parameter `wait`.
 pub(crate) fn asked_to_wait(query: &[(&str, String)]) -> Duration {
     let wait = query.iter().find(|(name, _)| *name == "wait").map(|(_, value)| value);
     let ms = wait.and_then(|value| value.parse::<Span>().map(|span| span.ms).or_else(|_| value.parse()).ok());
     Duration::from_millis(ms.unwrap_or(0))
 }
 
-/// The certificates that the system trusts; they are read only if there is something to check against them.
+/// Trusts the system's certificates, which are loaded only for TLS.
 fn tls(address: &Address) -> Result<ClientConfig, Error> {
-    let wrong = |error: &dyn std::fmt::Display| Error::Config(format!("TLS cannot be set up: {error}"));
+    let wrong = |error: &dyn std::fmt::Display| Error::Config(format!("cannot set up TLS: {error}"));
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(&error))?;

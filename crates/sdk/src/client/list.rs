@@ -1,4 +1,4 @@
-//! Runs, found.
+//! Lists runs.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use eddyline_protocol::{Page, RunSummary};
 use super::Client;
 use crate::error::Error;
 
-/// Which runs; with nothing set, all of them.
+/// A filter for runs; empty matches all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunFilter {
     pub flow: Option<String>,
@@ -16,16 +16,16 @@ pub struct RunFilter {
     /// All of these.
     pub tags: Vec<String>,
     pub external_id: Option<String>,
-    /// Created since, and until, a moment in RFC 3339.
+    /// Created since and until this time, in RFC 3339.
     pub since: Option<String>,
     pub until: Option<String>,
-    /// How many a page has at most.
+    /// The maximum page size.
     pub limit: Option<u32>,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     pub cursor: Option<String>,
 }
 
-/// All runs of a filter, page after page.
+/// All runs that match a filter, fetched page by page.
 #[derive(Debug)]
 pub struct RunList {
     client: Client,
@@ -35,7 +35,7 @@ pub struct RunList {
 }
 
 impl Client {
-    /// A page of runs, newest first. `next` goes into [`RunFilter::cursor`].
+    /// A page of runs, newest first. Pass `next` as [`RunFilter::cursor`].
     pub async fn list(&self, filter: &RunFilter) -> Result<Page<RunSummary>, Error> {
         let one = |name: &'static str, value: &Option<String>| value.clone().map(|value| (name, value));
         let mut query: Vec<(&str, String)> = [
@@ -54,7 +54,7 @@ impl Client {
         self.get("/v1/runs", &query).await
     }
 
-    /// All runs, newest first, read page by page as they are asked for.
+    /// All runs, newest first, fetched page by page on demand.
     pub fn list_all(&self, filter: RunFilter) -> RunList {
         RunList { client: self.clone(), filter, ready: VecDeque::new(), last: false }
     }

@@ -1,4 +1,4 @@
-//! A run: looked at, waited for, acted upon.
+//! A run: reads it, waits for it, acts on it.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use super::http::Repeat;
 use super::{Client, Follow, Record};
 use crate::error::Error;
 
-/// How long one request waits for the end of a run. Whoever waits longer asks again.
+/// How long one request waits for the end of a run; longer waits take several requests.
 const LONG_POLL: Duration = Duration::from_secs(30);
-/// A wait "for ever" is this long.
+/// The duration of an unlimited wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-/// A payload of this size is stored in one piece, and can be read in one.
+/// A payload up to this size is stored, and can be read, as one value.
 const PAYLOAD_BYTES: u64 = 2 << 20;
-/// Between two requests that came back at once although they asked to wait.
+/// The minimum time between two requests that return before their wait is over.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// A run on the server. Cheap to clone.
@@ -34,7 +34,7 @@ pub struct Run {
 }
 
 impl Client {
-    /// The run of that id. Nothing is asked of the server yet.
+    /// A handle to the run with this id. Does not contact the server.
     pub fn run(&self, id: impl Into<String>) -> Run {
         Run::new(self.clone(), id.into(), true)
     }
@@ -49,17 +49,17 @@ impl Run {
         &self.id
     }
 
-    /// It was there before it was asked for: its idempotency key was known, or it was named by its id.
+    /// Whether the run existed before the call: its idempotency key was known, or the handle was created by id.
     pub fn existing(&self) -> bool {
         self.existing
     }
 
-    /// Its header.
+    /// The run's header.
     pub async fn info(&self) -> Result<RunInfo, Error> {
         self.client.get(&self.path(""), &[]).await
     }
 
-    /// Its steps, in the order in which they came into being.
+    /// The run's steps, in the order of their creation.
     pub async fn steps(&self) -> Result<Vec<StepInfo>, Error> {
         let (mut steps, mut cursor): (_, Option<String>) = (Vec::new(), None);
         loop {
@@ -73,9 +73,9 @@ impl Run {
         }
     }
 
-    /// Waits for its end and gives its output. A run that failed or was cancelled is an error:
-    /// [`Error::RunFailed`], [`Error::RunCancelled`]. So is an output of more than 2 MiB: [`Error::LargeOutput`] has
-    /// references to its parts, for [`Run::value`].
+    /// Waits for the end of the run and returns its output. A failed or cancelled run is an error:
+    /// [`Error::RunFailed`], [`Error::RunCancelled`]. So is an output of more than 2 MiB: [`Error::LargeOutput`]
+    /// contains references to its parts, for [`Run::value`].
     pub async fn result<T: DeserializeOwned>(&self) -> Result<T, Error> {
         loop {
             let Some(ended) = self.wait(LONG_POLL).await? else { continue };
@@ -85,22 +85,22 @@ impl Run {
                     .map_err(|source| Error::Decode { what: format!("the output of run {run_id}"), source }),
                 ("cancelled", _) => Err(Error::RunCancelled { run_id }),
                 (_, failure) => {
-                    let failure = failure.unwrap_or_else(|| Failure::new("Error", "it does not say why"));
+                    let failure = failure.unwrap_or_else(|| Failure::new("Error", "no error message"));
                     Err(Error::RunFailed { run_id, failure: Box::new(failure) })
                 }
             };
         }
     }
 
-    /// A payload that is too large to be shown where it is used, by its reference. What is larger than 2 MiB is a list or
+    /// Reads a payload that is too large to be shown inline, by its reference. A payload larger than 2 MiB is a list or
     /// an object with references for its elements.
     pub async fn value(&self, reference: &Reference) -> Result<Value, Error> {
         let (run, key) = reference.parts().unwrap_or((&self.id, &reference.value));
         self.client.get(&format!("/v1/runs/{}/values/{}", segment(run), segment(key)), &[]).await
     }
 
-    /// An output that may be a reference, or have references for its elements. Those are to values of the run itself;
-    /// whatever else looks like one is what the run was to give out.
+    /// Resolves an output that is a reference. Only references to values of this run count; anything else that looks
+    /// like one is data.
     async fn in_one_piece(&self, run_id: &str, output: Value) -> Result<Value, Error> {
         let is_own = |reference: &Reference| reference.parts().is_some_and(|(run, _)| run == run_id);
         match Reference::read(&output).filter(is_own) {
@@ -110,7 +110,7 @@ impl Run {
         }
     }
 
-    /// How it ended, if it does within that time.
+    /// Waits up to `wait` for the end of the run.
     pub async fn wait(&self, wait: Duration) -> Result<Option<RunResult>, Error> {
         let mut asked = Instant::now();
         let until = asked + wait.min(LONGEST_WAIT);
@@ -124,28 +124,28 @@ impl Run {
             if Instant::now() >= until {
                 return Ok(None);
             }
-            // A server that is stopping answers at once.
+            // A stopping server responds immediately.
             tokio::time::sleep_until((asked + PAUSE).min(until)).await;
             asked = Instant::now();
         }
     }
 
-    /// Records of its timeline with numbers above `after`; `next` of the page is the `after` of the next one.
+    /// Records of the timeline with numbers above `after`; pass `next` as the next `after`.
     pub async fn records(&self, after: u64) -> Result<Page<Record>, Error> {
         self.client.records(&self.stream(), after, None).await
     }
 
-    /// Its timeline from the beginning, live, to its end.
+    /// The timeline from the beginning, live, until the run has ended.
     pub fn follow(&self) -> Follow {
         self.follow_after(0)
     }
 
-    /// The same, from after a position.
+    /// The timeline after a position.
     pub fn follow_after(&self, after: u64) -> Follow {
         Follow::new(self.client.clone(), self.stream(), after)
     }
 
-    /// Cancels it. Handlers that are at work for it are told.
+    /// Cancels the run, and its running handlers.
     pub async fn cancel(&self, reason: Option<&str>) -> Result<Acted, Error> {
         self.act("/cancel", &CancelRun { reason: reason.map(str::to_owned) }).await
     }
@@ -158,19 +158,19 @@ impl Run {
         self.act("/resume", &Value::Object(serde_json::Map::new())).await
     }
 
-    /// A new run that takes over what completed and goes on from what failed.
+    /// Starts a new run that reuses the completed steps and continues from the failed ones.
     pub async fn retry(&self) -> Result<Run, Error> {
         let new: NewRun = self.act("/retry", &Value::Object(serde_json::Map::new())).await?;
         Ok(Run::new(self.client.clone(), new.run_id, false))
     }
 
-    /// A new run that runs again from a top-level step on (or as a whole), with another input where one is given.
+    /// Starts a new run that repeats the run from a top-level step (or from the start), optionally with another input.
     pub async fn rerun(&self, from: Option<&str>, input: Option<Value>) -> Result<Run, Error> {
         let new: NewRun = self.act("/rerun", &RerunRun { from: from.map(str::to_owned), input }).await?;
         Ok(Run::new(self.client.clone(), new.run_id, false))
     }
 
-    /// Deletes it for good, once it has ended.
+    /// Deletes the run permanently, after it has ended.
     pub async fn delete(&self) -> Result<(), Error> {
         let _: Value = self.client.call(Method::DELETE, &self.path(""), &[], None::<&()>).await?;
         Ok(())
@@ -183,7 +183,7 @@ impl Run {
         self.act_on_step(activation, "complete", &CompleteStep { output }).await
     }
 
-    /// Fails a step by hand, for good.
+    /// Fails a step by hand, without retries.
     pub async fn fail_step(&self, activation: &str, failure: Failure) -> Result<Acted, Error> {
         self.act_on_step(activation, "fail", &FailStep { error: Some(failure) }).await
     }
@@ -192,7 +192,7 @@ impl Run {
         self.act_on_step(activation, "skip", &json!({})).await
     }
 
-    /// Tries a step again now, instead of at the end of its back-off.
+    /// Retries a step now instead of after its backoff.
     pub async fn retry_step(&self, activation: &str) -> Result<Acted, Error> {
         self.act_on_step(activation, "retry", &json!({})).await
     }

@@ -1,4 +1,4 @@
-//! Runs are started, one or many.
+//! Starts runs, one or many.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::http::Repeat;
 use super::{Client, Run};
 use crate::error::Error;
 
-/// How many runs one request starts; a longer batch is sent in parts.
+/// The maximum number of runs in one request; a longer batch is split.
 const MAX_BATCH: usize = 1_000;
-/// A part of a batch is sent when its inputs have about this many bytes, well below the server's limit of a body.
+/// A part of a batch is sent when its inputs have about this many bytes, well below the server's body limit.
 const MAX_BATCH_BYTES: usize = 8 << 20;
 
-/// A run that is about to be started: `.await` starts it.
-#[must_use = "a run is started by `.await`"]
+/// A run to be started: `.await` starts it.
+#[must_use = "`.await` starts the run"]
 #[derive(Debug)]
 pub struct Start {
     client: Client,
@@ -29,13 +29,14 @@ pub struct Start {
 }
 
 impl Client {
-    /// Starts a run of a flow. With an idempotency key the call may be repeated at will, and is, when an answer is lost.
+    /// Starts a run of a flow. With an idempotency key the call can be repeated safely, and is retried if a response is
+    /// lost.
     ///
     /// ```no_run
     /// # async fn example(client: eddyline::Client) -> Result<(), eddyline::Error> {
     /// let order = serde_json::json!({"id": 7});
     /// let run = client.start("order", &order).idempotency_key("order-7").tags(["web"]).await?;
-    /// println!("{} {}", run.id(), if run.existing() { "was there" } else { "is new" });
+    /// println!("{} {}", run.id(), if run.existing() { "already existed" } else { "is new" });
     /// # Ok(()) }
     /// ```
     pub fn start(&self, flow: &str, input: &(impl Serialize + ?Sized)) -> Start {
@@ -44,10 +45,10 @@ impl Client {
         Start { client: self.clone(), flow: flow.to_owned(), input, rest: StartRun::default() }
     }
 
-    /// Starts many runs, each for itself: what came of each is given in their order. Each item names its flow.
+    /// Starts many runs, each independently, and returns their results in order. Each item names its flow.
     ///
-    /// An error says that a request of the batch failed as a whole; give the items idempotency keys, and the batch can be
-    /// started again.
+    /// An error means that a whole request of the batch failed. Set idempotency keys, and the batch can be started
+    /// again.
     pub async fn start_batch(
         &self,
         runs: impl IntoIterator<Item = StartRun>,
@@ -81,13 +82,13 @@ impl Client {
 }
 
 impl Start {
-    /// A label of your own, to find the run by.
+    /// Your own label, to find the run by.
     pub fn external_id(mut self, id: impl Into<String>) -> Start {
         self.rest.external_id = Some(id.into());
         self
     }
 
-    /// The same key of the same flow gives the same run back; with another input it is a conflict.
+    /// A start with the same key and flow returns the existing run; with another input it is a conflict.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Start {
         self.rest.idempotency_key = Some(key.into());
         self
@@ -98,49 +99,50 @@ impl Start {
         self
     }
 
-    /// Nothing happens before this time has passed.
+    /// The run begins after this delay.
     pub fn delay(mut self, delay: Duration) -> Start {
         self.rest.delay = Some(delay.into());
         self
     }
 
-    /// The run fails unless it has ended by then.
+    /// The run fails unless it has ended within this time.
     pub fn deadline(mut self, deadline: Duration) -> Start {
         self.rest.deadline = Some(deadline.into());
         self
     }
 
-    /// A version of the flow other than the current one.
+    /// Another version than the current one.
     pub fn version(mut self, version: impl Into<String>) -> Start {
         self.rest.version = Some(version.into());
         self
     }
 
-    /// Higher goes first among the tasks of a queue.
+    /// In a queue, tasks of higher priority come first.
     pub fn priority(mut self, priority: i32) -> Start {
         self.rest.priority = Some(priority);
         self
     }
 
-    /// A small JSON object of your own, kept with the run and given back; at most 16 KiB.
+    /// Your own small JSON object, stored with the run and returned; at most 16 KiB.
     pub fn metadata(mut self, metadata: Map<String, Value>) -> Start {
         self.rest.metadata = Some(metadata);
         self
     }
 
-    /// The queue of the steps that name none; of a code flow, of its function.
+    /// The queue of steps that name none; for a code flow, the queue of its function.
     pub fn queue(mut self, queue: impl Into<String>) -> Start {
         self.rest.queue = Some(queue.into());
         self
     }
 
-    /// One run of the flow goes on under this key at a time; `on_conflict` says what becomes of this one if another has it.
+    /// At most one run of the flow is active under this key; `on_conflict` decides what this start does if another run
+    /// holds it.
     pub fn unique(mut self, key: impl Into<String>, on_conflict: OnConflict) -> Start {
         self.rest.unique = Some(Unique { key: key.into(), on_conflict });
         self
     }
 
-    /// Not started now, but as an item of [`Client::start_batch`].
+    /// Converts it to an item of [`Client::start_batch`] instead of starting it.
     pub fn into_item(self) -> Result<StartRun, Error> {
         Ok(StartRun { flow: Some(self.flow), input: self.input?, ..self.rest })
     }
@@ -161,7 +163,7 @@ impl IntoFuture for Start {
     }
 }
 
-/// About how many bytes a value has as JSON.
+/// The approximate size of a value as JSON, in bytes.
 pub(crate) fn weigh(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) => 5,
@@ -174,7 +176,7 @@ pub(crate) fn weigh(value: &Value) -> usize {
     }
 }
 
-/// The bytes of a text as JSON: a control character takes six.
+/// The size of a text as JSON, in bytes: a control character takes six.
 pub(crate) fn weigh_text(text: &str) -> usize {
     let byte = |byte: u8| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
@@ -184,7 +186,7 @@ pub(crate) fn weigh_text(text: &str) -> usize {
     2 + text.bytes().map(byte).sum::<usize>()
 }
 
-/// Whether a value is nested deeper than that.
+/// Whether a value is nested deeper than `most`.
 pub(crate) fn is_deeper(value: &Value, most: usize) -> bool {
     match value {
         Value::Array(items) => most == 0 || items.iter().any(|item| is_deeper(item, most - 1)),

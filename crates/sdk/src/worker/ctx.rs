@@ -1,9 +1,9 @@
-//! What a handler knows of its step, and what it can do besides returning.
+//! The context of a handler: its task, and calls to the server.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use eddyline_protocol::{Emit, Log, Op, Outcome, Task, Verdict};
+use eddyline_protocol::{Emit, Log, Op, ReportOutcome, Task, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
@@ -11,16 +11,16 @@ use tokio::sync::oneshot;
 
 use super::failure::StepError;
 use super::outbox::too_deep;
-use super::task::{MAX_EMITS, Said, Shared};
+use super::task::{HandlerMessage, MAX_EMITS, Shared};
 
-/// The kind of failure of something that the server does not take.
+/// The kind of failure when the server rejects a report.
 pub(crate) const BAD_REPORT: &str = "BadReport";
-/// The kind of failure of an input that is not what the handler takes.
+/// The kind of failure when the input does not match the handler's type.
 pub(crate) const BAD_INPUT: &str = "BadInput";
-/// The kind of failure of what is said of a task that is somebody else's, or nobody's, by now.
+/// The kind of failure of a call for a task that this worker no longer holds.
 const LOST: &str = "TaskLost";
 
-/// An attempt at a step, as its handler sees it. Cheap to clone.
+/// An attempt at a step. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StepCtx(Arc<Shared>);
 
@@ -29,7 +29,7 @@ impl StepCtx {
         StepCtx(shared)
     }
 
-    /// The same for every attempt of this step in this run: what to make effects outside idempotent by.
+    /// The same for every attempt of this step in this run: use it as the idempotency key of side effects.
     pub fn key(&self) -> &str {
         &self.0.task.key
     }
@@ -47,82 +47,82 @@ impl StepCtx {
         &self.0.task.flow
     }
 
-    /// The step as the flow names it: `price`.
+    /// The name of the step in the flow: `price`.
     pub fn step(&self) -> &str {
         &self.0.task.step
     }
 
-    /// The step in this run: `each[3].price`.
+    /// The activation of the step in this run: `each[3].price`.
     pub fn activation(&self) -> &str {
         &self.0.task.activation
     }
 
-    /// The task as it came.
+    /// The task as received.
     pub fn task(&self) -> &Task {
         &self.0.task
     }
 
-    /// The input of the run that the step belongs to.
+    /// The input of the run.
     pub fn run_input<T: DeserializeOwned>(&self) -> Result<T, StepError> {
         T::deserialize(&self.0.task.run_input).map_err(|error| bad_input("the input of the run", &error))
     }
 
-    /// What opened the gate before this step; nothing if there was none, or if it went on without being opened.
+    /// The payload that opened the gate before this step; `None` without a gate, or if it timed out.
     pub fn gate<T: DeserializeOwned>(&self) -> Result<Option<T>, StepError> {
         Option::<T>::deserialize(&self.0.task.gate).map_err(|error| bad_input("the gate's payload", &error))
     }
 
-    /// When the attempt's time is up, by the server's clock.
+    /// When the attempt times out, by the server's clock.
     pub fn deadline(&self) -> Option<SystemTime> {
         let ms = millis(self.0.task.deadline.as_deref()?)?;
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms))
     }
 
-    /// The run was cancelled, or the task is not this worker's any more. Nobody waits for the result; a handler that does
-    /// not return soon is stopped where it stands. In a flow with `undo` a handler whose run was cancelled is not stopped,
-    /// unless its task is [lost](StepCtx::is_lost) too: what it returns is reported, so that what it did is undone.
+    /// The run was cancelled, or this worker no longer holds the task. The result is not needed; a handler that does
+    /// not return soon is aborted. In a flow with `undo`, a handler whose run was cancelled is not aborted, unless its
+    /// task is [lost](StepCtx::is_lost) too: its result is reported, so that its effects are undone.
     pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled()
     }
 
-    /// Comes back once the task is cancelled.
+    /// Returns once the task is cancelled.
     pub async fn cancelled(&self) {
         self.0.until_cancelled().await;
     }
 
-    /// The task is not this worker's any more: its lease or its time ended. No report on it is taken.
+    /// This worker no longer holds the task: its lease expired or the attempt timed out. Reports on it are rejected.
     pub fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
 
-    /// Comes back once the task is lost.
+    /// Returns once the task is lost.
     pub async fn lost(&self) {
         self.0.until_lost().await;
     }
 
-    /// Emits an event of the run together with the step's completion. If the attempt fails it never happened.
+    /// Emits an event in the run together with the step's completion. If the attempt fails, the event is not emitted.
     pub fn emit(&self, event: &str, payload: impl Serialize) -> Result<(), StepError> {
         let payload = json(event, payload)?;
         if self.0.emit(Emit { event: event.to_owned(), payload }) {
             return Ok(());
         }
-        Err(StepError::permanent(format!("an attempt emits at most {MAX_EMITS} events")).kind(BAD_REPORT))
+        Err(StepError::permanent(format!("an attempt can emit at most {MAX_EMITS} events")).kind(BAD_REPORT))
     }
 
-    /// Emits an event of the run at once. It is durable when this returns, and stays if the attempt fails later.
+    /// Emits an event in the run immediately. It is durable when this returns, and remains if the attempt fails later.
     pub async fn emit_now(&self, event: &str, payload: impl Serialize) -> Result<(), StepError> {
         let payload = json(event, payload)?;
         self.ask(Op::Emit(Emit { event: event.to_owned(), payload })).await
     }
 
-    /// Publishes an event to the namespace. Gates that wait for `name` with this key open.
+    /// Publishes an event to the namespace. It opens gates that wait for `name` with this key.
     pub async fn publish(&self, name: &str, key: impl Serialize, payload: impl Serialize) -> Result<(), StepError> {
         let (key, payload) = (json(name, key)?, json(name, payload)?);
         let key = (!key.is_null()).then_some(key);
         self.ask(Op::Publish { name: name.to_owned(), key, payload }).await
     }
 
-    /// Writes a line into the run's timeline. Lines are gathered for a moment, and never wait.
+    /// Writes a line to the run's timeline. Lines are sent in batches; this never waits.
     pub fn log(&self, message: impl Into<String>) {
         self.log_as("info", message, None);
     }
@@ -135,15 +135,15 @@ impl StepCtx {
         self.log_as("error", message, None);
     }
 
-    /// A line with a level of your choice and fields beside it.
+    /// A line with a level and structured fields.
     pub fn log_as(&self, level: &str, message: impl Into<String>, meta: Option<Value>) {
-        // A line never fails: what no server takes is left out, and it is said.
+        // Logging never fails: fields that no server accepts are replaced.
         let meta =
-            meta.map(|meta| too_deep(&meta).map_or(meta, |problem| Value::String(format!("what was here {problem}"))));
+            meta.map(|meta| too_deep(&meta).map_or(meta, |problem| Value::String(format!("left out: it {problem}"))));
         self.0.log(Log { level: level.to_owned(), msg: message.into(), meta });
     }
 
-    /// How far the step has come. Of several in a row the last one counts.
+    /// The progress of the step. Of several calls in a row only the last is sent.
     pub fn progress(&self, done: f64, total: Option<f64>, message: Option<&str>) {
         let (done, total) = (Number::from_f64(done), total.and_then(Number::from_f64));
         self.0.progress(Op::Progress { done, total, msg: message.map(str::to_owned) });
@@ -151,33 +151,33 @@ impl StepCtx {
 
     async fn ask(&self, op: Op) -> Result<(), StepError> {
         let (answer, answered) = oneshot::channel();
-        let gone = || StepError::new("the worker is stopping").kind(LOST);
-        let said = Said::Asked { task: self.0.id.clone(), op, answer };
-        self.0.voice.send(said).await.map_err(|_| gone())?;
-        let outcome: Outcome = answered.await.map_err(|_| gone())?;
+        let stopping = || StepError::new("the worker is stopping").kind(LOST);
+        let message = HandlerMessage::Asked { task: self.0.id.clone(), op, answer };
+        self.0.voice.send(message).await.map_err(|_| stopping())?;
+        let outcome: ReportOutcome = answered.await.map_err(|_| stopping())?;
         match outcome.outcome {
             Verdict::Applied => Ok(()),
             Verdict::Stale | Verdict::NotTried => {
-                Err(StepError::new("another attempt has this step by now").kind(LOST))
+                Err(StepError::new("another attempt of this step is in progress").kind(LOST))
             }
             Verdict::Closed => Err(StepError::new("the run has ended").kind(LOST)),
             Verdict::Invalid => {
-                let message = outcome.message.unwrap_or_else(|| "the server does not say what is wrong".to_owned());
+                let message = outcome.message.unwrap_or_else(|| "the server gave no reason".to_owned());
                 Err(StepError::permanent(message).kind(BAD_REPORT))
             }
         }
     }
 }
 
-/// What is to be sent, as JSON that a server takes.
+/// Serialises a value to JSON that a server accepts.
 pub(crate) fn json(what: &str, value: impl Serialize) -> Result<Value, StepError> {
     let wrong = |problem: String| StepError::permanent(format!("{what} {problem}")).kind(BAD_REPORT);
-    let json = serde_json::to_value(value).map_err(|error| wrong(format!("cannot be written as JSON: {error}")))?;
+    let json = serde_json::to_value(value).map_err(|error| wrong(format!("cannot be serialised as JSON: {error}")))?;
     too_deep(&json).map_or(Ok(json), |problem| Err(wrong(problem)))
 }
 
 pub(crate) fn bad_input(what: &str, error: &serde_json::Error) -> StepError {
-    StepError::permanent(format!("{what} is not what the handler takes: {error}")).kind(BAD_INPUT)
+    StepError::permanent(format!("{what} does not match the handler's type: {error}")).kind(BAD_INPUT)
 }
 
 /// Milliseconds since 1970 of `2026-01-02T03:04:05.678Z`.
@@ -192,7 +192,7 @@ fn millis(text: &str) -> Option<u64> {
     if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }
-    // Years begin in March, so that the leap day is the last one.
+    // Years start in March, so that the leap day is the last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     let days = days.checked_sub(719_468)?;

@@ -1,4 +1,4 @@
-//! What a handler says when it cannot do its step.
+//! Errors of handlers.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use eddyline_protocol::{Failure, Op};
 
 use crate::error::chain;
 
-/// The kind of a failure that has no other.
+/// The default kind.
 const ERROR: &str = "Error";
 
-/// Why an attempt came to nothing, and what is to happen next. Any error turns into one with `?`: its kind is then the
-/// name of the error's type, and the step's retry policy decides.
+/// Why an attempt failed, and what happens next. `?` converts any error: its kind is then the name of the error's type,
+/// and the step's retry policy decides.
 ///
 /// ```
 /// use eddyline::StepError;
@@ -19,7 +19,7 @@ const ERROR: &str = "Error";
 ///
 /// fn charge(cents: i64) -> Result<(), StepError> {
 ///     if cents < 0 {
-///         return Err(StepError::permanent("nobody is charged less than nothing").kind("BadAmount"));
+///         return Err(StepError::permanent("the amount must not be negative").kind("BadAmount"));
 ///     }
 ///     std::fs::read("/no/such/ledger").map_err(|error| StepError::from(error).retry_after(Duration::from_secs(30)))?;
 ///     Ok(())
@@ -34,27 +34,27 @@ enum Next {
 }
 
 impl StepError {
-    /// A failure that is tried again as the step's retry policy says.
+    /// A failure that is retried according to the step's retry policy.
     pub fn new(message: impl Into<String>) -> StepError {
         StepError::failed(Failure::new(ERROR, message), true)
     }
 
-    /// A failure that no further attempt can mend.
+    /// A failure that must not be retried.
     pub fn permanent(message: impl Into<String>) -> StepError {
         StepError::failed(Failure::new(ERROR, message), false)
     }
 
-    /// Not a failure: try again later, without using up an attempt. `limit` names a limit to slow down as well.
+    /// Not a failure: retry later without using up an attempt. `limit` names a limit to slow down as well.
     pub fn defer(after: Duration, limit: Option<&str>) -> StepError {
         StepError(Box::new(Next::Defer { after, limit: limit.map(str::to_owned) }))
     }
 
-    /// A failure from an error whose type is not known, such as that of a catch-all error library.
+    /// A failure from a boxed error, such as that of a catch-all error library.
     pub fn from_boxed(error: Box<dyn std::error::Error + Send + Sync>) -> StepError {
         StepError::new(chain(error.as_ref()))
     }
 
-    /// What programs can switch on, such as `non_retryable` of a retry policy.
+    /// For programs, such as `non_retryable` of a retry policy.
     pub fn kind(mut self, kind: impl Into<String>) -> StepError {
         if let Next::Fail { failure, .. } = &mut *self.0 {
             failure.kind = kind.into();
@@ -62,7 +62,7 @@ impl StepError {
         self
     }
 
-    /// Not before this time has passed, whatever the retry policy says.
+    /// Retry not before this time has passed, whatever the retry policy says.
     pub fn retry_after(mut self, after: Duration) -> StepError {
         match &mut *self.0 {
             Next::Fail { retry_after, .. } => *retry_after = Some(after),
@@ -71,7 +71,7 @@ impl StepError {
         self
     }
 
-    /// Not again.
+    /// Do not retry.
     pub fn not_retryable(mut self) -> StepError {
         if let Next::Fail { retryable, .. } = &mut *self.0 {
             *retryable = false;

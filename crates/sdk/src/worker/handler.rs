@@ -1,4 +1,4 @@
-//! Handlers of every type, under one.
+//! Type-erased handlers.
 
 use std::any::Any;
 use std::future::Future;
@@ -15,9 +15,9 @@ use serde_json::Value;
 use super::ctx::{BAD_REPORT, StepCtx, bad_input, json};
 use super::failure::StepError;
 use super::outbox::{MAX_REPORT_BYTES, weigh_op};
-use super::task::{Said, Shared};
+use super::task::{HandlerMessage, Shared};
 
-/// The kind of failure of a handler that panicked.
+/// The kind of failure when a handler panics.
 pub(crate) const PANIC: &str = "Panic";
 
 pub(crate) type Handler = Arc<dyn Fn(StepCtx) -> BoxFuture<'static, Result<Value, StepError>> + Send + Sync>;
@@ -42,10 +42,10 @@ where
     })
 }
 
-/// Lets the handler do its step, and says what came of it, whatever that is.
+/// Runs the handler and reports its result.
 pub(crate) async fn carry_out(handler: Handler, shared: Arc<Shared>) {
     let ctx = StepCtx::new(shared.clone());
-    // Called inside the future: a handler may panic before its first await as well.
+    // Called inside the future, because a handler may also panic before its first await.
     let work = AssertUnwindSafe(async move { handler(ctx).await });
     let op = match work.catch_unwind().await {
         Ok(Ok(output)) => Op::Complete { output, emits: Vec::new(), logs: Vec::new() },
@@ -54,11 +54,11 @@ pub(crate) async fn carry_out(handler: Handler, shared: Arc<Shared>) {
     };
     let (before, mut op) = shared.conclude(op);
     if weigh_op(&op) > MAX_REPORT_BYTES {
-        let message = format!("the output and what was emitted with it have more than {MAX_REPORT_BYTES} bytes");
+        let message = format!("the output and its events have more than {MAX_REPORT_BYTES} bytes");
         op = StepError::permanent(message).kind(BAD_REPORT).into_op();
     }
-    // If nobody listens any more, the worker has let go of its tasks.
-    let _ = shared.voice.send(Said::Ended { task: shared.id.clone(), before, op }).await;
+    // If nobody receives it, the worker has dropped its tasks.
+    let _ = shared.voice.send(HandlerMessage::Ended { task: shared.id.clone(), before, op }).await;
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

@@ -1,4 +1,4 @@
-//! A link over plain HTTP: tasks are claimed by long polls and along with reports.
+//! A link over plain HTTP: tasks are claimed by long polls and together with reports.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,18 +22,18 @@ use crate::error::{Error, Refusal};
 /// How long a claim waits for its first task.
 const CLAIM_WAIT: Duration = Duration::from_secs(20);
 
-/// How long a heartbeat may take at least.
+/// The minimum timeout of a heartbeat.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A claim that was sent. Until it is answered its tasks may be this worker's without its knowing, so it is repeated under
-/// its id, on the next connection too.
+/// A claim that was sent. Until it is answered, the worker may hold its tasks without knowing, so the claim is repeated
+/// with the same id, also on the next connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Claim {
     request_id: String,
     max: u32,
 }
 
-/// Claims without an answer, across connections.
+/// Unanswered claims, across connections.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Unanswered(Arc<Mutex<Vec<Claim>>>);
 
@@ -60,25 +60,26 @@ pub(crate) async fn open(client: &Client, unanswered: &Unanswered, hello: &Hello
 struct HttpLink {
     client: Client,
     worker_id: String,
-    /// How long a heartbeat may take. What others on the line hear keeps no lease, so it is given up in time for another.
+    /// The timeout of a heartbeat. Other responses on this link extend no lease, so a heartbeat must fail in time for
+    /// another one.
     patience: Duration,
-    /// Room that no claim on its way asks for.
+    /// Credits that no claim uses.
     credit: u32,
     to_repeat: Vec<Claim>,
     unanswered: Unanswered,
-    /// The long poll. One claim is on its way at a time, here or with a report.
-    claiming: Option<BoxFuture<'static, Answer>>,
-    /// That which is on its way is a repeat of one before.
+    /// The long poll. Only one claim is in progress at a time, here or with a report.
+    claiming: Option<BoxFuture<'static, HttpReply>>,
+    /// The claim in progress is a repetition of an unanswered one.
     repeating: bool,
-    others: FuturesUnordered<BoxFuture<'static, Answer>>,
+    others: FuturesUnordered<BoxFuture<'static, HttpReply>>,
     piggy_backed: bool,
     beating: bool,
     draining: bool,
     heard: VecDeque<FromServer>,
 }
 
-enum Answer {
-    /// `room` is what of the credit it took.
+enum HttpReply {
+    /// `room` is how much of the credit it uses.
     Claimed {
         claim: Claim,
         room: u32,
@@ -124,7 +125,7 @@ impl Link for HttpLink {
                 },
                 None => match self.others.next().await {
                     Some(answer) => answer,
-                    // Nothing to wait for: whoever listens has more to say first.
+                    // Nothing to wait for: the caller must send something first.
                     None => std::future::pending().await,
                 },
             };
@@ -140,13 +141,13 @@ impl Link for HttpLink {
 }
 
 impl HttpLink {
-    fn take(&mut self, answer: Answer) -> Result<(), Cut> {
+    fn take(&mut self, answer: HttpReply) -> Result<(), Cut> {
         match answer {
-            Answer::Claimed { claim, room, result } => {
+            HttpReply::Claimed { claim, room, result } => {
                 let tasks = result.map_err(lost)?.tasks;
                 self.claimed(&claim, room, tasks);
             }
-            Answer::Reported { id, claim, result } => {
+            HttpReply::Reported { id, claim, result } => {
                 let ReportedTasks { outcomes, tasks, news } = result.map_err(not_taken)?;
                 self.heard.push_back(FromServer::Reported { id, outcomes, news });
                 if let Some(claim) = claim {
@@ -154,16 +155,16 @@ impl HttpLink {
                     self.claimed(&claim, claim.max, tasks);
                 }
             }
-            Answer::Beat(result) => {
+            HttpReply::Beat(result) => {
                 self.beating = false;
                 self.heard.push_back(FromServer::Beat { beat: result.map_err(lost)? });
             }
-            Answer::Drained => {}
+            HttpReply::Drained => {}
         }
         Ok(())
     }
 
-    /// What it took and did not use is room again.
+    /// Returns unused credits.
     fn claimed(&mut self, claim: &Claim, room: u32, tasks: Vec<Task>) {
         self.unanswered.settle(claim);
         self.credit += room.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
@@ -172,12 +173,13 @@ impl HttpLink {
         }
     }
 
-    /// A long poll, if there is room and no claim is on its way.
+    /// Starts a long poll, if there are credits and no claim is in progress.
     fn claim(&mut self) {
         if self.claiming.is_some() || self.piggy_backed {
             return;
         }
-        // A repeat is about what was claimed already; it does not wait for more, and is made by who drains as well.
+        // A repeated claim only fetches tasks that were already claimed; it does not wait for more, and is also sent
+        // while draining.
         let again = self.to_repeat.pop();
         self.repeating = again.is_some();
         let (claim, wait) = match again {
@@ -185,7 +187,7 @@ impl HttpLink {
             None if self.credit > 0 && !self.draining => (self.unanswered.begin(self.credit), CLAIM_WAIT),
             None => return,
         };
-        // For a repeat there may be less room than it was for.
+        // There may be fewer credits than when the claim was first sent.
         let room = self.credit.min(claim.max);
         self.credit -= room;
         let body = ClaimTasks {
@@ -198,7 +200,7 @@ impl HttpLink {
         let client = self.client.clone();
         self.claiming = Some(Box::pin(async move {
             let result = client.post_once("/v1/tasks/claim", &body, wait).await;
-            Answer::Claimed { claim, room, result }
+            HttpReply::Claimed { claim, room, result }
         }));
     }
 
@@ -218,7 +220,7 @@ impl HttpLink {
         let client = self.client.clone();
         self.others.push(Box::pin(async move {
             let result = client.post_once("/v1/tasks/report", &body, Duration::ZERO).await;
-            Answer::Reported { id, claim, result }
+            HttpReply::Reported { id, claim, result }
         }));
     }
 
@@ -230,12 +232,12 @@ impl HttpLink {
         let patience = self.patience;
         self.others.push(Box::pin(async move {
             let beating = tokio::time::timeout(patience, client.post_once(&path, &beat, Duration::ZERO));
-            let given_up = || Refusal { error: Error::Timeout, retry_after: None };
-            Answer::Beat(beating.await.unwrap_or_else(|_| Err(given_up())))
+            let timed_out = || Refusal { error: Error::Timeout, retry_after: None };
+            HttpReply::Beat(beating.await.unwrap_or_else(|_| Err(timed_out())))
         }));
     }
 
-    /// The long poll ends here: what had been claimed for it and not delivered, the server gives to others.
+    /// Cancels the long poll: the server gives tasks that were claimed for it and not delivered to other workers.
     fn drain(&mut self) {
         if std::mem::replace(&mut self.draining, true) {
             return;
@@ -247,9 +249,9 @@ impl HttpLink {
         self.others.push(Box::pin(async move {
             let drained: Result<Value, Refusal> = client.post_once(&path, &serde_json::json!({}), Duration::ZERO).await;
             if let Err(refusal) = drained {
-                tracing::debug!("the server was not told of the drain: {}", refusal.error);
+                tracing::debug!("cannot tell the server to drain: {}", refusal.error);
             }
-            Answer::Drained
+            HttpReply::Drained
         }));
     }
 
@@ -258,7 +260,7 @@ impl HttpLink {
     }
 }
 
-/// Reports that the server does not take as they are would not be taken the next time.
+/// Reports that the server rejects would be rejected again.
 fn not_taken(refusal: Refusal) -> Cut {
     match refusal.error {
         error @ Error::Api { status: 400 | 413 | 422, .. } => Cut::Refused(error),
@@ -266,14 +268,14 @@ fn not_taken(refusal: Refusal) -> Cut {
     }
 }
 
-/// After the welcome a refusal, too, is answered by connecting anew: a server that has forgotten the worker gets to know
-/// it again.
+/// After the first connection even a refusal leads to a reconnect: a server that has forgotten the worker registers it
+/// again.
 fn lost(refusal: Refusal) -> Cut {
     Cut::Lost { why: refusal.error.to_string(), after: refusal.retry_after }
 }
 
 impl Unanswered {
-    /// None of them is to be repeated.
+    /// Drops all claims without repeating them.
     pub fn forget(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

@@ -1,15 +1,19 @@
-//! A link to an engine in the same process: the same words, without a wire.
+//! A link to an engine in the same process: the same messages without a network.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use eddyline_engine::{Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, TaskId, TaskReport, Waiting};
+use eddyline_engine::{
+    Assignment, ClaimTasks, Engine, EngineError, Holding, PendingClaim, Reported, TaskId, TaskReport,
+};
 use eddyline_language::time;
 use eddyline_machine::{Answer, Data, Failure, Log};
 use eddyline_protocol as wire;
-use eddyline_protocol::{Beat, FromServer, Heartbeat, News, Op, Outcome, Report, Task, Verdict, WorkerRegistered};
+use eddyline_protocol::{
+    Beat, FromServer, Heartbeat, News, Op, Report, ReportOutcome, Task, Verdict, WorkerRegistered,
+};
 use eddyline_store::{Namespace, Offer};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -18,9 +22,9 @@ use futures_util::stream::FuturesUnordered;
 use super::link::{Cut, Hello, Link, Opened, ToServer, Transport};
 use crate::error::Error;
 
-/// How long a claim waits before it is made anew.
+/// How long a claim waits before it is renewed.
 const CLAIM_WAIT: Duration = Duration::from_secs(60);
-/// Nothing here is far away: a handler learns soon that its task was cancelled.
+/// Heartbeats are cheap here, so a handler learns soon that its task was cancelled.
 const LONGEST_BEAT_MS: u64 = 1_000;
 
 #[derive(Debug)]
@@ -81,11 +85,11 @@ struct EngineLink {
     worker: String,
     queues: Vec<String>,
     offer: Arc<Offer>,
-    /// Room that no claim asks for.
+    /// Credits that no claim uses.
     credit: u32,
-    /// One claim at a time. Dropping it gives back what it may have got.
+    /// One claim at a time. Dropping it releases the tasks it may have claimed.
     claiming: Option<BoxFuture<'static, Claimed>>,
-    /// A claim goes with a report that is on its way.
+    /// A claim was sent with a report that is in progress.
     asking: bool,
     others: FuturesUnordered<BoxFuture<'static, Done>>,
     heard: VecDeque<FromServer>,
@@ -98,7 +102,7 @@ struct Claimed {
 }
 
 enum Done {
-    Reported { id: u64, max: u32, result: Result<(Vec<Outcome>, Option<Waiting>), EngineError> },
+    Reported { id: u64, max: u32, result: Result<(Vec<ReportOutcome>, Option<PendingClaim>), EngineError> },
     Beat(Result<Beat, EngineError>),
 }
 
@@ -136,7 +140,7 @@ impl Link for EngineLink {
                 },
                 None => match self.others.next().await {
                     Some(done) => self.take(done)?,
-                    // Nothing to wait for: whoever listens has more to say first.
+                    // Nothing to wait for: the caller must send something first.
                     None => std::future::pending().await,
                 },
             }
@@ -241,9 +245,9 @@ async fn reported(
     ns: &Namespace,
     reports: &[Arc<Report>],
     claim: Option<ClaimTasks>,
-) -> Result<(Vec<Outcome>, Option<Waiting>), EngineError> {
-    let mut outcomes: Vec<Outcome> =
-        reports.iter().map(|report| Outcome::new(&report.task_id, Verdict::NotTried)).collect();
+) -> Result<(Vec<ReportOutcome>, Option<PendingClaim>), EngineError> {
+    let mut outcomes: Vec<ReportOutcome> =
+        reports.iter().map(|report| ReportOutcome::new(&report.task_id, Verdict::NotTried)).collect();
     let (mut places, mut taken) = (Vec::with_capacity(reports.len()), Vec::with_capacity(reports.len()));
     for (at, report) in reports.iter().enumerate() {
         let token = report.token.parse().map_err(|error| format!("{error}"));
@@ -253,7 +257,8 @@ async fn reported(
                 taken.push(report);
             }
             Err(message) => {
-                outcomes[at] = Outcome { message: Some(message), ..Outcome::new(&report.task_id, Verdict::Invalid) };
+                outcomes[at] =
+                    ReportOutcome { message: Some(message), ..ReportOutcome::new(&report.task_id, Verdict::Invalid) };
             }
         }
     }
@@ -304,7 +309,7 @@ fn task(of: Assignment) -> Task {
     }
 }
 
-/// What is said of a step, in the engine's words.
+/// Converts an operation to the engine's type.
 fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
     let data = |value: &serde_json::Value| Data::from(value.clone());
     let ms = |span: wire::Span| i64::try_from(span.ms).unwrap_or(i64::MAX);
@@ -337,7 +342,7 @@ fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
         | Op::Child { .. }
         | Op::Suspend
         | Op::Continue { .. } => {
-            return Err("this is said of code runs, which a worker of steps has none of".to_owned());
+            return Err("this operation is only for code runs, which this worker does not support".to_owned());
         }
     })
 }

@@ -1,4 +1,4 @@
-//! The line to the server: down, being opened, or up; and back up again, for ever.
+//! The connection to the server: down, being opened, or up; reconnects for ever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::backoff::Backoff;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A server that asks for more time than this is looked after anyway.
+/// The longest `Retry-After` that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// How long a line that is being opened is waited for when it is to be closed.
+/// How long to wait for a link that is being opened before closing it.
 const CLOSE: Duration = Duration::from_secs(5);
-/// How long a line may take to be opened again, at least; more if heartbeats are further apart than this.
+/// The minimum timeout for reconnecting; longer if the heartbeat interval is longer.
 const OPEN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Line {
     state: State,
-    /// Held while it opens a link.
+    /// Locked while a link is being opened.
     transport: Arc<Mutex<Box<dyn Transport>>>,
     backoff: Backoff,
     worker_id: Option<String>,
-    /// How far apart heartbeats are, once a server has said so.
+    /// The heartbeat interval, once known.
     heartbeat: Option<Duration>,
 }
 
@@ -36,7 +36,7 @@ enum State {
     Up(Up),
 }
 
-/// An open link, and when it was last alive.
+/// An open link, and when it was last active.
 pub(crate) struct Up {
     link: Box<dyn Link>,
     heartbeat: Duration,
@@ -47,9 +47,9 @@ pub(crate) struct Up {
 
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It is time to open the line.
+    /// It is time to connect.
     Due,
-    /// The line is up.
+    /// The link is up.
     Opened,
     Heard(FromServer),
     Cut(Cut),
@@ -62,7 +62,7 @@ impl Line {
         Line { state: State::Down { until: Instant::now() }, transport, backoff, worker_id: None, heartbeat: None }
     }
 
-    /// What happens next. May be called off at any await without losing anything.
+    /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         match &mut self.state {
             State::Down { until } => {
@@ -89,22 +89,15 @@ impl Line {
         let opening = async move { transport.await.open(&hello).await };
         self.state = State::Opening(match self.heartbeat {
             None => Box::pin(opening),
-            // There are leases to keep, and one server of several may be the one that does not answer.
+            // There are leases to extend, and of several servers only one may be unresponsive.
             Some(heartbeat) => Box::pin(async move {
                 let opened = tokio::time::timeout(heartbeat.max(OPEN), opening).await;
-                opened.unwrap_or_else(|_| Err(Cut::lost("the server does not answer in time")))
+                opened.unwrap_or_else(|_| Err(Cut::lost("the server did not respond in time")))
             }),
         });
     }
 
-    /// The runtime that heard the line does not any more: it is opened anew from this one. Not at once: the server is to
-    /// have seen the end of the old connection, so that what it sent and nobody read is sent again.
-    pub async fn moved(&mut self) {
-        self.down(None);
-        self.transport.lock().await.moved();
-    }
-
-    /// The line is down; it is opened again after a while, which is given.
+    /// Marks the connection as down and returns how long to wait before reconnecting.
     pub fn down(&mut self, after: Option<Duration>) -> Duration {
         let pause = self.backoff.next().max(after.unwrap_or_default().min(LONGEST_RETRY_AFTER));
         self.state = State::Down { until: Instant::now() + pause };
@@ -125,16 +118,16 @@ impl Line {
         }
     }
 
-    /// The server knows this worker.
+    /// Whether the server has registered this worker.
     pub fn was_up(&self) -> bool {
         self.worker_id.is_some()
     }
 
-    /// Ends the line, and says goodbye.
+    /// Closes the link and unregisters the worker.
     pub async fn close(&mut self) {
         match &mut self.state {
             State::Up(up) => up.link.close().await,
-            // Only then is there somebody to say goodbye for.
+            // Only then is the worker's id known.
             State::Opening(opening) => {
                 if let Ok(Ok((mut link, worker))) = tokio::time::timeout(CLOSE, opening).await {
                     link.close().await;
@@ -147,7 +140,7 @@ impl Line {
         if let Some(worker_id) = &self.worker_id
             && let Err(error) = self.transport.lock().await.leave(worker_id).await
         {
-            tracing::debug!("the server was not told that the worker left: {error}");
+            tracing::debug!("cannot unregister the worker: {error}");
         }
     }
 
@@ -161,7 +154,7 @@ impl Line {
             link,
             heartbeat,
             lease: Duration::from_millis(worker.lease_ms.max(1)),
-            // At once: it may be a while since the last one, and what was lost meanwhile is to be known.
+            // Immediately: the last one may be long ago, and tasks may have been lost meanwhile.
             beat_at: now,
             heard_at: now,
         });
@@ -174,20 +167,16 @@ impl Up {
         self.link.say(message);
     }
 
-    pub fn heartbeat(&self) -> Duration {
-        self.heartbeat
-    }
-
     pub fn is_settled(&self) -> bool {
         self.link.is_settled()
     }
 
-    /// When there is something to do: a heartbeat, or to give the server up.
+    /// When there is something to do: a heartbeat, or giving up on the server.
     pub fn wakes(&self) -> Instant {
         self.beat_at.min(self.silent_at())
     }
 
-    /// Whether a heartbeat is due; the next one is an interval later.
+    /// Whether a heartbeat is due; schedules the next one.
     pub fn is_beat_due(&mut self, now: Instant) -> bool {
         let due = now >= self.beat_at;
         if due {
@@ -196,8 +185,8 @@ impl Up {
         due
     }
 
-    /// Heartbeats are answered: a server that is silent for two thirds of a lease is gone, whatever the connection looks
-    /// like, and there is time for a heartbeat over another before leases end.
+    /// Heartbeats are answered, so a server that is silent for two thirds of a lease counts as gone, whatever the state
+    /// of the connection. That leaves time for a heartbeat over another connection before leases expire.
     pub fn is_silent(&self, now: Instant) -> bool {
         now >= self.silent_at()
     }

@@ -1,5 +1,5 @@
-//! How a worker and a server reach each other. Whatever lies between, what is said is the protocol of the WebSocket:
-//! tasks come against credits, reports are answered by number, heartbeats by what has been lost.
+//! The link between worker and server. All transports use the messages of the WebSocket protocol: tasks against
+//! credits, reports answered by id, heartbeats answered with lost tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use crate::error::{Error, Refusal};
 
 pub(crate) type ToServer = FromWorker<Arc<Report>>;
 
-/// Who is there, with the tasks it has from a connection before.
+/// The worker, with the tasks it holds from an earlier connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Hello {
     pub worker: RegisterWorker,
     pub tasks: Vec<String>,
 }
 
-/// Why there is no link, or none any more.
+/// Why there is no link.
 #[derive(Debug)]
 pub(crate) enum Cut {
-    /// Try again, not before the time that the server asks for.
+    /// Reconnect, but not before the time the server asks for.
     Lost { why: String, after: Option<Duration> },
-    /// The server does not want this worker as it is.
+    /// The server refuses this worker as configured.
     Refused(Error),
-    /// There is nothing on the other side any more, and never will be again.
+    /// The engine has stopped for good.
     #[cfg(feature = "engine")]
     Over,
 }
@@ -36,24 +36,22 @@ pub(crate) type Opened = (Box<dyn Link>, WorkerRegistered);
 #[async_trait]
 pub(crate) trait Transport: Send {
     async fn open(&mut self, hello: &Hello) -> Result<Opened, Cut>;
-    /// From now on another runtime hears what comes.
-    fn moved(&mut self) {}
-    /// The worker goes for good.
+    /// Unregisters the worker.
     async fn leave(&mut self, worker_id: &str) -> Result<(), Error>;
 }
 
 /// An open connection.
 #[async_trait]
 pub(crate) trait Link: Send {
-    /// Takes a message to be sent. What becomes of it shows in what is heard.
+    /// Queues a message. Its result arrives through `hear`.
     fn say(&mut self, message: ToServer);
-    /// Sends what there is to send, and gives the next message. May be called off at any await without losing anything.
+    /// Sends queued messages and returns the next received one. Cancel-safe.
     async fn hear(&mut self) -> Result<FromServer, Cut>;
-    /// There is no claim whose tasks may be this worker's without its knowing.
+    /// Whether there is no unanswered claim whose tasks the worker may hold without knowing.
     fn is_settled(&self) -> bool {
         true
     }
-    /// Ends it in good order, if that is possible within a moment.
+    /// Closes the link cleanly, if that is possible within a moment.
     async fn close(&mut self);
 }
 

@@ -1,4 +1,4 @@
-//! The way to a server: a WebSocket, or plain HTTP where there is none.
+//! The transport to a server: a WebSocket, or plain HTTP if it is not supported.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::socket::{self, NoSocket};
 use crate::client::{Client, segment};
 use crate::error::Error;
 
-/// How long a worker takes to say goodbye.
+/// How long unregistering may take.
 const LEAVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -33,19 +33,16 @@ impl Transport for Online {
         if !self.http_only {
             match socket::open(&self.client, hello).await {
                 Ok(opened) => {
-                    // They were made over HTTP. What they may have got comes back when its lease ends.
+                    // They were sent over HTTP. Tasks they may have claimed return to the queue when their leases
+                    // expire.
                     self.unanswered.forget();
                     return Ok(opened);
                 }
                 Err(NoSocket::Cut(cut)) => return Err(cut),
-                Err(NoSocket::NotOffered(why)) => tracing::info!("no WebSocket here, so plain HTTP it is: {why}"),
+                Err(NoSocket::NotOffered(why)) => tracing::info!("no WebSocket support, using plain HTTP: {why}"),
             }
         }
         plain::open(&self.client, &self.unanswered, hello).await
-    }
-
-    fn moved(&mut self) {
-        self.client = self.client.clone().with_own_connections();
     }
 
     async fn leave(&mut self, worker_id: &str) -> Result<(), Error> {

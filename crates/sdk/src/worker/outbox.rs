@@ -1,36 +1,36 @@
-//! Reports, kept until they are acknowledged. They leave in batches: while one is on its way the next gathers.
+//! Reports, kept until they are acknowledged. They are sent in batches: while one is in flight, the next one fills.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use eddyline_protocol::{Op, Outcome, Report, Verdict};
+use eddyline_protocol::{Op, Report, ReportOutcome, Verdict};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::task::TaskId;
 use crate::client::{is_deeper, weigh, weigh_text};
 
-/// Reports in one batch, and about how many bytes they have: well below the server's limit of a message.
+/// The maximum number and approximate size of the reports in a batch: well below the server's message limit.
 const MAX_BATCH: usize = 512;
 const MAX_BATCH_BYTES: usize = 4 << 20;
-/// The largest single report, which then goes alone.
+/// The largest single report, which is then sent alone.
 pub(crate) const MAX_REPORT_BYTES: usize = 12 << 20;
-/// How deep a payload may be nested, for the server to take it.
+/// The maximum nesting depth of payloads that the server accepts.
 const MAX_DEPTH: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub task: TaskId,
     pub report: Arc<Report>,
-    /// After it the task is done.
+    /// The final report of its task.
     pub last: bool,
-    /// Who waits for what comes of it.
-    pub answer: Option<oneshot::Sender<Outcome>>,
+    /// Receives the outcome.
+    pub answer: Option<oneshot::Sender<ReportOutcome>>,
     bytes: usize,
 }
 
 impl Pending {
-    pub fn new(task: TaskId, report: Report, last: bool, answer: Option<oneshot::Sender<Outcome>>) -> Pending {
+    pub fn new(task: TaskId, report: Report, last: bool, answer: Option<oneshot::Sender<ReportOutcome>>) -> Pending {
         let bytes = report.task_id.len() + report.token.len() + 64 + weigh_op(&report.op);
         Pending { task, report: Arc::new(report), last, answer, bytes }
     }
@@ -39,10 +39,11 @@ impl Pending {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     waiting: VecDeque<Pending>,
-    on_its_way: Option<Batch>,
-    /// So many reports go alone: the server did not take them together, and one of them is why.
+    in_flight: Option<Batch>,
+    /// This many of the next reports are sent alone: the server refused them as a batch, because of one of them.
     alone: usize,
-    /// Of the last batch. A reply to a batch of an earlier connection must not be taken for this one's.
+    /// The id of the last batch, so that a reply to a batch of an earlier connection is not mistaken for a reply to
+    /// this one.
     id: u64,
 }
 
@@ -58,22 +59,22 @@ impl Outbox {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.on_its_way.is_none()
+        self.waiting.is_empty() && self.in_flight.is_none()
     }
 
-    /// A batch is on its way, and there are reports for the next one.
+    /// Whether reports are waiting for the next batch.
     pub fn is_gathering(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Reports that are not acknowledged.
+    /// The number of unacknowledged reports.
     pub fn len(&self) -> usize {
-        self.waiting.len() + self.on_its_way.as_ref().map_or(0, |batch| batch.reports.len())
+        self.waiting.len() + self.in_flight.as_ref().map_or(0, |batch| batch.reports.len())
     }
 
-    /// The next batch, unless one is on its way.
+    /// The next batch, unless one is in flight.
     pub fn next_batch(&mut self) -> Option<(u64, Vec<Arc<Report>>)> {
-        if self.on_its_way.is_some() || self.waiting.is_empty() {
+        if self.in_flight.is_some() || self.waiting.is_empty() {
             return None;
         }
         let most = if self.alone > 0 { 1 } else { MAX_BATCH };
@@ -88,13 +89,13 @@ impl Outbox {
         }
         self.id += 1;
         let sent = reports.iter().map(|pending: &Pending| pending.report.clone()).collect();
-        self.on_its_way = Some(Batch { id: self.id, reports });
+        self.in_flight = Some(Batch { id: self.id, reports });
         Some((self.id, sent))
     }
 
-    /// The batch was answered. What was not tried goes again, before anything that came later.
-    pub fn answered(&mut self, id: u64, outcomes: Vec<Outcome>) -> Vec<(Pending, Outcome)> {
-        let Some(batch) = self.on_its_way.take_if(|batch| batch.id == id) else { return Vec::new() };
+    /// Handles the reply to a batch. Reports that were not tried are sent again, before any later ones.
+    pub fn answered(&mut self, id: u64, outcomes: Vec<ReportOutcome>) -> Vec<(Pending, ReportOutcome)> {
+        let Some(batch) = self.in_flight.take_if(|batch| batch.id == id) else { return Vec::new() };
         let (mut settled, mut again) = (Vec::with_capacity(outcomes.len()), Vec::new());
         let mut outcomes = outcomes.into_iter();
         for pending in batch.reports {
@@ -107,33 +108,33 @@ impl Outbox {
         settled
     }
 
-    /// The server does not take the batch that is on its way, and never will. If that is one report, here it is; else they
-    /// go again one by one.
+    /// Call it when the server rejects the batch in flight permanently. Returns the report if it was a single one;
+    /// otherwise its reports are sent again one by one.
     pub fn refused(&mut self) -> Option<Pending> {
-        let mut batch = self.on_its_way.take()?;
+        let mut batch = self.in_flight.take()?;
         if batch.reports.len() == 1 {
             return batch.reports.pop();
         }
         self.alone = batch.reports.len();
-        self.on_its_way = Some(batch);
+        self.in_flight = Some(batch);
         self.take_back();
         None
     }
 
-    /// The connection ended: what was on its way goes again, under the same numbers.
+    /// Call it when the connection has ended: the batch in flight is sent again, with the same sequence numbers.
     pub fn take_back(&mut self) {
-        if let Some(batch) = self.on_its_way.take() {
+        if let Some(batch) = self.in_flight.take() {
             batch.reports.into_iter().rev().for_each(|pending| self.waiting.push_front(pending));
         }
     }
 }
 
-/// What is wrong with a payload that no server takes.
+/// Why no server accepts a payload, if it is nested too deep.
 pub(crate) fn too_deep(payload: &Value) -> Option<String> {
     is_deeper(payload, MAX_DEPTH).then(|| format!("is nested more than {MAX_DEPTH} deep"))
 }
 
-/// About how many bytes a report has.
+/// The approximate size of a report, in bytes.
 pub(crate) fn weigh_op(op: &Op) -> usize {
     match op {
         Op::Complete { output, emits, logs } => {
@@ -165,7 +166,7 @@ mod tests {
         Pending::new(Arc::from(task), report, false, None)
     }
 
-    fn outcome(task: &str, outcome: Verdict) -> Outcome {
+    fn outcome(task: &str, outcome: Verdict) -> ReportOutcome {
         serde_json::from_value(serde_json::json!({"task_id": task, "outcome": outcome})).unwrap()
     }
 
@@ -208,7 +209,7 @@ mod tests {
             }
         }
         outbox.push(report("e", 1));
-        assert_eq!(outbox.next_batch().unwrap().1.len(), 2, "the others go together");
+        assert_eq!(outbox.next_batch().unwrap().1.len(), 2, "the others are sent together");
         assert!(Outbox::default().refused().is_none());
     }
 

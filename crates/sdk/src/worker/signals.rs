@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 
-/// SIGINT and SIGTERM, as they come.
+/// SIGINT and SIGTERM.
 #[derive(Debug)]
 pub(crate) struct Signals {
     #[cfg(unix)]
@@ -12,12 +12,12 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// They are heard from now on, and do not end the process by themselves any more.
+    /// Subscribes to the signals; they no longer end the process by themselves.
     #[cfg(unix)]
     pub fn new() -> Result<Signals, Error> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind: SignalKind| {
-            signal(kind).map_err(|error| Error::Config(format!("signals cannot be listened for: {error}")))
+            signal(kind).map_err(|error| Error::Config(format!("cannot listen for signals: {error}")))
         };
         Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }

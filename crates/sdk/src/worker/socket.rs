@@ -22,30 +22,31 @@ use crate::error::{Error, Refusal};
 const PATH: &str = "/v1/workers/connect";
 /// The largest message from the server: a frame of many tasks with the largest inputs.
 const MAX_MESSAGE_BYTES: usize = 128 << 20;
-/// What is read at a time. All of it is set to zero before each read, however little there is to read then: the usual
-/// 128 KiB of a WebSocket cost more than everything else that is done with a message.
+/// How much is read at a time. The whole buffer is zeroed before each read, however little there is to read: the
+/// default of 128 KiB costs more than all other work on a message.
 const READ_BUFFER_BYTES: usize = 8 << 10;
-/// How long the end of a connection may take.
+/// How long closing a connection may take.
 const CLOSE: Duration = Duration::from_secs(1);
 
 /// Why there is no socket.
 #[derive(Debug)]
 pub(crate) enum NoSocket {
-    /// The server, or something on the way to it, does not do WebSockets.
+    /// The server, or a proxy in front of it, does not support WebSockets.
     NotOffered(String),
     Cut(Cut),
 }
 
 pub(crate) async fn open(client: &Client, hello: &Hello) -> Result<Opened, NoSocket> {
     let shaking_hands = tokio::time::timeout(ANSWER, shake_hands(client));
-    let socket = shaking_hands.await.unwrap_or_else(|_| Err(NoSocket::Cut(Cut::lost("the server does not answer"))))?;
+    let socket =
+        shaking_hands.await.unwrap_or_else(|_| Err(NoSocket::Cut(Cut::lost("the server does not respond"))))?;
     let mut link = SocketLink { socket, outgoing: VecDeque::new(), unflushed: false };
     link.say(ToServer::Hello { worker: hello.worker.clone(), tasks: hello.tasks.clone() });
     match tokio::time::timeout(ANSWER, link.hear()).await {
         Ok(Ok(FromServer::Welcome { worker })) => Ok((Box::new(link), worker)),
-        Ok(Ok(_)) => Err(NoSocket::Cut(Cut::lost("the server's first word was no welcome"))),
+        Ok(Ok(_)) => Err(NoSocket::Cut(Cut::lost("the server's first message is not `welcome`"))),
         Ok(Err(cut)) => Err(NoSocket::Cut(cut)),
-        Err(_) => Err(NoSocket::Cut(Cut::lost("the server does not welcome the worker"))),
+        Err(_) => Err(NoSocket::Cut(Cut::lost("the server did not send `welcome` in time"))),
     }
 }
 
@@ -61,7 +62,7 @@ async fn shake_hands(client: &Client) -> Result<Socket, NoSocket> {
         Err(_) => return Err(NoSocket::Cut(Cut::lost(format!("cannot reach {} in time", address.url)))),
     };
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!("small messages may wait: {error}");
+        tracing::debug!("cannot set TCP_NODELAY, so small messages may be delayed: {error}");
     }
     let uri = address.socket_uri(PATH).map_err(wrong)?;
     let mut request =
@@ -90,7 +91,7 @@ fn no_socket(error: tungstenite::Error) -> NoSocket {
                 _ => NoSocket::NotOffered(error.to_string()),
             }
         }
-        // The line broke: that says nothing about what the server does.
+        // The connection broke: that says nothing about WebSocket support.
         tungstenite::Error::Protocol(ProtocolError::HandshakeIncomplete) => NoSocket::Cut(Cut::lost(error.to_string())),
         tungstenite::Error::Protocol(_) | tungstenite::Error::HttpFormat(_) => NoSocket::NotOffered(error.to_string()),
         _ => NoSocket::Cut(Cut::lost(error.to_string())),
@@ -99,7 +100,7 @@ fn no_socket(error: tungstenite::Error) -> NoSocket {
 
 struct SocketLink {
     socket: Socket,
-    /// At most a batch of reports and what is said between two of them.
+    /// At most one batch of reports and the messages between two batches.
     outgoing: VecDeque<Message>,
     unflushed: bool,
 }
@@ -109,7 +110,7 @@ impl Link for SocketLink {
     fn say(&mut self, message: ToServer) {
         match serde_json::to_string(&message) {
             Ok(text) => self.outgoing.push_back(Message::text(text)),
-            Err(error) => tracing::error!("a message cannot be written as JSON: {error}"),
+            Err(error) => tracing::error!("cannot serialise a message: {error}"),
         }
     }
 
@@ -125,13 +126,14 @@ impl Link for SocketLink {
             self.socket.close(None).await
         };
         if let Ok(Err(error)) = tokio::time::timeout(CLOSE, closing).await {
-            tracing::debug!("the connection did not end in good order: {error}");
+            tracing::debug!("the connection did not close cleanly: {error}");
         }
     }
 }
 
 impl SocketLink {
-    /// Writes what can be written, then reads. Both at once: if each side waited for the other to read, neither would.
+    /// Writes what can be written, then reads. Both in one poll: if each side waited for the other to read, neither
+    /// would.
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<Result<FromServer, Cut>> {
         if let Poll::Ready(Err(error)) = self.write(cx) {
             return Poll::Ready(Err(Cut::lost(error.to_string())));
@@ -145,7 +147,7 @@ impl SocketLink {
             match message {
                 Message::Text(text) => return Poll::Ready(read(text.as_str())),
                 Message::Close(Some(frame)) if u16::from(frame.code) == CLOSE_UNAUTHORIZED => {
-                    let message = "the server no longer takes the worker's key".to_owned();
+                    let message = "the server no longer accepts the worker's key".to_owned();
                     let error = ApiError { code: Code::Unauthorized, message, details: Vec::new() };
                     return Poll::Ready(Err(Cut::Refused(Error::Api { status: error.code.status(), error })));
                 }
@@ -153,7 +155,7 @@ impl SocketLink {
                     let why = frame.map_or_else(String::new, |frame| format!(": {}", frame.reason));
                     return Poll::Ready(Err(Cut::lost(format!("the server closed the connection{why}"))));
                 }
-                // Pings are answered by the reading itself.
+                // tungstenite answers pings while reading.
                 _ => {}
             }
         }
@@ -184,6 +186,6 @@ fn read(text: &str) -> Result<FromServer, Cut> {
             _ => Cut::lost(error.message),
         }),
         Ok(message) => Ok(message),
-        Err(error) => Err(Cut::lost(format!("the server said something that cannot be read: {error}"))),
+        Err(error) => Err(Cut::lost(format!("cannot parse a message from the server: {error}"))),
     }
 }

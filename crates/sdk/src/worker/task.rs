@@ -1,28 +1,28 @@
-//! A task in a handler's hands: what the handler and the worker's loop share of it.
+//! A task in progress: the state shared by its handler and the worker's loop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use eddyline_protocol::{Emit, Log, Op, Outcome, Task};
+use eddyline_protocol::{Emit, Log, Op, ReportOutcome, Task};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-/// Log lines of one task that wait to be sent; more are left out, and it is said how many.
+/// The maximum number of unsent log lines of a task; more are dropped, and their number is logged.
 const MAX_LOGS: usize = 1_024;
-/// Events that one attempt emits with its completion.
+/// The maximum number of events that an attempt emits with its completion.
 pub(crate) const MAX_EMITS: usize = 1_000;
-/// What handlers have said and the loop has not heard yet.
+/// The capacity of the channel from handlers to the loop.
 pub(crate) const VOICES: usize = 1_024;
 
 pub(crate) type TaskId = Arc<str>;
 
-/// What a handler says to the loop.
+/// A message from a handler to the loop.
 #[derive(Debug)]
-pub(crate) enum Said {
-    /// It is done: this is what came of it, after what is left to be said before.
+pub(crate) enum HandlerMessage {
+    /// The handler has ended: `op` is its final report, `before` must be sent first.
     Ended { task: TaskId, before: Vec<Op>, op: Op },
-    /// It waits for what comes of this.
-    Asked { task: TaskId, op: Op, answer: oneshot::Sender<Outcome> },
-    /// It has notes, which need not go at once.
+    /// The handler waits for the outcome of this report.
+    Asked { task: TaskId, op: Op, answer: oneshot::Sender<ReportOutcome> },
+    /// The handler has notes, which need not be sent immediately.
     Noted { task: TaskId },
 }
 
@@ -30,27 +30,27 @@ pub(crate) enum Said {
 pub(crate) struct Shared {
     pub id: TaskId,
     pub task: Task,
-    pub voice: mpsc::Sender<Said>,
+    pub voice: mpsc::Sender<HandlerMessage>,
     cancelled: AtomicBool,
     lost: AtomicBool,
     on_cancel: Notify,
     notes: Mutex<Notes>,
 }
 
-/// What a handler has said without waiting.
+/// Logs, progress and events that are sent later.
 #[derive(Debug, Default)]
 struct Notes {
     emits: Vec<Emit>,
     logs: Vec<Log>,
     left_out: usize,
-    /// The last one counts.
+    /// Only the last one counts.
     progress: Option<Op>,
-    /// The loop knows that there are some.
-    told: bool,
+    /// The loop knows that there are notes.
+    announced: bool,
 }
 
 impl Shared {
-    pub fn new(task: Task, voice: mpsc::Sender<Said>) -> Shared {
+    pub fn new(task: Task, voice: mpsc::Sender<HandlerMessage>) -> Shared {
         let (cancelled, lost, on_cancel) = (AtomicBool::new(false), AtomicBool::new(false), Notify::new());
         let (id, notes) = (Arc::from(task.task_id.as_str()), Mutex::default());
         Shared { id, task, voice, cancelled, lost, on_cancel, notes }
@@ -61,7 +61,7 @@ impl Shared {
         self.on_cancel.notify_waiters();
     }
 
-    /// The task is not the worker's any more, which cancels it too.
+    /// The worker no longer holds the task, which cancels it too.
     pub fn lose(&self) {
         self.lost.store(true, Ordering::Release);
         self.cancel();
@@ -87,7 +87,7 @@ impl Shared {
         loop {
             let notified = self.on_cancel.notified();
             tokio::pin!(notified);
-            // Listening before looking: a cancel in between is not missed.
+            // Subscribe before checking, so that no cancel in between is missed.
             notified.as_mut().enable();
             if so() {
                 return;
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Keeps an event for the completion; false if there are too many.
+    /// Keeps an event for the completion; returns false if there are too many.
     pub fn emit(&self, emit: Emit) -> bool {
         let mut notes = self.notes();
         let room = notes.emits.len() < MAX_EMITS;
@@ -122,15 +122,15 @@ impl Shared {
         self.tell(notes);
     }
 
-    /// What was noted and goes now, while the handler goes on. Events stay for the completion.
+    /// Takes the notes that are sent while the handler runs. Events are kept for the completion.
     pub fn take_notes(&self) -> Vec<Op> {
         let mut notes = self.notes();
-        notes.told = false;
+        notes.announced = false;
         let (logs, progress) = (notes.logs(), notes.progress.take());
         logs.into_iter().map(Op::Log).chain(progress).collect()
     }
 
-    /// The last word: what goes before it, and itself with what belongs to it.
+    /// Completes the final report with the remaining notes; also returns what must be sent before it.
     pub fn conclude(&self, op: Op) -> (Vec<Op>, Op) {
         let mut notes = self.notes();
         let (logs, progress) = (notes.logs(), notes.progress.take());
@@ -139,7 +139,7 @@ impl Shared {
                 let emits = std::mem::take(&mut notes.emits);
                 (progress.into_iter().collect(), Op::Complete { output, emits, logs })
             }
-            // Nothing leaks from a failed attempt but what it logged.
+            // A failed attempt leaves nothing but its logs and progress.
             other => (logs.into_iter().map(Op::Log).chain(progress).collect(), other),
         }
     }
@@ -149,9 +149,9 @@ impl Shared {
     }
 
     fn tell(&self, mut notes: MutexGuard<'_, Notes>) {
-        if !notes.told {
-            // Without room in the channel the notes go with whatever is said next.
-            notes.told = self.voice.try_send(Said::Noted { task: self.id.clone() }).is_ok();
+        if !notes.announced {
+            // If the channel is full, the notes are sent with the next message.
+            notes.announced = self.voice.try_send(HandlerMessage::Noted { task: self.id.clone() }).is_ok();
         }
     }
 }
@@ -161,7 +161,7 @@ impl Notes {
         let mut logs = std::mem::take(&mut self.logs);
         let left_out = std::mem::take(&mut self.left_out);
         if left_out > 0 {
-            let msg = format!("{left_out} lines came too fast and were left out");
+            let msg = format!("{left_out} lines were dropped because they came too fast");
             logs.push(Log { level: "warn".to_owned(), msg, meta: None });
         }
         logs

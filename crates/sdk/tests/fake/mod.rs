@@ -1,5 +1,5 @@
-//! A server of a few hundred lines that keeps the worker protocol to the letter, and can be told to break it: connections
-//! that are cut after a request was carried out, answers that are held back or scripted.
+//! A server of a few hundred lines that follows the worker protocol exactly, and can be told to break it: connections
+//! that are cut after a request was handled, responses that are delayed or scripted.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::Message;
 
-/// Longer than anything here takes; reached only when something hangs.
+/// Longer than anything here takes; only reached if something hangs.
 pub const LONG: Duration = Duration::from_secs(20);
 
 pub struct Fake {
@@ -37,7 +37,7 @@ struct Inner {
     changed: watch::Sender<()>,
 }
 
-/// A request that is not part of the worker protocol, as it came.
+/// A request that is not part of the worker protocol, as received.
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub method: Method,
@@ -52,7 +52,7 @@ pub enum Scripted {
         retry_after: Option<u64>,
         body: String,
     },
-    /// The connection ends instead of an answer.
+    /// The connection is closed instead of a response.
     Cut,
 }
 
@@ -63,7 +63,7 @@ pub struct State {
     pub cuts: VecDeque<&'static str>,
     pub no_socket: bool,
     pub refuse: Option<u16>,
-    /// Reports are taken, and not answered while this is set.
+    /// Reports are accepted, but not answered while this is set.
     pub hold_reports: bool,
     pub silent: bool,
     /// Heartbeats over HTTP are not answered while this is set.
@@ -72,10 +72,10 @@ pub struct State {
     pub cancel: Vec<String>,
     pub lost: Vec<String>,
     pub drain: bool,
-    /// Everything that was reported, repeats as well, and each for the first time.
+    /// All reports including repeats, and each only the first time.
     pub reports: Vec<Report>,
     pub effects: Vec<Report>,
-    /// How many reports each frame had.
+    /// The number of reports in each frame.
     pub frames: Vec<usize>,
     pub hellos: Vec<(RegisterWorker, Vec<String>)>,
     pub registered: usize,
@@ -83,14 +83,14 @@ pub struct State {
     pub beats: Vec<Heartbeat>,
     pub drained: bool,
     pub left: bool,
-    /// The most tasks that the worker had or had asked for at any moment.
+    /// The largest number of tasks that the worker held or had requested at any moment.
     pub most_promised: u32,
     pub scripted: VecDeque<Scripted>,
     pub seen: Vec<Seen>,
-    /// Connections.
+    /// Open connections.
     pub open: usize,
     out: u32,
-    outcomes: HashMap<(String, u32), Outcome>,
+    outcomes: HashMap<(String, u32), ReportOutcome>,
     given: HashMap<String, Vec<Task>>,
 }
 
@@ -119,7 +119,7 @@ impl Fake {
         });
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     pub async fn until<T>(&self, what: &str, mut found: impl FnMut(&State) -> Option<T>) -> T {
         let mut changes = self.state.changed.subscribe();
         let waiting = async {
@@ -190,16 +190,16 @@ impl State {
         self.queue.drain(..count).collect()
     }
 
-    fn report(&mut self, reports: Vec<Report>) -> Vec<Outcome> {
+    fn report(&mut self, reports: Vec<Report>) -> Vec<ReportOutcome> {
         self.frames.push(reports.len());
         let outcomes = reports.into_iter().map(|report| {
             let seq = report.seq.expect("every report has a seq");
             let key = (report.task_id.clone(), seq);
             self.reports.push(report.clone());
             if let Some(first) = self.outcomes.get(&key) {
-                return Outcome { duplicate: true, ..first.clone() };
+                return ReportOutcome { duplicate: true, ..first.clone() };
             }
-            let outcome: Outcome =
+            let outcome: ReportOutcome =
                 serde_json::from_value(json!({"task_id": report.task_id, "outcome": "applied"})).unwrap();
             self.outcomes.insert(key, outcome.clone());
             if matches!(report.op, Op::Complete { .. } | Op::Fail { .. } | Op::Defer { .. }) {
@@ -249,7 +249,7 @@ async fn serve(stream: TcpStream, inner: Arc<Inner>) {
         return;
     }
     let service = hyper::service::service_fn(|request| answer(request, inner.clone()));
-    // A service that fails is a connection that is cut.
+    // An error of the service cuts the connection.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -312,8 +312,8 @@ async fn claim(body: Value, inner: &Inner) -> Answer {
             let mut changes = inner.changed.subscribe();
             let waiting = async {
                 loop {
-                    // A drain ends the claims that wait, whether or not their connection has ended yet; a claim that is
-                    // made after it would be the worker's mistake.
+                    // A drain ends waiting claims, whether or not their connection has ended yet; a claim after it
+                    // would be a mistake of the worker.
                     let take = |state: &mut State| match state.drained == drained {
                         true => (state.take(claim.max.unwrap()), false),
                         false => (Vec::new(), true),
@@ -387,7 +387,7 @@ fn reply(status: u16, body: Value) -> Response<Full<Bytes>> {
     response
 }
 
-/// A connection of a worker. Comes back when it is over.
+/// Serves a connection of a worker, until it ends.
 async fn socket(stream: TcpStream, inner: &Inner) -> Option<Infallible> {
     let mut socket = tokio_tungstenite::accept_async(stream).await.ok()?;
     let (mut credit, mut changes) = (0, inner.changed.subscribe());
@@ -423,7 +423,7 @@ async fn socket(stream: TcpStream, inner: &Inner) -> Option<Infallible> {
     }
 }
 
-/// The outer nothing cuts the connection.
+/// An outer `None` cuts the connection.
 async fn hear(said: FromWorker, inner: &Inner, credit: &mut u32) -> Option<Option<FromServer>> {
     match said {
         FromWorker::Hello { worker, tasks } => {

@@ -1,4 +1,4 @@
-//! The body of a request: read within its limits, then parsed.
+//! Reads request bodies within their limits and parses them.
 
 use std::time::Duration;
 
@@ -13,32 +13,31 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::failure::Failure;
-use super::known_fields::KnownFields;
+use super::known_fields::{KnownFields, unknown_field};
 use super::memory_budget::Reservation;
-use super::wording::{in_words, unknown_field};
 
-/// Of a body at least [`PACE_BYTES`] come within each [`PACE_WINDOW`], or all that is left of it.
+/// At least [`PACE_BYTES`] of a body, or all of its rest, must arrive within each [`PACE_WINDOW`].
 const PACE_WINDOW: Duration = Duration::from_secs(5);
 const PACE_BYTES: usize = 80 << 10;
-/// A body that finds the budget used up waits this long before it is refused.
+/// How long a body waits for the memory budget before it is refused.
 const BUDGET_WAIT: Duration = Duration::from_secs(2);
-/// Nothing is parsed that is nested deeper: a payload, and what a request wraps it in.
+/// The maximum nesting depth of JSON: that of a payload, plus what a request wraps around it.
 pub(crate) const MAX_DEPTH: u16 = MAX_PAYLOAD_DEPTH + 8;
-/// Values in one JSON body. Parsed, a value takes [`VALUE_BYTES`], however short its text is.
+/// The maximum number of values in a JSON body. A parsed value takes [`VALUE_BYTES`], however short its text is.
 const MAX_VALUES: usize = 4_000_000;
 const VALUE_BYTES: usize = std::mem::size_of::<Value>();
-/// Memory that is allocated beforehand for a body, whatever length it declares.
+/// The initial allocation for a body, whatever length it declares.
 const FIRST_ROOM: usize = 64 << 10;
 
-/// Which bodies a route takes.
+/// Which content types a route accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum BodyKind {
     Json,
     /// A definition: JSON, YAML or text.
     Definition,
 }
 
-/// All of a body, if it is not too large, does not come too slowly, and the budget has room for it.
+/// Reads a whole body, if it is not too large, does not arrive too slowly, and the budget has room for it.
 pub(crate) async fn read(
     mut body: Body,
     headers: &HeaderMap,
@@ -57,7 +56,7 @@ pub(crate) async fn read(
     loop {
         let frame = match tokio::time::timeout_at(pace.until, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(_))) => return Err(Failure::bad("the body broke off")),
+            Ok(Some(Err(_))) => return Err(Failure::bad("the body ended early")),
             Ok(None) => break,
             Err(_) => return Err(Failure::new(Code::Timeout, "the body took too long to arrive")),
         };
@@ -67,7 +66,7 @@ pub(crate) async fn read(
                 return Err(too_large());
             }
             if length > whole.capacity() {
-                // Doubled, so that all of it is copied only a few times; a declared length is the most that is needed.
+                // Doubling keeps the number of copies low; a declared length is the upper bound.
                 let capacity = length.next_power_of_two().max(FIRST_ROOM).min(declared.unwrap_or(limit)).max(length);
                 reserve(reserved, capacity).await?;
                 whole.reserve_exact(capacity - whole.len());
@@ -80,7 +79,7 @@ pub(crate) async fn read(
     Ok(Bytes::from(whole))
 }
 
-/// What JSON takes while it is handled: its text, and the values that it is parsed into.
+/// The memory that JSON needs while it is handled: its text and its parsed values.
 pub(crate) fn parsed_bytes(text: &[u8]) -> usize {
     text.len() + VALUE_BYTES * values(text).min(MAX_VALUES)
 }
@@ -88,11 +87,11 @@ pub(crate) fn parsed_bytes(text: &[u8]) -> usize {
 async fn reserve(reserved: &mut Reservation, bytes: usize) -> Result<(), Failure> {
     reserved.grow_within(bytes, BUDGET_WAIT).await.map_err(|_| {
         metrics::counter!("eddyline_bodies_refused_total").increment(1);
-        Failure::new(Code::Unavailable, "too many large bodies are being read; send it again in a second")
+        Failure::new(Code::Unavailable, "too many large bodies are being read; retry in a second")
     })
 }
 
-/// How fast a body comes, over the last seconds: whoever sends much at first and then trickles is cut off too.
+/// The rate of a body over the last seconds, so that a client that starts fast and then trickles is also cut off.
 struct Pace {
     until: Instant,
     came: usize,
@@ -111,19 +110,19 @@ impl Pace {
     }
 }
 
-/// Which fields an object may have.
+/// Whether unknown fields are allowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fields {
-    /// Those of the type that is read.
+    /// Unknown fields are errors.
     Known,
-    /// Others too, which are ignored.
+    /// Unknown fields are ignored.
     Any,
 }
 
 pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, fields: Fields) -> Result<T, Failure> {
-    check_type(headers, Taken::Json)?;
+    check_type(headers, BodyKind::Json)?;
     check_shape(bytes)?;
-    // All of it, since what is in a field that nobody reads is only looked over.
+    // All of it, since serde does not validate the contents of ignored fields.
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Failure::bad(format!("the body is not JSON: it is not UTF-8 after {} bytes", error.valid_up_to()))
     })?;
@@ -131,11 +130,11 @@ pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, field
         if bytes.is_empty() {
             return Failure::bad("the body is empty: expected JSON");
         }
-        let said = in_words(&error);
+        let error_text = error.to_string();
         let problem = serde_json::json!({
-            "path": "", "message": said, "line": error.line(), "column": error.column()
+            "path": "", "message": error_text, "line": error.line(), "column": error.column()
         });
-        let message = unknown_field(&error).unwrap_or_else(|| format!("the body is not what it should be: {said}"));
+        let message = unknown_field(&error).unwrap_or_else(|| format!("invalid body: {error_text}"));
         Failure::bad(message).details(vec![problem])
     })
 }
@@ -150,7 +149,7 @@ fn parse<T: DeserializeOwned>(text: &str, fields: Fields) -> serde_json::Result<
     Ok(read)
 }
 
-/// A list would be read as the fields of an object in their order, which nobody means.
+/// serde would read a list as the fields of an object in order.
 pub(crate) fn refuse_list(bytes: &[u8]) -> Result<(), Failure> {
     match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(b'[') => Err(Failure::bad("the body is a list: expected an object")),
@@ -158,7 +157,7 @@ pub(crate) fn refuse_list(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Many of something that people write, each an object: a list of them, or one alone.
+/// Reads a list of objects, or a single one, with unknown fields as errors.
 pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Result<Vec<T>, Failure> {
     let items = match written {
         Value::Array(items) => items,
@@ -167,13 +166,13 @@ pub(crate) fn many<T: DeserializeOwned>(written: Value, expected: &str) -> Resul
     items.into_iter().map(|item| one(item, expected)).collect()
 }
 
-/// One of them.
+/// Reads one object, with unknown fields as errors.
 pub(crate) fn one<T: DeserializeOwned>(item: Value, expected: &str) -> Result<T, Failure> {
     match item {
         Value::Object(_) => {
             let read = T::deserialize(KnownFields(item));
             read.map_err(|error| {
-                let message = unknown_field(&error).unwrap_or_else(|| format!("{}: {expected}", in_words(&error)));
+                let message = unknown_field(&error).unwrap_or_else(|| format!("{error}: {expected}"));
                 Failure::bad(message)
             })
         }
@@ -181,7 +180,7 @@ pub(crate) fn one<T: DeserializeOwned>(item: Value, expected: &str) -> Result<T,
     }
 }
 
-/// Names and labels are kept in many places, and are not for keeping data.
+/// Names and labels are copied to many places and are not meant for data.
 const MAX_LABEL_BYTES: usize = 512;
 
 pub(crate) fn check_labels<'a>(labels: impl IntoIterator<Item = &'a String>) -> Result<(), Failure> {
@@ -190,16 +189,16 @@ pub(crate) fn check_labels<'a>(labels: impl IntoIterator<Item = &'a String>) -> 
     Err(Failure::invalid(format!("the label {shown}… is longer than {MAX_LABEL_BYTES} bytes")))
 }
 
-/// A body of another type is not taken for JSON, whatever it looks like: a page elsewhere can send forms and plain text
-/// without asking.
-pub(crate) fn check_type(headers: &HeaderMap, taken: Taken) -> Result<(), Failure> {
+/// Another content type is never parsed as JSON, whatever the body looks like: pages of other origins can send forms
+/// and plain text without a preflight request.
+pub(crate) fn check_type(headers: &HeaderMap, taken: BodyKind) -> Result<(), Failure> {
     let Some(written) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let written = written.to_str().unwrap_or("").split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     let json = written == "application/json" || written.ends_with("+json");
     let fits = match taken {
-        Taken::Json => json,
-        Taken::Definition => {
-            // A form is what curl says of any file.
+        BodyKind::Json => json,
+        BodyKind::Definition => {
+            // curl sends any file as a form by default.
             json || written.starts_with("text/")
                 || written.ends_with("yaml")
                 || written == "application/x-www-form-urlencoded"
@@ -209,14 +208,13 @@ pub(crate) fn check_type(headers: &HeaderMap, taken: Taken) -> Result<(), Failur
         return Ok(());
     }
     let expected = match taken {
-        Taken::Json => "application/json",
-        Taken::Definition => "application/json or application/yaml",
+        BodyKind::Json => "application/json",
+        BodyKind::Definition => "application/json or application/yaml",
     };
-    Err(Failure::new(Code::UnsupportedMediaType, format!("a body of type {written} is not taken here: {expected} is")))
+    Err(Failure::new(Code::UnsupportedMediaType, format!("unsupported body type {written}: expected {expected}")))
 }
 
-/// Checked before anything is parsed, so that no text can make the parser nest, or make far more memory of it than the
-/// text has.
+/// Runs before parsing, so that no text can make the parser recurse deeply or use far more memory than the text itself.
 pub(crate) fn check_shape(bytes: &[u8]) -> Result<(), Failure> {
     if is_deeper(bytes, MAX_DEPTH) {
         return Err(Failure::bad(format!("the body is nested more than {MAX_DEPTH} deep")));
@@ -228,7 +226,7 @@ pub(crate) fn check_shape(bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether JSON is nested deeper than that, without parsing it.
+/// Whether JSON is nested deeper than `most`, without parsing it.
 pub(crate) fn is_deeper(bytes: &[u8], most: u16) -> bool {
     let mut depth = 0u16;
     for byte in marks(bytes) {
@@ -246,12 +244,12 @@ pub(crate) fn is_deeper(bytes: &[u8], most: u16) -> bool {
     false
 }
 
-/// About how many values JSON has: all but the first of a list or an object follow a comma.
+/// The approximate number of values in JSON: all but the first of a list or an object follow a comma.
 fn values(bytes: &[u8]) -> usize {
     1 + marks(bytes).filter(|byte| matches!(byte, b',' | b'[' | b'{')).count()
 }
 
-/// The bytes of JSON that are not inside texts.
+/// The bytes of JSON outside of strings.
 fn marks(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
     let (mut text, mut escaped) = (false, false);
     bytes.iter().copied().filter(move |byte| {

@@ -1,4 +1,4 @@
-//! A request on its way to its handler: who calls, the path, the query, the body.
+//! A request on its way to its handler: caller, path, query, body.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,22 +18,22 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::Api;
-use super::apart::{self, List, Unread};
 use super::body::{self, Fields};
 use super::failure::Failure;
 use super::guard::Caller;
+use super::item_errors::{self, ItemErrors, List};
 use super::memory_budget::Reservation;
 use super::parameters;
 use super::routes::Route;
 use super::secrets;
 
-/// Pages hold this many items unless `limit` says otherwise.
+/// The page size without `limit`.
 const DEFAULT_PAGE: usize = 100;
 pub(crate) const MAX_PAGE: usize = 1_000;
-/// No request waits longer than this.
+/// The longest time that a request can wait.
 pub(crate) const MAX_WAIT: Span = Span::from_ms(60_000);
 
-pub(crate) type Answer = Result<Response, Failure>;
+pub(crate) type ApiResult = Result<Response, Failure>;
 
 pub(crate) struct Call {
     pub api: Api,
@@ -42,9 +42,9 @@ pub(crate) struct Call {
     params: Option<RawPathParams>,
     query: Vec<(String, String)>,
     head: Parts,
-    /// Behind a lock only because a body cannot be shared: nobody but the handler takes it.
+    /// Behind a lock only because `Body` is not `Sync`; only the handler uses it.
     body: Mutex<Body>,
-    /// What the body has of the budget, until the request is handled.
+    /// The body's part of the memory budget, until the request is handled.
     reserved: Option<Reservation>,
 }
 
@@ -62,7 +62,7 @@ impl Call {
         Call { api, route, caller, params, query, head, body: Mutex::new(body), reserved: None }
     }
 
-    /// Refuses parameters that the call does not have, and fields in the body of one that takes none.
+    /// Refuses unknown query parameters, and any field in the body of a call without a body.
     pub async fn refuse_unknown(&mut self) -> Result<(), Failure> {
         if !self.route.refuses_unknown() {
             return Ok(());
@@ -87,7 +87,7 @@ impl Call {
         self.caller.may(scope)
     }
 
-    /// What is waited for, unless the caller loses its key meanwhile.
+    /// Awaits `waits`, unless the caller's key becomes invalid meanwhile.
     pub async fn while_admitted<T>(&self, waits: impl Future<Output = T>) -> Result<T, Failure> {
         tokio::select! {
             biased;
@@ -100,7 +100,7 @@ impl Call {
         &self.head.headers
     }
 
-    /// What the connection added to the request.
+    /// An extension that the connection added to the request.
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<T> {
         self.head.extensions.get().cloned()
     }
@@ -109,18 +109,18 @@ impl Call {
         self.head
     }
 
-    /// A part of the path, decoded. The route names it, so it is there.
+    /// A path parameter, decoded. It exists, because the route names it.
     pub fn param(&self, name: &str) -> &str {
         let params = self.params.as_ref();
         params.and_then(|params| params.iter().find(|(key, _)| *key == name)).map_or("", |(_, value)| value)
     }
 
-    /// The run of the path. What is no id at all is no run either.
+    /// The run id in the path. A malformed id is reported as an unknown run.
     pub fn run(&self) -> Result<RunId, Failure> {
         run_id(self.param("id"))
     }
 
-    /// A parameter of the query; one without a value is as good as none.
+    /// A query parameter; an empty one counts as missing.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.check_described(name);
         self.query.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.as_str())
@@ -132,7 +132,7 @@ impl Call {
         wanted.map(|(_, value)| value.clone()).collect()
     }
 
-    /// What a handler reads has to be in the document, or it would be refused before.
+    /// A parameter missing in openapi.json would be refused before the handler reads it.
     fn check_described(&self, name: &str) {
         debug_assert!(
             parameters::of(self.route).query.iter().any(|known| known == name),
@@ -142,7 +142,7 @@ impl Call {
         );
     }
 
-    /// It is there, and says nothing.
+    /// Present without a value.
     fn is_blank(&self, name: &str) -> bool {
         self.query.iter().any(|(key, value)| key == name && value.is_empty())
     }
@@ -163,7 +163,7 @@ impl Call {
         }
     }
 
-    /// How long to wait: `30s`, or a number of milliseconds. More than [`MAX_WAIT`] is that.
+    /// `30s`, or a number of milliseconds; clamped to [`MAX_WAIT`].
     pub fn wait(&self) -> Result<std::time::Duration, Failure> {
         let read = |text: &str| text.parse().ok().map(Span::from_ms).or_else(|| text.parse().ok());
         let wait: Option<Span> = self.read("wait", "a duration, such as 30s or a number of milliseconds", read)?;
@@ -175,7 +175,7 @@ impl Call {
         self.read(name, "a time such as 2026-01-02T03:04:05Z", read)
     }
 
-    /// How many items a page has: at least one, and more than the most is the most.
+    /// The page size: at least 1, clamped to [`MAX_PAGE`].
     pub fn limit(&self) -> Result<usize, Failure> {
         let limit = self.number("limit")?.map_or(DEFAULT_PAGE, |limit| usize::try_from(limit).unwrap_or(MAX_PAGE));
         match limit {
@@ -185,12 +185,12 @@ impl Call {
         }
     }
 
-    /// Where a page begins, as it was given with the one before.
+    /// The cursor from the previous page.
     pub fn cursor(&self) -> Result<Option<u64>, Failure> {
-        self.read("cursor", "what `next` of the page before says", |text| text.parse().ok())
+        self.read("cursor", "the `next` of the previous page", |text| text.parse().ok())
     }
 
-    /// How many there are in all, if that is asked for.
+    /// The total number of items, if requested.
     pub async fn total(
         &self,
         count: impl Future<Output = eddyline_engine::Result<u64>>,
@@ -198,7 +198,7 @@ impl Call {
         Ok(if self.flag("count")? { Some(count.await?) } else { None })
     }
 
-    /// The page that is asked for, of a list that is at hand as a whole, in the order of its names.
+    /// The requested page of a complete list that is sorted by name.
     pub fn page<T>(&self, all: Vec<T>, name: impl Fn(&T) -> &str) -> Result<Page<T>, Failure> {
         let (limit, after) = (self.limit()?, self.text("cursor").unwrap_or(""));
         let total = self.flag("count")?.then_some(all.len() as u64);
@@ -208,9 +208,9 @@ impl Call {
         Ok(Page { items, next, total })
     }
 
-    /// An answer with what callers and handlers sent, in which there may be URLs of gates: whoever may not open gates
-    /// gets those without their secret.
-    pub fn show<T: Serialize>(&self, status: StatusCode, body: &T) -> Answer {
+    /// Responds with data of callers and handlers, which may contain gate URLs: tokens are removed if the caller may
+    /// not open gates.
+    pub fn show<T: Serialize>(&self, status: StatusCode, body: &T) -> ApiResult {
         let text = written(body);
         Ok(match self.may(Scope::Signal) {
             true => respond(status, text),
@@ -223,13 +223,13 @@ impl Call {
         self.bytes_within(self.api.about().settings.max_body, &ns).await
     }
 
-    /// The body where it is a payload and nothing else, charged to a namespace.
+    /// The body as a payload, charged to `ns`.
     pub async fn payload_bytes(&mut self, ns: &Namespace) -> Result<Bytes, Failure> {
         let most = self.api.about().settings.max_body.min(self.engine().config().max_payload_bytes);
         self.bytes_within(most, ns).await
     }
 
-    /// What the body came to is on its way: from now on it does not count, however long the request waits.
+    /// Releases the body's part of the budget; call it when the body is no longer needed but the request still waits.
     pub fn body_done(&mut self) {
         self.reserved = None;
     }
@@ -246,7 +246,7 @@ impl Call {
         self.parse(&bytes)
     }
 
-    /// The same where the body is a payload, and may be left out.
+    /// The body as a payload; empty is null.
     pub async fn payload_or_null(&mut self) -> Result<Value, Failure> {
         let ns = self.caller.ns.clone();
         let bytes = self.payload_bytes(&ns).await?;
@@ -256,23 +256,23 @@ impl Call {
         self.parse(&bytes)
     }
 
-    /// The body, of which each item of a list is read for itself.
-    pub async fn json_apart<T: DeserializeOwned>(&mut self, list: List) -> Result<(T, Unread), Failure> {
+    /// Parses the body, with each item of `list` parsed separately.
+    pub async fn json_apart<T: DeserializeOwned>(&mut self, list: List) -> Result<(T, ItemErrors), Failure> {
         let bytes = self.bytes().await?;
         if !list.bare {
             body::refuse_list(&bytes)?;
         }
-        apart::read(&bytes, list, |bytes| self.parse(bytes))
+        item_errors::read(&bytes, list, |bytes| self.parse(bytes))
     }
 
-    /// The body, an object.
+    /// The body as an object.
     pub async fn json<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         let bytes = self.bytes().await?;
         body::refuse_list(&bytes)?;
         self.parse(&bytes)
     }
 
-    /// The same where the body may be left out.
+    /// The body as an object; empty gives the default.
     pub async fn json_or_default<T: DeserializeOwned + Default>(&mut self) -> Result<T, Failure> {
         let bytes = self.bytes().await?;
         if bytes.iter().all(u8::is_ascii_whitespace) {
@@ -292,7 +292,7 @@ impl Call {
     }
 }
 
-/// The body of a call that takes none.
+/// For calls without a body.
 #[derive(Default, Deserialize)]
 struct NoFields {}
 
@@ -304,16 +304,16 @@ pub(crate) fn run_id(text: &str) -> Result<RunId, Failure> {
     Uuid::try_parse(text).map(RunId).map_err(|_| Failure::not_found("run", text))
 }
 
-/// A moment in RFC 3339.
+/// Parses RFC 3339.
 pub(crate) fn moment(text: &str) -> Option<Millis> {
     text.parse::<jiff::Timestamp>().ok().map(jiff::Timestamp::as_millisecond)
 }
 
-pub(crate) fn ok<T: Serialize>(body: &T) -> Answer {
+pub(crate) fn ok<T: Serialize>(body: &T) -> ApiResult {
     Ok(json_response(StatusCode::OK, body))
 }
 
-pub(crate) fn answer<T: Serialize>(status: StatusCode, body: &T) -> Answer {
+pub(crate) fn answer<T: Serialize>(status: StatusCode, body: &T) -> ApiResult {
     Ok(json_response(status, body))
 }
 
@@ -322,7 +322,7 @@ pub(crate) fn json_response<T: Serialize>(status: StatusCode, body: &T) -> Respo
 }
 
 fn written<T: Serialize>(body: &T) -> Option<String> {
-    serde_json::to_string(body).inspect_err(|error| tracing::error!("an answer could not be written: {error}")).ok()
+    serde_json::to_string(body).inspect_err(|error| tracing::error!("cannot serialise a response: {error}")).ok()
 }
 
 fn respond(status: StatusCode, text: Option<String>) -> Response {

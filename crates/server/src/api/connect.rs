@@ -1,10 +1,10 @@
-//! `GET /v1/workers/connect`: a worker over a WebSocket. One task serves it: it reads what the worker says, pushes tasks
-//! for as long as there are credits, and tells it promptly what it need not go on with.
+//! `GET /v1/workers/connect`: a worker over a WebSocket. One tokio task serves each connection: it reads the worker's
+//! messages, pushes tasks while the worker has credits, and promptly reports tasks that the worker can stop.
 //!
-//! Claims ride on reports: a report that frees room takes the next tasks in the commit that applies it. One message is
-//! written at a time, and a reader that does not take it is cut off, so nothing piles up.
+//! Claims are combined with reports: a report that frees credits claims the next tasks in the commit that applies it.
+//! The server writes one message at a time and disconnects a worker that does not read it, so nothing piles up.
 
-mod held;
+mod held_tasks;
 mod session;
 
 use std::collections::{HashMap, HashSet};
@@ -20,38 +20,38 @@ use eddyline_store::Namespace;
 use futures_util::SinkExt;
 use serde_json::Value;
 
-use super::apart::{self, Unread};
 use super::body::parsed_bytes;
-use super::call::{Answer, Call};
+use super::call::{ApiResult, Call};
 use super::failure::Failure;
+use super::item_errors::{self, ItemErrors};
 use super::memory_budget::Reservation;
 use super::read_meter::BUDGET_WAIT;
 use super::tasks::REPORTS;
-use super::{Counted, ReadMeter};
+use super::{GaugeGuard, ReadMeter};
 use session::Session;
 
-/// A worker that does not take a message for so long is cut off.
+/// How long a worker may take to read a message before it is disconnected.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// How long a connection may take to say who it is.
+/// How long a connection may take to send its hello.
 const HELLO: Duration = Duration::from_secs(10);
-/// How long both sides may take to close.
+/// How long closing the connection may take.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// What a socket reads at a time. All of it is set to zero before each read, however little there is to read then.
+/// How much a socket reads at a time. The whole buffer is zeroed before each read, however little there is to read.
 const READ_BUFFER_BYTES: usize = 8 << 10;
-/// What a socket gathers before it writes, and the most that waits to be written.
+/// How much a socket buffers before it writes, and the maximum that may wait to be written.
 const WRITE_BUFFER_BYTES: usize = 128 << 10;
 const MAX_WRITE_BUFFER_BYTES: usize = 64 << 20;
-/// Workers whose tasks are remembered after their connection ended.
+/// How many workers' tasks are remembered after their connection has ended.
 const MAX_LEFT: usize = 10_000;
 
 /// `GET /v1/workers/connect`
-pub(crate) async fn connect(call: Call) -> Answer {
+pub(crate) async fn connect(call: Call) -> ApiResult {
     let (slot, open) = call.api.socket(call.ns())?;
     let (api, caller) = (call.api.clone(), call.caller.clone());
     let limit = api.about().settings.max_body;
     let meter = call.extension::<Arc<ReadMeter>>().unwrap_or_default();
     let upgrade = WebSocketUpgrade::from_request_parts(&mut call.into_head(), &()).await;
-    let upgrade = upgrade.map_err(|rejection| Failure::bad(format!("this path speaks WebSocket: {rejection}")))?;
+    let upgrade = upgrade.map_err(|rejection| Failure::bad(format!("this path requires a WebSocket: {rejection}")))?;
     let upgrade = upgrade
         .max_message_size(limit)
         .max_frame_size(limit)
@@ -59,60 +59,60 @@ pub(crate) async fn connect(call: Call) -> Answer {
         .write_buffer_size(WRITE_BUFFER_BYTES)
         .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES);
     Ok(upgrade.on_upgrade(async move |socket| {
-        let _counted = Counted::new("eddyline_sockets");
+        let _counted = GaugeGuard::new("eddyline_sockets");
         meter.begin(api.bodies().reservation(&caller.ns));
         let mut wire = Wire { socket, meter, complete: None };
-        let told = match Session::serve(&api, &caller, &mut wire).await {
-            Err(Cut::Told(error)) => Some(error),
+        let error = match Session::serve(&api, &caller, &mut wire).await {
+            Err(Cut::Error(error)) => Some(error),
             Ok(()) | Err(Cut::Gone) => None,
         };
-        let _ = tokio::time::timeout(FAREWELL, wire.close(told)).await;
+        let _ = tokio::time::timeout(FAREWELL, wire.close(error)).await;
         drop((slot, open));
     }))
 }
 
 /// Why a connection ends.
 enum Cut {
-    /// It went, or was too slow.
+    /// The worker disconnected or was too slow.
     Gone,
-    /// It is told why.
-    Told(ApiError),
+    /// The worker gets this error before the connection is closed.
+    Error(ApiError),
 }
 
 impl From<Failure> for Cut {
     fn from(failure: Failure) -> Cut {
-        Cut::Told(failure.bounded().0)
+        Cut::Error(failure.bounded().0)
     }
 }
 
 impl From<eddyline_engine::EngineError> for Cut {
     fn from(error: eddyline_engine::EngineError) -> Cut {
-        Cut::Told(Failure::from(error).bounded().0)
+        Cut::Error(Failure::from(error).bounded().0)
     }
 }
 
-/// The socket, as messages.
+/// The socket as a stream of messages.
 struct Wire {
     socket: WebSocket,
     meter: Arc<ReadMeter>,
-    /// A message that waits for its part of the memory budget.
+    /// A message waiting for the memory budget.
     complete: Option<Complete>,
 }
 
-/// A message that has been read and is not parsed yet.
+/// A message that was read but not parsed yet.
 struct Complete {
     bytes: Bytes,
-    /// What it takes while it is handled.
+    /// The memory it needs while it is handled.
     wanted: usize,
     reserved: Option<Reservation>,
     since: tokio::time::Instant,
 }
 
-/// A message of the worker, and which of its reports could not be read.
-struct Said {
+/// A worker's message, with the errors of reports that failed to parse.
+struct ReceivedMessage {
     message: FromWorker<Value>,
-    unread: Unread,
-    /// What the message has of the memory budget, until it is handled.
+    unread: ItemErrors,
+    /// The message's part of the memory budget, until it is handled.
     reserved: Option<Reservation>,
 }
 
@@ -126,7 +126,7 @@ impl Wire {
         self.write(self::Write::Now, Message::Text(text.into())).await
     }
 
-    /// Written with the next message that is sent.
+    /// Buffers a message until the next one is sent.
     async fn feed(&mut self, message: &FromServer) -> Result<(), Cut> {
         let text = self.text(message)?;
         self.write(self::Write::Later, Message::Text(text.into())).await
@@ -143,8 +143,8 @@ impl Wire {
         }
     }
 
-    /// What is said, or nothing but a sign of life. Can be left and taken up again without losing a message.
-    async fn hear(&mut self) -> Result<Option<Said>, Cut> {
+    /// The next message, or `None` for a ping or pong. Cancel-safe: no message is lost.
+    async fn receive(&mut self) -> Result<Option<ReceivedMessage>, Cut> {
         if self.complete.is_none() {
             match self.socket.recv().await {
                 Some(Ok(message @ (Message::Text(_) | Message::Binary(_)))) => {
@@ -152,7 +152,7 @@ impl Wire {
                     let bytes = message.into_data();
                     self.complete = Some(Complete { wanted: parsed_bytes(&bytes), bytes, reserved, since });
                 }
-                // It may stand between two parts of a message.
+                // It may arrive between two fragments of a message.
                 Some(Ok(Message::Ping(payload) | Message::Pong(payload))) => {
                     self.meter.control(payload.len());
                     return Ok(None);
@@ -165,16 +165,16 @@ impl Wire {
             && reserved.grow_within(*wanted, BUDGET_WAIT.saturating_sub(since.elapsed())).await.is_err()
         {
             metrics::counter!("eddyline_bodies_refused_total").increment(1);
-            let message = "too many large messages are being handled; connect again in a second";
+            let message = "too many large messages are being handled; reconnect in a second";
             return Err(Failure::new(Code::Unavailable, message).into());
         }
         self.complete.take().map(read).transpose()
     }
 
-    /// Says that it is over, and why, and listens until the other side has said so too.
-    async fn close(&mut self, told: Option<ApiError>) {
-        let unauthorized = told.as_ref().is_some_and(|error| error.code == Code::Unauthorized);
-        if let Some(error) = told {
+    /// Sends the error and a close frame, and waits until the peer has closed too.
+    async fn close(&mut self, reason: Option<ApiError>) {
+        let unauthorized = reason.as_ref().is_some_and(|error| error.code == Code::Unauthorized);
+        if let Some(error) = reason {
             let _ = self.send(&FromServer::Error { error }).await;
         }
         let frame = unauthorized.then(|| CloseFrame { code: CLOSE_UNAUTHORIZED, reason: "unauthorized".into() });
@@ -184,7 +184,7 @@ impl Wire {
 
     fn text(&self, message: &FromServer) -> Result<String, Cut> {
         serde_json::to_string(message).map_err(|error| {
-            tracing::error!("a message could not be written: {error}");
+            tracing::error!("cannot serialise a message: {error}");
             Cut::Gone
         })
     }
@@ -208,24 +208,22 @@ enum Write {
     Later,
 }
 
-fn read(Complete { bytes, reserved, .. }: Complete) -> Result<Said, Cut> {
-    let (message, unread) = apart::read(&bytes, REPORTS, |bytes| {
+fn read(Complete { bytes, reserved, .. }: Complete) -> Result<ReceivedMessage, Cut> {
+    let (message, unread) = item_errors::read(&bytes, REPORTS, |bytes| {
         super::body::check_shape(bytes)?;
-        serde_json::from_slice(bytes).map_err(|error| {
-            Failure::bad(format!("the message is not what it should be: {}", super::wording::in_words(&error)))
-        })
+        serde_json::from_slice(bytes).map_err(|error| Failure::bad(format!("invalid message: {error}")))
     })?;
-    Ok(Said { message, unread, reserved })
+    Ok(ReceivedMessage { message, unread, reserved })
 }
 
-/// What was pushed to workers and is not done, by their connections. A worker that comes back says what it has of it; the
-/// rest never arrived. It may come back before the end of its last connection is noticed here.
+/// The unfinished tasks pushed to each worker, by connection. A worker that reconnects lists the tasks that it has; the
+/// others never arrived. It may reconnect before the server notices the end of its last connection.
 #[derive(Debug, Default)]
-pub(crate) struct Left(Mutex<Workers>);
+pub(crate) struct PushedTasks(Mutex<Workers>);
 
 #[derive(Debug, Default)]
 struct Workers {
-    /// Connections are numbered.
+    /// The number of the newest connection.
     last: u64,
     by_name: HashMap<(Namespace, String), Connections>,
 }
@@ -234,16 +232,17 @@ struct Workers {
 #[derive(Debug, Default)]
 struct Connections {
     newest: u64,
-    /// Of the newest, while it is open: what the worker said that it has.
+    /// While the newest connection is open: the tasks that the worker listed in its hello.
     has: Option<HashSet<TaskId>>,
-    /// What was pushed over those that have ended, until its leases end too.
+    /// Tasks pushed over connections that have ended, until their leases expire.
     pushed: Vec<TaskId>,
     until: Option<Instant>,
 }
 
-impl Left {
-    /// A worker connects: the number of the connection, and what never arrived over those before.
-    fn arrive(&self, ns: &Namespace, worker: &str, has: HashSet<TaskId>) -> (u64, Vec<TaskId>) {
+impl PushedTasks {
+    /// Called when a worker connects: returns the number of the connection, and the tasks that never arrived over
+    /// earlier ones.
+    fn connected(&self, ns: &Namespace, worker: &str, has: HashSet<TaskId>) -> (u64, Vec<TaskId>) {
         let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         workers.last += 1;
         let number = workers.last;
@@ -255,14 +254,22 @@ impl Left {
         (number, lost)
     }
 
-    /// Whether a worker has a connection.
+    /// Whether a worker is connected.
     fn is_connected(&self, ns: &Namespace, worker: &str) -> bool {
         let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         workers.by_name.get(&(ns.clone(), worker.to_owned())).is_some_and(|known| known.has.is_some())
     }
 
-    /// A connection has ended, with what was pushed over it and is not done: what of it never arrived, if that is known.
-    fn part(&self, ns: &Namespace, worker: &str, number: u64, held: Vec<TaskId>, lease: Duration) -> Vec<TaskId> {
+    /// Called when a connection has ended, with its unfinished tasks: returns those that never arrived, if that is
+    /// known.
+    fn disconnected(
+        &self,
+        ns: &Namespace,
+        worker: &str,
+        number: u64,
+        held: Vec<TaskId>,
+        lease: Duration,
+    ) -> Vec<TaskId> {
         let (mut workers, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
         let by_name = &mut workers.by_name;
         let key = (ns.clone(), worker.to_owned());
@@ -273,7 +280,7 @@ impl Left {
         connections.has = None;
         connections.pushed.extend(held);
         connections.until = Some(now + lease);
-        // Leases that have ended by themselves leave nothing to be told.
+        // Expired leases need no release.
         let lives = |known: &Connections| !known.pushed.is_empty() && known.until.is_some_and(|until| now < until);
         by_name.retain(|_, known| known.has.is_some() || lives(known));
         if by_name.len() > MAX_LEFT {
@@ -298,35 +305,35 @@ mod tests {
 
     #[test]
     fn what_a_worker_does_not_have_when_it_comes_back_never_arrived() {
-        let (left, ns) = (Left::default(), Namespace::default());
-        let (first, lost) = left.arrive(&ns, "w", HashSet::new());
+        let (pushed, ns) = (PushedTasks::default(), Namespace::default());
+        let (first, lost) = pushed.connected(&ns, "w", HashSet::new());
         assert_eq!(lost, []);
-        assert_eq!(left.part(&ns, "w", first, vec![task(1), task(2)], LEASE), []);
-        assert_eq!(left.arrive(&ns, "other", HashSet::new()).1, []);
-        assert_eq!(left.arrive(&ns, "w", HashSet::from([task(2)])).1, [task(1)]);
+        assert_eq!(pushed.disconnected(&ns, "w", first, vec![task(1), task(2)], LEASE), []);
+        assert_eq!(pushed.connected(&ns, "other", HashSet::new()).1, []);
+        assert_eq!(pushed.connected(&ns, "w", HashSet::from([task(2)])).1, [task(1)]);
     }
 
     #[test]
     fn a_worker_may_be_back_before_it_is_noticed_that_it_went() {
-        let (left, ns) = (Left::default(), Namespace::default());
-        let (first, _) = left.arrive(&ns, "w", HashSet::new());
-        let (second, lost) = left.arrive(&ns, "w", HashSet::from([task(2)]));
+        let (pushed, ns) = (PushedTasks::default(), Namespace::default());
+        let (first, _) = pushed.connected(&ns, "w", HashSet::new());
+        let (second, lost) = pushed.connected(&ns, "w", HashSet::from([task(2)]));
         assert_eq!(lost, []);
-        assert_eq!(left.part(&ns, "w", first, vec![task(1), task(2)], LEASE), [task(1)]);
-        // Or even be gone again: then it is told when it comes back once more.
-        let (third, _) = left.arrive(&ns, "w", HashSet::new());
-        assert_eq!(left.part(&ns, "w", third, vec![], LEASE), []);
-        assert_eq!(left.part(&ns, "w", second, vec![task(3)], LEASE), []);
-        assert_eq!(left.arrive(&ns, "w", HashSet::new()).1, [task(3)]);
+        assert_eq!(pushed.disconnected(&ns, "w", first, vec![task(1), task(2)], LEASE), [task(1)]);
+        // It may even have disconnected again: then the tasks are returned at its next connect.
+        let (third, _) = pushed.connected(&ns, "w", HashSet::new());
+        assert_eq!(pushed.disconnected(&ns, "w", third, vec![], LEASE), []);
+        assert_eq!(pushed.disconnected(&ns, "w", second, vec![task(3)], LEASE), []);
+        assert_eq!(pushed.connected(&ns, "w", HashSet::new()).1, [task(3)]);
     }
 
     #[test]
     fn nothing_is_kept_of_workers_that_left_nothing() {
-        let (left, ns) = (Left::default(), Namespace::default());
-        let (number, _) = left.arrive(&ns, "w", HashSet::from([task(1)]));
-        assert_eq!(left.part(&ns, "w", number, vec![], LEASE), []);
-        let (number, _) = left.arrive(&ns, "x", HashSet::new());
-        assert_eq!(left.part(&ns, "x", number, vec![task(1)], Duration::ZERO), []);
-        assert!(left.0.lock().unwrap_or_else(PoisonError::into_inner).by_name.is_empty());
+        let (pushed, ns) = (PushedTasks::default(), Namespace::default());
+        let (number, _) = pushed.connected(&ns, "w", HashSet::from([task(1)]));
+        assert_eq!(pushed.disconnected(&ns, "w", number, vec![], LEASE), []);
+        let (number, _) = pushed.connected(&ns, "x", HashSet::new());
+        assert_eq!(pushed.disconnected(&ns, "x", number, vec![task(1)], Duration::ZERO), []);
+        assert!(pushed.0.lock().unwrap_or_else(PoisonError::into_inner).by_name.is_empty());
     }
 }

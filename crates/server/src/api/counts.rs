@@ -1,4 +1,4 @@
-//! What is counted, for Prometheus. It is counted for the process, so there is one of it for all its servers.
+//! Prometheus metrics. They are per process and shared by all servers in it.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -13,18 +13,17 @@ use eddyline_store::Namespace;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::sync::watch;
 
-use super::call::{Answer, Call};
+use super::call::{ApiResult, Call};
 use super::failure::Failure;
 use super::routes::routes;
 use super::{gauges, stopped};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How often what was observed is folded into histograms.
+/// How often observations are folded into histograms.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Times by which most of them are over, in seconds: those of a commit begin at a tenth of a millisecond, those of a
-/// request that waits end at half a minute.
+/// Histogram buckets in seconds: from a tenth of a millisecond, for commits, to half a minute, for waiting requests.
 const SECONDS: [f64; 17] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 const SIZES: [f64; 10] = [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
@@ -35,69 +34,77 @@ enum Kind {
     Histogram,
 }
 
-/// What a gauge that is written by hand means.
+/// The description of a gauge.
 pub(super) fn meaning(name: &str) -> &'static str {
     ALL.iter().find(|(_, known, _)| *known == name).map_or("", |(_, _, meaning)| meaning)
 }
 
-/// Everything that is counted, and what it means.
+/// All metrics with their descriptions.
 const ALL: &[(Kind, &str, &str)] = &[
     (Kind::Gauge, "eddyline_info", "1, with the instance, the version and the kind of store as labels."),
-    (Kind::Counter, "eddyline_runs_started_total", "Runs that were started, children among them, by namespace."),
+    (Kind::Counter, "eddyline_runs_started_total", "Runs started, including children, by namespace."),
     (Kind::Counter, "eddyline_runs_ended_total", "Runs that ended, by namespace and status."),
-    (Kind::Counter, "eddyline_tasks_claimed_total", "Tasks that were handed to workers, by namespace."),
+    (Kind::Counter, "eddyline_tasks_claimed_total", "Tasks handed to workers, by namespace."),
     (Kind::Counter, "eddyline_reports_total", "Reports of workers, by namespace and outcome."),
-    (Kind::Counter, "eddyline_attempts_expired_total", "Attempts whose lease or time ended before their last report."),
-    (Kind::Counter, "eddyline_duplicates_prevented_total", "Starts and reports that came again and counted once."),
+    (
+        Kind::Counter,
+        "eddyline_attempts_expired_total",
+        "Attempts whose lease or timeout expired before their final report.",
+    ),
+    (Kind::Counter, "eddyline_duplicates_prevented_total", "Repeated starts and reports that had no further effect."),
     (
         Kind::Counter,
         "eddyline_conflicts_total",
-        "Commits refused since somebody else's came first; they are decided anew.",
+        "Commits refused because another one came first; the decision is repeated.",
     ),
-    (Kind::Counter, "eddyline_starts_refused_total", "Starts refused since too many tasks wait, by namespace."),
-    (Kind::Counter, "eddyline_runs_trimmed_total", "Runs, or their timelines, deleted by retention."),
-    (Kind::Counter, "eddyline_timers_late_total", "Timers found to be late by the reconciler. Should stay 0."),
-    (Kind::Counter, "eddyline_reconciled_total", "Things that should have moved and were moved. Should stay 0."),
-    (Kind::Counter, "eddyline_loop_errors_total", "Background work that failed and is tried again, by loop."),
+    (
+        Kind::Counter,
+        "eddyline_starts_refused_total",
+        "Starts refused because too many tasks are waiting, by namespace.",
+    ),
+    (Kind::Counter, "eddyline_runs_trimmed_total", "Runs or timelines deleted by retention."),
+    (Kind::Counter, "eddyline_timers_late_total", "Late timers found by the reconciler. Should stay 0."),
+    (Kind::Counter, "eddyline_reconciled_total", "Stalled work that the reconciler resumed. Should stay 0."),
+    (Kind::Counter, "eddyline_loop_errors_total", "Failed background work that is retried, by loop."),
     (
         Kind::Counter,
         "eddyline_loop_panics_total",
         "Panics in background work, by loop. Should stay 0; please report it.",
     ),
     (Kind::Counter, "eddyline_bugs_total", "Decisions refused as impossible. Should stay 0; please report it."),
-    (Kind::Counter, "eddyline_heavy_decisions_total", "Decisions made on a thread of their own, since they take long."),
-    (Kind::Gauge, "eddyline_heavy_decisions_waiting", "Runs that wait for such a thread."),
+    (Kind::Counter, "eddyline_heavy_decisions_total", "Decisions made on a blocking thread because they take long."),
+    (Kind::Gauge, "eddyline_heavy_decisions_waiting", "Runs waiting for such a thread."),
     (Kind::Counter, "eddyline_records_folded_total", "Records read to show steps, projections and their counts."),
-    (Kind::Gauge, "eddyline_cached_runs_bytes", "What the cached runs take, about."),
+    (Kind::Gauge, "eddyline_cached_runs_bytes", "Approximate memory used by cached runs."),
     (Kind::Gauge, "eddyline_queue_tasks", "Tasks, by namespace, queue and state: `ready` for a worker, or `claimed`."),
     (
         Kind::Gauge,
         "eddyline_queue_oldest_seconds",
-        "How long the task has waited that has waited longest, by namespace and queue.",
+        "How long the oldest task has been waiting, by namespace and queue.",
     ),
     (Kind::Gauge, "eddyline_workers", "Workers, by namespace and status."),
     (Kind::Gauge, "eddyline_runs", "Runs that have not ended, by namespace, flow and status."),
     (Kind::Histogram, "eddyline_start_to_claim_seconds", "From the start of a run until its first task is claimed."),
-    (Kind::Histogram, "eddyline_claim_to_report_seconds", "From handing over a task until its last report is applied."),
-    (Kind::Histogram, "eddyline_decision_seconds", "One decision on a run, without reads and writes."),
-    (Kind::Histogram, "eddyline_batch_size", "Runs in a commit; 0 where it only claims."),
-    (Kind::Histogram, "eddyline_commit_seconds", "From handing a commit to the store until it is durable."),
     (
         Kind::Histogram,
-        "eddyline_http_seconds",
-        "Requests, by method and route, with the time that they were asked to wait.",
+        "eddyline_claim_to_report_seconds",
+        "From the claim of a task until its final report is applied.",
     ),
+    (Kind::Histogram, "eddyline_decision_seconds", "One decision on a run, without reads and writes."),
+    (Kind::Histogram, "eddyline_batch_size", "Runs in a commit; 0 if it only claims."),
+    (Kind::Histogram, "eddyline_commit_seconds", "From handing a commit to the store until it is durable."),
+    (Kind::Histogram, "eddyline_http_seconds", "Requests, by method and route, including requested waiting time."),
     (Kind::Counter, "eddyline_http_requests_total", "Requests, by method, route and status."),
-    (Kind::Counter, "eddyline_connections_refused_total", "Connections closed at once, since too many are open."),
-    (Kind::Counter, "eddyline_answers_refused_total", "Large answers not given, since too many wait to be read."),
+    (Kind::Counter, "eddyline_connections_refused_total", "Connections closed immediately because too many are open."),
     (
         Kind::Counter,
-        "eddyline_bodies_refused_total",
-        "Bodies refused, since those being read have used up their memory.",
+        "eddyline_answers_refused_total",
+        "Large responses refused because too many are waiting to be read.",
     ),
-    (Kind::Gauge, "eddyline_connections", "Connections that are open."),
-    (Kind::Gauge, "eddyline_long_polls", "Requests that wait for something."),
-    (Kind::Gauge, "eddyline_sockets", "Workers that are connected by WebSocket."),
+    (Kind::Counter, "eddyline_bodies_refused_total", "Bodies refused because the memory for bodies is used up."),
+    (Kind::Gauge, "eddyline_connections", "Open connections."),
+    (Kind::Gauge, "eddyline_long_polls", "Waiting requests."),
+    (Kind::Gauge, "eddyline_sockets", "Workers connected by WebSocket."),
 ];
 
 const ENDS: [&str; 3] = ["completed", "failed", "cancelled"];
@@ -105,8 +112,8 @@ const OUTCOMES: [&str; 5] = ["applied", "stale", "closed", "invalid", "not_tried
 
 type Labels = Vec<(&'static str, String)>;
 
-/// The series of a counter that are there from the start: whoever watches them wants to see that nothing has happened yet.
-/// Those of other namespaces, and of other statuses of requests, come with the first that is counted.
+/// The series that a counter has from the start, so that they show 0 before anything happens. Series of other
+/// namespaces and request statuses appear with their first event.
 fn from_the_start(counter: &str) -> Vec<Labels> {
     let namespace = ("namespace", Namespace::default().as_str().to_owned());
     let one = |label: &'static str, of: &[&str]| -> Vec<Labels> {
@@ -136,12 +143,12 @@ fn from_the_start(counter: &str) -> Vec<Labels> {
 static METRICS: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
 /// `GET /metrics`
-pub(crate) async fn show(call: Call) -> Answer {
+pub(crate) async fn show(call: Call) -> ApiResult {
     let Some(handle) = begin() else {
-        return Err(Failure::new(Code::Unavailable, "this process counts elsewhere"));
+        return Err(Failure::new(Code::Unavailable, "the metrics of this process are recorded elsewhere"));
     };
     let all = handle.render() + &gauges::text(&*call.engine().census().await?);
-    // Where keys are off, whoever asks is an admin of `default` whatever namespace it names.
+    // With keys off, every caller is an admin of `default`, whatever namespace it names.
     let sees_all = !call.api.about().keys || (call.may(Scope::Admin) && *call.ns() == Namespace::default());
     let shown = if sees_all { all } else { of_namespace(&all, call.ns().as_str()) };
     let mut response = Response::new(Body::from(shown));
@@ -150,7 +157,7 @@ pub(crate) async fn show(call: Call) -> Answer {
     Ok(response)
 }
 
-/// The series of one namespace, with what is said of them. What is counted for the whole process tells about others.
+/// The series of one namespace with their descriptions. Series of the whole process would reveal other namespaces.
 fn of_namespace(all: &str, ns: &str) -> String {
     let label = format!("namespace=\"{ns}\"");
     let is_own = |line: &str| {
@@ -174,7 +181,7 @@ fn of_namespace(all: &str, ns: &str) -> String {
     shown
 }
 
-/// Keeps what was counted from growing, for as long as the server is there.
+/// Runs the upkeep of the histograms, which keeps them from growing, until the server stops.
 pub(crate) async fn keep(mut stopping: watch::Receiver<bool>) {
     let mut upkeep = tokio::time::interval(UPKEEP);
     loop {
@@ -189,13 +196,13 @@ pub(crate) async fn keep(mut stopping: watch::Receiver<bool>) {
     }
 }
 
-/// Who it is that counts.
+/// Sets the labels of `eddyline_info`.
 pub(crate) fn introduce(instance: &str, store: &'static str) {
     let labels = [("instance", instance.to_owned()), ("version", VERSION.to_owned()), ("store", store.to_owned())];
     metrics::gauge!("eddyline_info", &labels).set(1.0);
 }
 
-/// Begins to count, if nobody in this process did.
+/// Installs the metrics recorder, unless this process already has one.
 pub(crate) fn begin() -> Option<&'static PrometheusHandle> {
     let begin = || {
         let builder = PrometheusBuilder::new();

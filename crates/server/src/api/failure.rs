@@ -1,4 +1,4 @@
-//! What is answered when something cannot be done: one way from every error to a status and a body.
+//! Maps every error to an HTTP status and a body.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,14 +10,15 @@ use uuid::Uuid;
 
 use super::call::json_response;
 
-/// When to come back after a 429 or a 503, in seconds.
+/// The `Retry-After` of a 429 or 503, in seconds.
 const RETRY_AFTER: &str = "1";
 
-/// What an answer says at most, however much of the request it quotes: bytes of the message, and of all details together.
+/// The maximum size of an error response, in bytes of the message and of all details, however much of the request it
+/// quotes.
 const WHOLE: Bounds = Bounds { message: 4 << 10, details: 64 << 10 };
-/// The same of one item of a list of thousands.
+/// The same for one item of a list of thousands.
 const ITEM: Bounds = Bounds { message: 1 << 10, details: 1 << 10 };
-/// What stands where a text was cut.
+/// Marks a truncated text.
 const CUT: &str = "… (cut)";
 
 #[derive(Debug, Clone)]
@@ -41,18 +42,18 @@ impl Failure {
         Failure::new(Code::NotFound, format!("there is no {what} {shown}"))
     }
 
-    /// The same with each problem for itself.
+    /// Adds the individual problems.
     pub fn details(mut self, details: Vec<Value>) -> Failure {
         self.0.details = details;
         self
     }
 
-    /// The same within bounds: whoever sends a megabyte that is wrong does not get it back.
+    /// Truncates, so that a client that sends an invalid megabyte does not get it back.
     pub fn bounded(self) -> Failure {
         self.within(&WHOLE)
     }
 
-    /// The same as one item of a list.
+    /// Truncates to the bounds of an item in a list.
     pub fn brief(self) -> Failure {
         self.within(&ITEM)
     }
@@ -87,7 +88,7 @@ impl Failure {
             Code::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // What is left of the body would be taken for the next request.
+            // The rest of the body would be parsed as the next request.
             Code::TooLarge | Code::Timeout => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
@@ -124,7 +125,7 @@ impl From<EngineError> for Failure {
             EngineError::NotFound { .. } => Failure::new(Code::NotFound, message),
             EngineError::Trimmed(_) => Failure::new(Code::Trimmed, message),
             EngineError::Definition(problems) => Failure::invalid(message)
-                .details(problems.0.iter().map(|problem| json!(super::words::problem(problem))).collect()),
+                .details(problems.0.iter().map(|problem| json!(super::to_wire::problem(problem))).collect()),
             EngineError::Invalid { details, .. } => {
                 Failure::invalid(message).details(details.into_iter().map(Value::from).collect())
             }
@@ -132,15 +133,15 @@ impl From<EngineError> for Failure {
             EngineError::TooLarge { .. } => Failure::new(Code::TooLarge, message),
             EngineError::TooMany { .. } => Failure::new(Code::TooMany, message),
             EngineError::Store(error) => {
-                tracing::warn!("the store: {error}");
+                tracing::warn!("store error: {error}");
                 Failure::new(Code::Unavailable, message)
             }
             EngineError::Stopped => Failure::new(Code::Unavailable, message),
             EngineError::Bug(bug) => {
                 let id = Uuid::new_v4();
                 tracing::error!(%id, "{bug}");
-                let said = format!("a fault of the server's own, logged as {id}; nothing was changed");
-                Failure::new(Code::Internal, said)
+                let message = format!("internal error, logged as {id}; nothing was changed");
+                Failure::new(Code::Internal, message)
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Flows: registered, listed, looked at.
+//! Flows: register, list, show, delete.
 
 use eddyline_engine::{FlowName, Registered};
 use eddyline_language::definition;
@@ -7,27 +7,27 @@ use eddyline_machine::{Action, Body, Flow, Graph, ScopeId, Source, Status, Step,
 use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats, Page};
 use serde_json::json;
 
-use super::body::{Taken, check_type};
-use super::call::{Answer, Call, ok};
+use super::body::{BodyKind, check_type};
+use super::call::{ApiResult, Call, ok};
 use super::failure::Failure;
-use super::words;
+use super::to_wire;
 
 /// `PUT /v1/flows/{name}`
-pub(crate) async fn register(mut call: Call) -> Answer {
+pub(crate) async fn register(mut call: Call) -> ApiResult {
     let bytes = call.bytes().await?;
-    check_type(call.headers(), Taken::Definition)?;
+    check_type(call.headers(), BodyKind::Definition)?;
     let text = std::str::from_utf8(&bytes).map_err(|_| Failure::bad("the definition is not UTF-8"))?;
     let registered = call.engine().register(call.ns(), Some(call.param("name")), text).await?;
     ok(&FlowRegistered {
         name: registered.name,
         version: registered.version,
         changed: registered.changed,
-        warnings: registered.warnings.iter().map(words::problem).collect(),
+        warnings: registered.warnings.iter().map(to_wire::problem).collect(),
     })
 }
 
 /// `GET /v1/flows`
-pub(crate) async fn list(call: Call) -> Answer {
+pub(crate) async fn list(call: Call) -> ApiResult {
     let limit = call.limit()?;
     let flows = call.engine().flows(call.ns(), call.text("cursor").map(str::to_owned), limit).await?;
     let total = call.total(call.engine().count_flows(call.ns())).await?;
@@ -41,13 +41,13 @@ pub(crate) async fn list(call: Call) -> Answer {
 }
 
 /// `GET /v1/flows/{name}`
-pub(crate) async fn show(call: Call) -> Answer {
+pub(crate) async fn show(call: Call) -> ApiResult {
     let registered = call.engine().flow(call.ns(), call.param("name"), call.text("version")).await?;
     ok(&describe(&call, &registered).await?)
 }
 
 /// `DELETE /v1/flows/{name}`
-pub(crate) async fn delete(call: Call) -> Answer {
+pub(crate) async fn delete(call: Call) -> ApiResult {
     call.engine().delete_flow(call.ns(), call.param("name")).await?;
     ok(&json!({"deleted": true}))
 }
@@ -83,7 +83,7 @@ async fn describe(call: &Call, registered: &Registered) -> Result<FlowInfo, Fail
     })
 }
 
-/// The shape of a flow as the API tells it.
+/// The analysis of a flow in its wire format.
 pub fn analysis(flow: &Flow) -> Analysis {
     match &flow.body {
         Body::Graph(graph) => analyse(graph, Graph::ROOT, definition::analysis(flow)),

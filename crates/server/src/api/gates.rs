@@ -1,4 +1,4 @@
-//! Gates: listed, opened, cancelled.
+//! Gates: list, open, cancel.
 
 use eddyline_language::time::iso;
 use eddyline_machine::OpenedBy;
@@ -8,7 +8,7 @@ use eddyline_protocol::{Code, GateInfo, Scope};
 use eddyline_store::{GateFilter, GateRow, Page};
 use serde_json::json;
 
-use super::call::{Answer, Call, ok, run_id};
+use super::call::{ApiResult, Call, ok, run_id};
 use super::failure::Failure;
 
 const REASONS: [(&str, GateReason); 4] = [
@@ -19,7 +19,7 @@ const REASONS: [(&str, GateReason); 4] = [
 ];
 
 /// `GET /v1/gates`
-pub(crate) async fn list(call: Call) -> Answer {
+pub(crate) async fn list(call: Call) -> ApiResult {
     let reason = match call.text("reason") {
         Some(word) => Some(
             REASONS
@@ -63,22 +63,22 @@ fn show(gate: GateRow, hooks: &str, secrets: bool) -> Option<GateInfo> {
     })
 }
 
-/// `POST /v1/gates/{gate}`, where the gate is a token or an id
-pub(crate) async fn open(mut call: Call) -> Answer {
+/// `POST /v1/gates/{gate}`, by token or id
+pub(crate) async fn open(mut call: Call) -> ApiResult {
     let payload = call.payload_or_null().await?;
     opened(call.engine().open_gate_named(call.ns(), call.param("gate"), OpenedBy::Manual, payload).await)
 }
 
-/// `DELETE /v1/gates/{gate}`, where the gate is an id
-pub(crate) async fn cancel(call: Call) -> Answer {
+/// `DELETE /v1/gates/{gate}`, by id
+pub(crate) async fn cancel(call: Call) -> ApiResult {
     call.engine().cancel_gate_of(call.ns(), call.param("gate"), &call.caller.name).await?;
     ok(&json!({"cancelled": true}))
 }
 
-pub(super) fn opened(came: eddyline_engine::Result<()>) -> Answer {
-    match came.map_err(Failure::from) {
+pub(super) fn opened(result: eddyline_engine::Result<()>) -> ApiResult {
+    match result.map_err(Failure::from) {
         Ok(()) => ok(&json!({"opened": true})),
-        // The run it stood in has gone with it: to whoever has the token it is a gate that was closed.
+        // The run was trimmed together with the gate: for the holder of the token the gate is closed.
         Err(failure) if failure.0.code == Code::Trimmed => {
             Err(Failure::new(Code::Conflict, "the gate is no longer open"))
         }

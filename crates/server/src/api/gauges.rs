@@ -1,4 +1,4 @@
-//! Gauges of what goes on, written out from a census: so a queue or a flow that is gone leaves no series behind.
+//! Gauges written from a census, so that a deleted queue or flow leaves no series behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,12 +8,12 @@ use eddyline_store::Namespace;
 
 use super::counts::meaning;
 
-/// Queues, or flows, of a namespace that are counted each for itself; the first by name.
+/// The maximum number of queues, or flows, of a namespace with their own series; the first by name.
 const NAMES: usize = 100;
-/// The label of all others together.
+/// The label of all others.
 const OTHER: &str = "other";
 
-/// The gauges of a census as Prometheus reads them.
+/// The gauges of a census in the Prometheus text format.
 pub(super) fn text(census: &Census) -> String {
     let mut text = String::new();
     let queues = Names::of(census.queues.iter().map(|(ns, queue)| (ns, queue.name.as_str())));
@@ -30,7 +30,7 @@ pub(super) fn text(census: &Census) -> String {
     let mut count_workers = |ns: &Namespace, status: WorkerStatus, count: u64| {
         workers.add([("namespace", namespace_label(ns)), ("status", status.as_str().to_owned())], count as f64);
     };
-    // Whoever watches them wants to see that there are none.
+    // Always present, so that 0 is visible.
     WorkerStatus::ALL.into_iter().for_each(|status| count_workers(&Namespace::default(), status, 0));
     census.workers.iter().for_each(|((ns, status), count)| count_workers(ns, *status, *count));
     let flows = Names::of(census.runs.iter().map(|going| (&going.ns, going.flow.as_str())));
@@ -46,7 +46,7 @@ pub(super) fn text(census: &Census) -> String {
     text
 }
 
-/// The names that are counted each for itself, by namespace.
+/// The names with their own series, by namespace.
 struct Names<'a>(BTreeMap<&'a Namespace, BTreeSet<&'a str>>);
 
 impl<'a> Names<'a> {
@@ -68,7 +68,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// A gauge with its series, by their labels.
+/// A gauge with its series by labels.
 struct Gauge {
     name: &'static str,
     series: BTreeMap<String, f64>,
@@ -79,19 +79,19 @@ impl Gauge {
         Gauge { name, series: BTreeMap::new() }
     }
 
-    /// Those that have the same labels are added up.
+    /// Adds up values with the same labels.
     fn add(&mut self, labels: impl IntoIterator<Item = (&'static str, String)>, value: f64) {
         *self.series.entry(written(labels)).or_default() += value;
     }
 
-    /// Of those that have the same labels the largest counts.
+    /// Takes the maximum of values with the same labels.
     fn most(&mut self, labels: impl IntoIterator<Item = (&'static str, String)>, value: f64) {
         let series = self.series.entry(written(labels)).or_default();
         *series = series.max(value);
     }
 
     fn write(self, text: &mut String) {
-        // What is written into a text is not refused.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "# HELP {0} {1}\n# TYPE {0} gauge", self.name, meaning(self.name));
         for (labels, value) in self.series {
             let _ = writeln!(text, "{}{{{labels}}} {value}", self.name);

@@ -1,28 +1,28 @@
-//! Who may come in. With keys, a key; without, only pages and programs of this machine.
+//! Authorises requests: by key, or, with keys off, only requests from this machine.
 
 use axum::http::{HeaderMap, header};
 use eddyline_protocol::{Code, NAMESPACE_HEADER, Scope};
 use eddyline_store::Namespace;
 
 use super::failure::Failure;
-use super::keyring::{Key, word};
+use super::keyring::Key;
 use super::routes::{Access, Route};
 use super::{About, Api};
 
-/// The longest name of a namespace.
+/// The maximum length of a namespace's name.
 pub(crate) const MAX_NAMESPACE_CHARS: usize = 64;
 
-/// Whose request it is.
+/// Who sent a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub ns: Namespace,
-    /// Who is said to have done what this request does.
+    /// The name recorded as the author of acts.
     pub name: String,
     scopes: Vec<Scope>,
     pass: Option<Pass>,
 }
 
-/// What let a caller in, and must go on doing so for as long as it waits.
+/// What the request was authorised by; it must stay valid while the request waits.
 #[derive(Debug, Clone)]
 struct Pass {
     key: Key,
@@ -30,7 +30,7 @@ struct Pass {
 }
 
 impl Caller {
-    /// `admin` reaches everything.
+    /// `admin` includes every scope.
     pub fn may(&self, scope: Scope) -> bool {
         self.scopes.contains(&scope) || self.scopes.contains(&Scope::Admin)
     }
@@ -39,8 +39,8 @@ impl Caller {
         Caller { ns: Namespace::default(), name: "anybody".to_owned(), scopes: Vec::new(), pass: None }
     }
 
-    /// Comes back when the caller would not be let in any more: its key was revoked, has expired, or lacks the scope by now,
-    /// or its namespace was disabled.
+    /// Returns when the caller is no longer authorised: its key was revoked, has expired or no longer has the scope, or
+    /// its namespace was disabled.
     pub async fn shut_out(&self, api: &Api) -> Failure {
         tokio::select! {
             failure = self.key_lost(api) => failure,
@@ -50,7 +50,7 @@ impl Caller {
 
     async fn namespace_disabled(&self, api: &Api) -> Failure {
         let mut watched = api.keyring().disabled();
-        // It errs only when the server is gone, and the caller with it.
+        // An error means that the server is shutting down, and the caller with it.
         let is_disabled = watched.wait_for(|disabled| disabled.contains(&self.ns)).await.is_ok();
         if !is_disabled {
             std::future::pending::<()>().await;
@@ -65,7 +65,7 @@ impl Caller {
                 let now = watched.borrow_and_update().clone();
                 let same = now.is_some_and(|now| now.is_same(key) && missing(&now.scopes, *access).is_none());
                 if !same {
-                    return stranger(INVALID_KEY);
+                    return unauthorized(INVALID_KEY);
                 }
                 if watched.changed().await.is_err() {
                     break;
@@ -78,7 +78,7 @@ impl Caller {
 
 const INVALID_KEY: &str = "this key is not valid: it is unknown, revoked or expired";
 
-fn stranger(message: &str) -> Failure {
+fn unauthorized(message: &str) -> Failure {
     Failure::new(Code::Unauthorized, message)
 }
 
@@ -86,12 +86,14 @@ fn disabled(ns: &Namespace) -> Failure {
     Failure::new(Code::Forbidden, format!("the namespace {ns} is disabled"))
 }
 
-/// The scope that a key would need besides those it has.
+/// The scope that the key lacks.
 fn missing(scopes: &[Scope], access: Access) -> Option<String> {
     let may = |scope: Scope| scopes.contains(&scope) || scopes.contains(&Scope::Admin);
     match access {
-        Access::Needs(scope) if !may(scope) => Some(word(scope).to_owned()),
-        Access::Either(one, other) if !may(one) && !may(other) => Some(format!("{} or {}", word(one), word(other))),
+        Access::Needs(scope) if !may(scope) => Some(format!("`{}`", scope.as_str())),
+        Access::Either(one, other) if !may(one) && !may(other) => {
+            Some(format!("`{}` or `{}`", one.as_str(), other.as_str()))
+        }
         _ => None,
     }
 }
@@ -112,20 +114,20 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
         return Ok(Caller::anybody());
     }
     let Some(written) = bearer(headers) else {
-        return Err(stranger("a key is needed, as `Authorization: Bearer eddy_…`"));
+        return Err(unauthorized("a key is required: send `Authorization: Bearer eddy_…`"));
     };
-    // Which of these it is, only whoever may list keys is told.
+    // The error does not say which of these it is; only callers that can list keys can find out.
     let Some(key) = api.keyring().find(written).await? else {
-        return Err(stranger(INVALID_KEY));
+        return Err(unauthorized(INVALID_KEY));
     };
     if let Some(name) = headers.get(NAMESPACE_HEADER)
         && name.as_bytes() != key.ns.as_str().as_bytes()
     {
-        let message = format!("this key is of the namespace {}, and the request is for another", key.ns.as_str());
+        let message = format!("this key belongs to the namespace {}, but the request names another", key.ns.as_str());
         return Err(Failure::new(Code::Forbidden, message));
     }
     if let Some(needed) = missing(&key.scopes, route.access) {
-        let message = format!("this key's scopes do not reach so far: {needed} is needed");
+        let message = format!("this key lacks the scope {needed}");
         return Err(Failure::new(Code::Forbidden, message));
     }
     if api.keyring().is_disabled(&key.ns) {
@@ -139,7 +141,7 @@ pub(crate) fn namespace(name: &str) -> Result<Namespace, Failure> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() || name.len() > MAX_NAMESPACE_CHARS || !name.chars().all(allowed) {
         return Err(Failure::bad(format!(
-            "the name of a namespace has letters, digits, `.`, `_` and `-`, at most {MAX_NAMESPACE_CHARS}"
+            "the name of a namespace can have up to {MAX_NAMESPACE_CHARS} letters, digits, `.`, `_` and `-`"
         )));
     }
     Ok(Namespace::new(name))
@@ -151,25 +153,24 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// A page of another site can make a browser send requests here. Its `Origin` gives it away, and where the name of its own
-/// host was made to lead here, `Host` does.
+/// Pages of other sites can make a browser send requests here. `Origin` reveals them, and `Host` reveals DNS rebinding.
 fn refuse_other_sites(about: &About, headers: &HeaderMap) -> Result<(), Failure> {
     let text = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let refuse =
-        |what: &str| Err(Failure::new(Code::Forbidden, format!("{what}; keys are off, so only this machine may")));
-    // A server that others may reach without keys goes by names that it does not know.
+        |what: &str| Err(Failure::new(Code::Forbidden, format!("{what}; without keys only this machine has access")));
+    // A server that others can reach without keys does not know all of its names.
     let any_name = about.settings.insecure && !about.addr.ip().is_loopback();
     match text(header::HOST) {
         Some(host) if !any_name && !is_ours(about, host) => {
             return refuse("the request is for another host");
         }
-        None => return refuse("the request does not say for which host it is"),
+        None => return refuse("the request has no `Host` header"),
         _ => {}
     }
     if let Some(origin) = text(header::ORIGIN) {
         let host = origin.split_once("://").map(|(_, host)| host);
         let is_ours = |host: &str| match any_name {
-            // A page of its own says the same one twice.
+            // For the server's own page, `Origin` and `Host` match.
             true => text(header::HOST).is_some_and(|asked| asked.eq_ignore_ascii_case(host)),
             false => is_ours(about, host) && same_port(host, text(header::HOST)),
         };
@@ -183,7 +184,7 @@ fn refuse_other_sites(about: &About, headers: &HeaderMap) -> Result<(), Failure>
     Ok(())
 }
 
-/// Another port on this machine may be somebody else's page.
+/// A page on another port of this machine may belong to somebody else.
 fn same_port(origin: &str, host: Option<&str>) -> bool {
     host.is_some_and(|host| split_port(host).1 == split_port(origin).1)
 }

@@ -1,17 +1,17 @@
-//! Webhooks come in. Whoever has the token of a gate may open it, and needs nothing else.
+//! Incoming webhooks. The token of a gate is enough to open it.
 
 use axum::http::{HeaderMap, header};
 use eddyline_machine::OpenedBy;
 use serde_json::Value;
 
-use super::body::{self, Fields, Taken, check_shape, check_type};
-use super::call::{Answer, Call};
+use super::body::{self, BodyKind, Fields, check_shape, check_type};
+use super::call::{ApiResult, Call};
 use super::failure::Failure;
 use super::gates::opened;
 
 /// `POST /hooks/{token}`
-pub(crate) async fn open(mut call: Call) -> Answer {
-    // Anybody can call this, so the body is read only once the gate is known.
+pub(crate) async fn open(mut call: Call) -> ApiResult {
+    // Anyone can call this, so the body is read only after the gate was found.
     let token = call.param("token").to_owned();
     let unknown = || Failure::not_found("gate", "with this token");
     let gate = call.engine().gate_anywhere(&token).await?.ok_or_else(unknown)?;
@@ -20,13 +20,13 @@ pub(crate) async fn open(mut call: Call) -> Answer {
     opened(call.engine().open_gate(&gate.ns, &token, OpenedBy::Webhook, payload).await)
 }
 
-/// Whatever it is that was sent: JSON as it is, anything else as text. What is said to be JSON has to be: the gate opens
-/// once, and not with half of a payload.
+/// JSON as it is, anything else as text. A body declared as JSON must be valid: the gate opens only once, and not with
+/// half a payload.
 fn payload(bytes: &[u8], headers: &HeaderMap) -> Result<Value, Failure> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Null);
     }
-    if headers.contains_key(header::CONTENT_TYPE) && check_type(headers, Taken::Json).is_ok() {
+    if headers.contains_key(header::CONTENT_TYPE) && check_type(headers, BodyKind::Json).is_ok() {
         return body::json(bytes, headers, Fields::Any);
     }
     check_shape(bytes)?;

@@ -1,4 +1,4 @@
-//! What a server says of itself.
+//! Server info and the OpenAPI document.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,13 +8,13 @@ use axum::response::Response;
 use eddyline_language::time::iso;
 use eddyline_protocol::{ServerInfo, VERSION};
 
-use super::call::{Answer, Call, ok};
+use super::call::{ApiResult, Call, ok};
 
-/// The description of the API, checked against the table of routes by a test.
+/// The OpenAPI document; a test compares it with the table of routes.
 pub(crate) const OPENAPI: &str = include_str!("../../openapi.json");
 
 /// `GET /v1/info`
-pub(crate) async fn info(call: Call) -> Answer {
+pub(crate) async fn info(call: Call) -> ApiResult {
     let (about, config) = (call.api.about(), call.engine().config());
     let now = call.engine().now().await?;
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
@@ -37,7 +37,7 @@ pub(crate) async fn info(call: Call) -> Answer {
 }
 
 /// `GET /openapi.json`
-pub(crate) async fn openapi(_call: Call) -> Answer {
+pub(crate) async fn openapi(_call: Call) -> ApiResult {
     let mut response = Response::new(Body::from(OPENAPI));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)

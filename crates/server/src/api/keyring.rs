@@ -1,9 +1,9 @@
-//! Keys: made, recognised, cached for a moment, and watched for whoever goes on waiting.
+//! Keys: creates, checks, caches and watches them.
 //!
-//! A key is `eddy_<id>_<secret>`; the id finds its document, which has the SHA-256 of the whole. The secret has 256 bits.
-//! A socket or a long poll outlives the moment at which its key was checked, so it watches its key: one task looks at all
-//! watched keys twice a second, however many connections use them, and at once after a key was revoked here. The same task
-//! looks at which namespaces are disabled.
+//! A key is `eddy_<id>_<secret>`; the id finds its document, which has the SHA-256 of the whole key. The secret has 256
+//! bits. A socket or a long poll outlives the check of its key, so it watches the key: one loop checks all watched keys
+//! twice a second, however many connections use them, and immediately after a key was revoked here. The same loop reads
+//! which namespaces are disabled.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,17 +21,17 @@ use super::failure::Failure;
 use super::{Api, stopped};
 
 const PREFIX: &str = "eddy_";
-/// What is known of a key is asked again after this long, so that revoking it takes effect everywhere.
+/// How long a key is cached; bounds how long a revoked key still works on other instances.
 const REMEMBERED: Duration = Duration::from_millis(500);
-/// How often watched keys are looked at: a key that was revoked elsewhere, or has expired, is noticed within a second.
+/// How often watched keys are checked: a key that was revoked elsewhere or has expired is noticed within a second.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Keys that are remembered at a time.
-const AT_HAND: usize = 10_000;
+/// The maximum number of cached keys.
+const MAX_CACHED: usize = 10_000;
 const ID_BYTES: usize = 8;
-/// A key of the user's own making has at least this many characters.
+/// The minimum length of a key that the user chose.
 const SHORTEST_GIVEN: usize = 32;
 
-/// What a key opens.
+/// A stored key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub id: String,
@@ -46,12 +46,12 @@ pub(crate) struct Keyring {
     engine: Engine,
     remembered: Mutex<HashMap<String, (Instant, Key)>>,
     watched: Mutex<HashMap<String, Watched>>,
-    /// There is something to look at, now.
+    /// Wakes the loop that checks keys.
     look: Notify,
     disabled: watch::Sender<Disabled>,
 }
 
-/// The namespaces that nobody is let into.
+/// The disabled namespaces.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Disabled {
     names: Arc<BTreeSet<Namespace>>,
@@ -65,7 +65,7 @@ impl Disabled {
     }
 }
 
-/// A key that somebody watches: as it is now, and nothing once it is not valid any more.
+/// A watched key in its current state; `None` once it is no longer valid.
 struct Watched {
     key: watch::Sender<Option<Key>>,
     /// [`Engine::keys_changed`] when it was read.
@@ -78,7 +78,7 @@ impl Keyring {
         Keyring { engine, remembered: Mutex::default(), watched: Mutex::default(), look: Notify::new(), disabled }
     }
 
-    /// The namespaces that nobody is let into, as of at most a second ago.
+    /// The disabled namespaces, as of at most a second ago.
     pub fn disabled(&self) -> watch::Receiver<Disabled> {
         self.disabled.subscribe()
     }
@@ -87,7 +87,7 @@ impl Keyring {
         self.disabled.borrow().contains(ns)
     }
 
-    /// Reads which namespaces are disabled, unless nothing has changed since.
+    /// Reads which namespaces are disabled, unless nothing has changed since the last read.
     pub async fn look_at_disabled(&self) -> eddyline_engine::Result<()> {
         let read_at = self.engine.keys_changed();
         if read_at.is_some() && self.disabled.borrow().read_at == read_at {
@@ -102,7 +102,7 @@ impl Keyring {
         Ok(())
     }
 
-    /// The key, if it is one that is good.
+    /// The key, if it is valid.
     pub async fn find(&self, written: &str) -> Result<Option<Key>, Failure> {
         let id = id_of(written);
         let key = match self.recall(&id) {
@@ -120,7 +120,7 @@ impl Keyring {
         Ok((!expired).then_some(key))
     }
 
-    /// The key is no longer what it was: whoever watches it learns so at once.
+    /// Evicts a changed key from the cache and notifies its watchers.
     pub fn forget(&self, id: &str) {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
         if let Some(watched) = self.watched().get_mut(id) {
@@ -129,18 +129,18 @@ impl Keyring {
         self.look.notify_one();
     }
 
-    /// The key as it is from now on. It is watched for as long as the receiver is there.
+    /// Watches a key as long as the receiver exists.
     pub fn watch(&self, key: &Key) -> watch::Receiver<Option<Key>> {
         let mut watched = self.watched();
         if watched.is_empty() {
             self.look.notify_one();
         }
-        // It may come from the cache, so it is read with the next look.
+        // The key may come from the cache, so the next check reads it again.
         let unread = || Watched { key: watch::Sender::new(Some(key.clone())), read_at: None };
         watched.entry(key.id.clone()).or_insert_with(unread).key.subscribe()
     }
 
-    /// Looks at all keys that are watched.
+    /// Checks all watched keys.
     async fn look_at_watched(&self) -> Result<(), Failure> {
         let changed = self.engine.keys_changed();
         let ids: Vec<(String, bool)> = {
@@ -183,7 +183,7 @@ impl Keyring {
 
     fn remember(&self, id: String, key: Key) {
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= AT_HAND {
+        if remembered.len() >= MAX_CACHED {
             remembered.clear();
         }
         remembered.insert(id, (Instant::now(), key));
@@ -192,14 +192,14 @@ impl Keyring {
 
 impl From<KeyRecord> for Key {
     fn from(record: KeyRecord) -> Key {
-        let scopes = record.scopes.iter().filter_map(|word| scope(word)).collect();
+        let scopes = record.scopes.iter().filter_map(|name| Scope::named(name)).collect();
         let KeyRecord { id, ns, name, expires_at, hash, .. } = record;
         Key { id, ns, name, scopes, expires_at, hash }
     }
 }
 
 impl Key {
-    /// Whether it is the key that it was: what it may be used for can have changed.
+    /// Whether this is still the same key; its scopes may have changed.
     pub fn is_same(&self, before: &Key) -> bool {
         self.ns == before.ns && self.hash == before.hash
     }
@@ -209,13 +209,13 @@ impl Key {
     }
 }
 
-/// Looks after the keys that are watched, and after disabled namespaces, until the server stops.
+/// Checks watched keys and disabled namespaces until the server stops.
 pub(crate) async fn keep_watch(api: Api, mut stopping: watch::Receiver<bool>) {
     let keyring = api.keyring();
     let looking = async {
         loop {
             let _ = tokio::time::timeout(LOOK_EVERY, keyring.look.notified()).await;
-            // While the store cannot be read nothing can be done with a key either; it is looked at again.
+            // While the store cannot be read, no request gets through either; the next round tries again.
             let _ = keyring.look_at_watched().await;
             let _ = keyring.look_at_disabled().await;
         }
@@ -226,7 +226,7 @@ pub(crate) async fn keep_watch(api: Api, mut stopping: watch::Receiver<bool>) {
     }
 }
 
-/// A new key, and what is kept of it.
+/// A new key, and its record for the store.
 pub(crate) fn make(
     engine: &Engine,
     ns: Namespace,
@@ -241,15 +241,13 @@ pub(crate) fn make(
     (key, record)
 }
 
-/// What is kept of a key that was given; what is wrong with it.
+/// The record of a key that the user chose, or why the key is not accepted.
 pub(crate) fn given(key: &str, now: Millis) -> Result<KeyRecord, String> {
     if key.len() < SHORTEST_GIVEN {
-        return Err(format!("the admin key has {} characters; at least {SHORTEST_GIVEN} are needed", key.len()));
+        return Err(format!("the admin key has {} characters: expected at least {SHORTEST_GIVEN}", key.len()));
     }
     if !key.chars().all(|c| c.is_ascii() && !c.is_ascii_control()) {
-        return Err(
-            "the admin key has a letter outside of ASCII, or a control character: no request could show it".into()
-        );
+        return Err("the admin key has a control or non-ASCII character, which no request header can contain".into());
     }
     Ok(record(key, Namespace::default(), "admin".to_owned(), &[Scope::Admin], now, None))
 }
@@ -262,11 +260,11 @@ fn record(
     created_at: Millis,
     expires_at: Option<Millis>,
 ) -> KeyRecord {
-    let scopes = scopes.iter().map(|scope| word(*scope).to_owned()).collect();
+    let scopes = scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
     KeyRecord { id: id_of(key), name, ns, scopes, hash: hash(key), created_at, expires_at }
 }
 
-/// The id is part of a key that was made here; of one that was given it is derived.
+/// Generated keys contain their id; the id of other keys is derived.
 fn id_of(key: &str) -> String {
     let made = key.strip_prefix(PREFIX).and_then(|rest| rest.split_once('_')).map(|(id, _)| id);
     match made {
@@ -285,18 +283,4 @@ fn hex(bytes: &[u8]) -> String {
         let _ = write!(hex, "{byte:02x}");
         hex
     })
-}
-
-pub(super) fn scope(word: &str) -> Option<Scope> {
-    Scope::ALL.into_iter().find(|scope| self::word(*scope) == word)
-}
-
-pub(super) fn word(scope: Scope) -> &'static str {
-    match scope {
-        Scope::Read => "read",
-        Scope::Start => "start",
-        Scope::Signal => "signal",
-        Scope::Worker => "worker",
-        Scope::Admin => "admin",
-    }
 }

@@ -1,12 +1,17 @@
-//! JSON with fields that nobody reads is refused: whoever writes `idempotencyKey` means something by it. The names are those
-//! that serde knows of the types that are read, at every depth; payloads, which are of any shape, are left alone.
+//! Refuses JSON with unknown fields: a client that sends `idempotencyKey` expects an effect. The known names are those
+//! of the deserialised types, at every depth; payloads may have any shape.
 
 use std::fmt;
 
+use eddyline_language::nearest::nearest;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// Reads from another deserializer, and refuses fields that the type to be read does not have.
+const UNKNOWN: &str = "unknown field ";
+/// How much of an unknown name is quoted.
+const MAX_SHOWN_CHARS: usize = 80;
+
+/// Wraps a deserializer and refuses fields that the target type does not have.
 pub(crate) struct KnownFields<D>(pub D);
 
 macro_rules! passed_on {
@@ -17,7 +22,7 @@ macro_rules! passed_on {
     )*};
 }
 
-/// What these read may have objects in it.
+/// These may contain objects.
 macro_rules! looked_into {
     ($($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
@@ -78,7 +83,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
     }
 }
 
-/// A value, and what is inside it. With `fields` it is an object that has no others.
+/// Visits a value and everything inside it. With `fields`, the value is an object with only these fields.
 struct Inside<V> {
     visitor: V,
     fields: Option<&'static [&'static str]>,
@@ -121,7 +126,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Inside<V> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<V::Value, A::Error> {
-        self.visitor.visit_seq(Items(items))
+        self.visitor.visit_seq(KnownItems(items))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<V::Value, A::Error> {
@@ -129,9 +134,9 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Inside<V> {
     }
 }
 
-struct Items<A>(A);
+struct KnownItems<A>(A);
 
-impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Items<A> {
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for KnownItems<A> {
     type Error = A::Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
@@ -153,7 +158,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
         match self.fields {
-            Some(fields) => self.entries.next_key_seed(Key { inner: seed, fields }),
+            Some(fields) => self.entries.next_key_seed(KnownKey { inner: seed, fields }),
             None => self.entries.next_key_seed(seed),
         }
     }
@@ -177,25 +182,25 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Value<S> {
     }
 }
 
-/// The name of a field on its way to the type that is read: its seed, then its deserializer, then its visitor.
-struct Key<T> {
+/// A field name on its way to the target type: wraps the seed, then the deserializer, then the visitor.
+struct KnownKey<T> {
     inner: T,
     fields: &'static [&'static str],
 }
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Key<S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for KnownKey<S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, written: D) -> Result<S::Value, D::Error> {
-        self.inner.deserialize(Key { inner: written, fields: self.fields })
+        self.inner.deserialize(KnownKey { inner: written, fields: self.fields })
     }
 }
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<D> {
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownKey<D> {
     type Error = D::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_identifier(Key { inner: visitor, fields: self.fields })
+        self.inner.deserialize_identifier(KnownKey { inner: visitor, fields: self.fields })
     }
 
     forward_to_deserialize_any! {
@@ -204,7 +209,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<D> {
     }
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Key<V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for KnownKey<V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -214,9 +219,33 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Key<V> {
     fn visit_str<E: Error>(self, name: &str) -> Result<V::Value, E> {
         match self.fields.contains(&name) {
             true => self.inner.visit_str(name),
-            false => Err(E::unknown_field(name, self.fields)),
+            false => Err(E::custom(unknown(name, self.fields))),
         }
     }
+}
+
+fn unknown(name: &str, fields: &[&str]) -> String {
+    let help = match nearest(name, fields.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if fields.is_empty() => "this call takes no fields".to_owned(),
+        None => format!("known here: {}", fields.join(", ")),
+    };
+    let shown: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+    format!("{UNKNOWN}`{shown}`; {help}")
+}
+
+/// The message about an unknown field, without its position. Of types that reject such fields by themselves it is serde's:
+/// "unknown field `x`, expected one of `a`, `b`".
+pub(crate) fn unknown_field(error: &serde_json::Error) -> Option<String> {
+    let text = error.to_string();
+    let message = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+    let rest = message.strip_prefix(UNKNOWN)?;
+    Some(match rest.rsplit_once(", expected ") {
+        Some((name, known)) => {
+            unknown(name.trim_matches('`'), &known.split('`').skip(1).step_by(2).collect::<Vec<_>>())
+        }
+        None => message.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -235,7 +264,7 @@ mod tests {
         let from_value = T::deserialize(KnownFields(written.clone())).map_err(|error| error.to_string());
         match (&from_text, &from_value) {
             (Ok(one), Ok(other)) => assert_eq!(one, other),
-            // The text has a place, which follows the message.
+            // Only the error from text has a position, after the message.
             (Err(one), Err(other)) => assert!(one.starts_with(other.as_str()), "{one} / {other}"),
             _ => panic!("{from_text:?} / {from_value:?}"),
         }
@@ -245,7 +274,7 @@ mod tests {
     #[test]
     fn a_field_that_a_type_does_not_have_is_refused_wherever_it_is() {
         let unknown = read::<StartRun>(&json!({"input": 1, "inputs": 2})).unwrap_err();
-        assert!(unknown.starts_with("unknown field `inputs`, expected one of `flow`, `input`"), "{unknown}");
+        assert!(unknown.starts_with("unknown field `inputs`; did you mean `input`?"), "{unknown}");
         let unknown = read::<Vec<StartRun>>(&json!([{}, {"tag": "x"}])).unwrap_err();
         assert!(unknown.starts_with("unknown field `tag`"), "{unknown}");
         let nested = json!({"error": {"message": "no", "knd": "x"}});
@@ -253,6 +282,14 @@ mod tests {
         assert!(unknown.starts_with("unknown field `knd`"), "{unknown}");
         let unknown = read::<QueueRules>(&json!({"rate": {"count": 1, "brust": 1}})).unwrap_err();
         assert!(unknown.starts_with("unknown field `brust`"), "{unknown}");
+    }
+
+    #[test]
+    fn a_field_that_is_far_from_all_names_gets_their_list() {
+        let unknown = read::<StartRun>(&json!({"zzzzzzzzzzzzzzzzz": 1})).unwrap_err();
+        assert!(unknown.starts_with("unknown field `zzzzzzzzzzzzzzzzz`; known here: flow, input"), "{unknown}");
+        let unknown = read::<StartRun>(&json!({"z".repeat(1_000): 1})).unwrap_err();
+        assert!(unknown.len() < 500, "{unknown}");
     }
 
     #[test]

@@ -1,23 +1,23 @@
-//! Limits: named bounds that tasks pass, across queues.
+//! Limits: named bounds that tasks must pass, across queues.
 
 use eddyline_language::time::iso;
 use eddyline_protocol::{LimitInfo, LimitRules};
 use eddyline_store as store;
 use serde_json::json;
 
-use super::call::{Answer, Call, ok};
+use super::call::{ApiResult, Call, ok};
 use super::failure::Failure;
 use super::queues::{check_name, inner_rate, rate};
 
 /// `GET /v1/limits`
-pub(crate) async fn list(call: Call) -> Answer {
+pub(crate) async fn list(call: Call) -> ApiResult {
     let limits = call.engine().limits(call.ns()).await?;
     let limits = limits.into_iter().map(show).collect();
     ok(&call.page(limits, |limit: &LimitInfo| &limit.name)?)
 }
 
-/// `PUT /v1/limits/{name}`: the rules as a whole.
-pub(crate) async fn set(mut call: Call) -> Answer {
+/// `PUT /v1/limits/{name}`: replaces all rules.
+pub(crate) async fn set(mut call: Call) -> ApiResult {
     let asked: LimitRules = call.json().await?;
     let name = call.param("name");
     check_name(name)?;
@@ -28,7 +28,7 @@ pub(crate) async fn set(mut call: Call) -> Answer {
 }
 
 /// `DELETE /v1/limits/{name}`
-pub(crate) async fn delete(call: Call) -> Answer {
+pub(crate) async fn delete(call: Call) -> ApiResult {
     call.engine().delete_limit(call.ns(), call.param("name")).await?;
     ok(&json!({"deleted": true}))
 }

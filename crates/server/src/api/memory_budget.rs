@@ -1,5 +1,5 @@
-//! A memory budget: what all things of one kind may take together (bodies being read, responses being written, tasks on
-//! their way to sockets), and what those of one namespace may.
+//! A memory budget for all things of one kind (bodies being read, responses being written, tasks on their way to
+//! sockets), with a share per namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::shares::Shares;
 
-/// What is smaller is not counted, so that heartbeats and small reports get through beside large ones. The limit on
-/// connections bounds it: 4,096 times as much is 64 MiB.
+/// Smaller things are not counted, so that heartbeats and small reports get through next to large ones. The limit on
+/// connections bounds them: 4,096 times this is 64 MiB.
 const SMALL_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
@@ -20,21 +20,21 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// So many bytes, of which a namespace may use one of so many parts.
+    /// A namespace can use one of `parts` equal parts of `bytes`.
     pub fn new(bytes: usize, parts: u32) -> MemoryBudget {
         let kib = kib(bytes).clamp(parts, u32::MAX >> 3);
         let all = Arc::new(Semaphore::new(kib as usize));
         MemoryBudget { all, share_kib: kib / parts, shares: Shares::new((kib / parts) as usize) }
     }
 
-    /// Nothing yet, for something of this namespace.
+    /// An empty reservation for something of this namespace.
     pub fn reservation(&self, ns: &Namespace) -> Reservation {
         let share = self.shares.of(ns);
         Reservation { all: self.all.clone(), share, most_kib: self.share_kib, held_kib: 0, held: Vec::new() }
     }
 }
 
-/// What one thing has of the budget. It is given back when this is dropped.
+/// A part of the budget; released on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     all: Arc<Semaphore>,
@@ -45,17 +45,17 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Has at least so many bytes from now on, waiting for others to give them back. What is larger than its namespace's
-    /// share has all of the share.
+    /// Grows to at least `bytes`, waiting for others to release theirs. A request larger than the namespace's share
+    /// gets the whole share.
     pub async fn grow_to(&mut self, bytes: usize) {
         let Some((wanted, more)) = self.lacks(bytes) else { return };
-        // The share first: whoever waits for it keeps nothing that others could use.
+        // The share first: a task that waits for its share must not hold what other namespaces could use.
         let share = self.share.clone().acquire_many_owned(more).await;
         let all = self.all.clone().acquire_many_owned(more).await;
         self.hold(wanted, [share.ok(), all.ok()]);
     }
 
-    /// The same, if it does not take longer than `wait`; else it has what it had.
+    /// Like `grow_to`, but gives up after `wait` and keeps what it has.
     pub async fn grow_within(&mut self, bytes: usize, wait: Duration) -> Result<(), Full> {
         match wait.is_zero() {
             true => self.try_grow_to(bytes),
@@ -63,7 +63,7 @@ impl Reservation {
         }
     }
 
-    /// The same, if it is there at once.
+    /// Like `grow_to`, but without waiting.
     pub fn try_grow_to(&mut self, bytes: usize) -> Result<(), Full> {
         let Some((wanted, more)) = self.lacks(bytes) else { return Ok(()) };
         let share = self.share.clone().try_acquire_many_owned(more).map_err(|_| Full)?;
@@ -72,25 +72,25 @@ impl Reservation {
         Ok(())
     }
 
-    /// Gives what it has to another reservation, and starts again with nothing.
+    /// Moves everything to a new reservation and leaves this one empty.
     pub fn hand_over(&mut self) -> Reservation {
         let (all, share, held) = (self.all.clone(), self.share.clone(), std::mem::take(&mut self.held));
         let held_kib = std::mem::take(&mut self.held_kib);
         Reservation { all, share, most_kib: self.most_kib, held_kib, held }
     }
 
-    /// Whether it has anything of the budget.
+    /// Whether anything is reserved.
     pub fn is_counted(&self) -> bool {
         self.held_kib > 0
     }
 
-    /// How much it should have, and how much of that it has not.
+    /// The wanted size and the missing part of it, in KiB.
     fn lacks(&self, bytes: usize) -> Option<(u32, u32)> {
         let wanted = kib(bytes).min(self.most_kib);
         (bytes > SMALL_BYTES && wanted > self.held_kib).then(|| (wanted, wanted - self.held_kib))
     }
 
-    /// Nobody closes the semaphores, so the permits are there.
+    /// The semaphores are never closed, so both permits exist.
     fn hold(&mut self, wanted: u32, permits: [Option<OwnedSemaphorePermit>; 2]) {
         self.held.extend(permits.into_iter().flatten());
         self.held_kib = wanted;
@@ -117,7 +117,7 @@ mod tests {
         let (now, soon) = (Duration::ZERO, Duration::from_millis(1));
         let mut first = budget.reservation(&one);
         first.grow_within(60 << 10, now).await.unwrap();
-        // The same again needs no more, and what is small nothing.
+        // Growing to less needs no more, and small sizes need nothing.
         first.grow_within(50 << 10, now).await.unwrap();
         budget.reservation(&one).grow_within(SMALL_BYTES, now).await.unwrap();
         for wait in [now, soon] {

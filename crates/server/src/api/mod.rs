@@ -1,11 +1,11 @@
-//! The API: one table of routes, one file a resource.
+//! The API: one table of routes, one file per resource.
 
 mod acts;
-mod apart;
 mod body;
 mod call;
 mod connect;
 pub(crate) mod counts;
+mod drain_body;
 mod events;
 mod failure;
 pub(crate) mod flows;
@@ -15,6 +15,7 @@ mod guard;
 mod health;
 mod hooks;
 mod info;
+mod item_errors;
 pub(crate) mod keyring;
 mod keys;
 mod known_fields;
@@ -26,6 +27,7 @@ mod projections;
 mod queues;
 mod read_meter;
 mod reports;
+mod response_budget;
 pub(crate) mod routes;
 mod runs;
 mod secrets;
@@ -35,12 +37,9 @@ mod starts;
 mod steps;
 mod streams;
 mod tasks;
+mod to_wire;
 mod traceparent;
-mod unread;
-mod unsent;
 mod values;
-mod wording;
-mod words;
 mod workers;
 
 use std::net::SocketAddr;
@@ -60,7 +59,7 @@ use eddyline_store::Namespace;
 use tokio::sync::{mpsc, watch};
 
 use crate::serve::Settings;
-use call::{Answer, Call};
+use call::{ApiResult, Call};
 use failure::Failure;
 use keyring::Keyring;
 use memory_budget::MemoryBudget;
@@ -68,10 +67,10 @@ pub(crate) use read_meter::{MayRead, ReadMeter};
 use routes::{Route, routes};
 use slots::{NoSlot, Slot, Slots};
 
-/// Of what bodies and tasks may take, a namespace may use one of so many parts.
+/// A namespace can use one of this many parts of the memory for bodies and tasks.
 const MEMORY_PARTS: u32 = 4;
 
-/// What every request has at hand. Cheap to clone.
+/// The state shared by all requests. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Api(Arc<Inner>);
 
@@ -83,18 +82,18 @@ struct Inner {
     sockets: Slots,
     bodies: MemoryBudget,
     task_memory: MemoryBudget,
-    unsent: unsent::Unsent,
+    unsent: response_budget::ResponseBudget,
     projections: projections::ProjectionCache,
-    left: connect::Left,
+    pushed_tasks: connect::PushedTasks,
     stopping: watch::Receiver<bool>,
-    /// Held by sockets, which outlive the connection that they were made from.
+    /// Held by WebSockets, which outlive the connection they were upgraded from.
     open: mpsc::WeakSender<()>,
 }
 
-/// What a server knows of itself.
+/// Facts about the server.
 #[derive(Debug)]
 pub(crate) struct About {
-    /// The word for the kind of its store.
+    /// The name of the store's kind.
     pub store: &'static str,
     pub addr: SocketAddr,
     pub public_url: String,
@@ -113,9 +112,9 @@ impl Api {
             sockets: Slots::new(settings.max_connections),
             bodies: MemoryBudget::new(settings.body_memory, MEMORY_PARTS),
             task_memory: MemoryBudget::new(settings.task_memory, MEMORY_PARTS),
-            unsent: unsent::Unsent::new(settings.response_memory),
+            unsent: response_budget::ResponseBudget::new(settings.response_memory),
             projections: projections::ProjectionCache::default(),
-            left: connect::Left::default(),
+            pushed_tasks: connect::PushedTasks::default(),
             engine,
             about,
             stopping,
@@ -139,12 +138,12 @@ impl Api {
         &self.0.bodies
     }
 
-    /// For tasks that are on their way to workers.
+    /// For tasks on their way to workers.
     fn task_memory(&self) -> &MemoryBudget {
         &self.0.task_memory
     }
 
-    fn unsent(&self) -> &unsent::Unsent {
+    fn unsent(&self) -> &response_budget::ResponseBudget {
         &self.0.unsent
     }
 
@@ -152,8 +151,8 @@ impl Api {
         &self.0.projections
     }
 
-    fn left(&self) -> &connect::Left {
-        &self.0.left
+    fn pushed_tasks(&self) -> &connect::PushedTasks {
+        &self.0.pushed_tasks
     }
 
     pub fn stopping(&self) -> watch::Receiver<bool> {
@@ -164,27 +163,27 @@ impl Api {
         self.0.long_polls.taken()
     }
 
-    /// Room for a request of a namespace that waits.
+    /// A slot for a waiting request.
     pub fn long_poll(&self, ns: &Namespace) -> Result<LongPoll, Failure> {
         let slot = self.0.long_polls.take(ns).map_err(|no| {
             let message = match no {
-                NoSlot::All => "too many requests wait already; come back in a second".to_owned(),
-                NoSlot::Share(most) => format!(
-                    "the namespace has used its share of waiting requests: {most} wait already; come back in a second"
-                ),
+                NoSlot::All => "too many requests are waiting; retry in a second".to_owned(),
+                NoSlot::Share(most) => {
+                    format!("the namespace has used its whole share of {most} waiting requests; retry in a second")
+                }
             };
             Failure::new(Code::TooMany, message)
         })?;
-        Ok(LongPoll { _slot: slot, _counted: Counted::new("eddyline_long_polls") })
+        Ok(LongPoll { _slot: slot, _counted: GaugeGuard::new("eddyline_long_polls") })
     }
 
-    /// Room for a socket of a namespace, and what tells the server that it is open.
+    /// A slot for a socket, and the sender that the socket holds while it is open.
     fn socket(&self, ns: &Namespace) -> Result<(Slot, mpsc::Sender<()>), Failure> {
         let slot = self.0.sockets.take(ns).map_err(|no| {
             let message = match no {
-                NoSlot::All => "too many sockets are open already".to_owned(),
+                NoSlot::All => "too many sockets are open".to_owned(),
                 NoSlot::Share(most) => {
-                    format!("the namespace has used its share of sockets: {most} are open already")
+                    format!("the namespace has used its whole share of {most} sockets")
                 }
             };
             Failure::new(Code::TooMany, message)
@@ -195,31 +194,31 @@ impl Api {
     }
 }
 
-/// A request that waits, for as long as it does.
+/// Held by a request while it waits.
 pub(crate) struct LongPoll {
     _slot: Slot,
-    _counted: Counted,
+    _counted: GaugeGuard,
 }
 
-/// Something that there is a number of: counted for as long as it is there, however it ends.
-pub(crate) struct Counted(&'static str);
+/// Counts something in a gauge as long as this guard exists.
+pub(crate) struct GaugeGuard(&'static str);
 
-impl Counted {
-    pub fn new(gauge: &'static str) -> Counted {
+impl GaugeGuard {
+    pub fn new(gauge: &'static str) -> GaugeGuard {
         metrics::gauge!(gauge).increment(1.0);
-        Counted(gauge)
+        GaugeGuard(gauge)
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         metrics::gauge!(self.0).decrement(1.0);
     }
 }
 
-/// Returns when the server is to stop.
+/// Returns when the server should stop.
 pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    // Whoever could say so is gone as well: it has stopped.
+    // An error means that the sender was dropped: the server has stopped.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
@@ -233,20 +232,20 @@ pub(crate) fn router(api: Api) -> Router {
         };
         router = router.route(route.path, on(filter, handler));
     }
-    let wrong_method = async || Failure::new(Code::MethodNotAllowed, "this path has no such method").response();
-    let nothing = async || Failure::new(Code::NotFound, "there is nothing at this path").response();
+    let wrong_method = async || Failure::new(Code::MethodNotAllowed, "this method is not allowed here").response();
+    let nothing = async || Failure::new(Code::NotFound, "no such path").response();
     let limit = api.about().settings.max_body;
-    let taken = move |request: Request| async move { unread::taken_to_its_end(request, limit) };
+    let taken = move |request: Request| async move { drain_body::taken_to_its_end(request, limit) };
     router.method_not_allowed_fallback(wrong_method).fallback(nothing).layer(map_request(taken))
 }
 
-/// What comes of a call that was let in.
-async fn called(mut call: Call) -> Answer {
+/// Handles an admitted call.
+async fn called(mut call: Call) -> ApiResult {
     call.refuse_unknown().await?;
     (call.route.handler)(call).await
 }
 
-/// From a request to its response. Logs and metrics name the route, never the path: paths may hold secrets.
+/// Turns a request into its response. Logs and metrics name the route, never the path: paths may contain secrets.
 async fn answer(api: Api, route: &'static Route, params: Option<RawPathParams>, request: Request) -> Response {
     let since = Instant::now();
     let (ns, answered) = match guard::admit(&api, route, request.headers()).await {

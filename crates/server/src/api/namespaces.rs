@@ -1,4 +1,4 @@
-//! Namespaces: all of them for an admin of `default`, its own for anybody else.
+//! Namespaces: an admin of `default` sees all of them, other admins only their own.
 
 use axum::http::StatusCode;
 use eddyline_engine::{Config, NamespaceChange, NamespaceState, RetentionSettings};
@@ -9,12 +9,12 @@ use eddyline_protocol::{
 };
 use eddyline_store::Namespace;
 
-use super::call::{Answer, Call, answer, ok};
+use super::call::{ApiResult, Call, answer, ok};
 use super::failure::Failure;
 use super::guard::namespace;
 
 /// `GET /v1/namespaces`
-pub(crate) async fn list(call: Call) -> Answer {
+pub(crate) async fn list(call: Call) -> ApiResult {
     let everything = *call.ns() == Namespace::default();
     let found = call.engine().namespaces().await?.into_iter().filter(|(ns, _)| everything || ns == call.ns());
     let found = found.map(|(ns, state)| info(call.engine().config(), &ns, &state)).collect();
@@ -22,22 +22,22 @@ pub(crate) async fn list(call: Call) -> Answer {
 }
 
 /// `GET /v1/namespaces/{name}`
-pub(crate) async fn show(call: Call) -> Answer {
+pub(crate) async fn show(call: Call) -> ApiResult {
     let ns = named(&call)?;
     let state = call.engine().namespace(&ns).await?.ok_or_else(|| unknown(&ns))?;
     ok(&info(call.engine().config(), &ns, &state))
 }
 
 /// `POST /v1/namespaces`
-pub(crate) async fn create(mut call: Call) -> Answer {
+pub(crate) async fn create(mut call: Call) -> ApiResult {
     let asked: CreateNamespace = call.json().await?;
     if *call.ns() != Namespace::default() {
-        return Err(Failure::new(Code::Forbidden, "a namespace is made by an admin of `default`"));
+        return Err(Failure::new(Code::Forbidden, "only an admin of `default` can create namespaces"));
     }
     let ns = namespace(&asked.name).map_err(|failure| Failure::invalid(failure.0.message))?;
     let now = call.engine().now().await?;
     if ns == Namespace::default() || !call.engine().add_namespace(&ns, now).await? {
-        return Err(Failure::new(Code::Conflict, format!("the namespace {ns} is there already")));
+        return Err(Failure::new(Code::Conflict, format!("the namespace {ns} already exists")));
     }
     let mut state = NamespaceState::default();
     state.settings.created_at = Some(now);
@@ -45,10 +45,10 @@ pub(crate) async fn create(mut call: Call) -> Answer {
 }
 
 /// `PATCH /v1/namespaces/{name}`
-pub(crate) async fn change(mut call: Call) -> Answer {
+pub(crate) async fn change(mut call: Call) -> ApiResult {
     let ns = named(&call)?;
     if *call.ns() != Namespace::default() {
-        return Err(Failure::new(Code::Forbidden, "the settings of a namespace are changed by an admin of `default`"));
+        return Err(Failure::new(Code::Forbidden, "only an admin of `default` can change the settings of a namespace"));
     }
     let asked: ChangeNamespace = call.json().await?;
     let ms = |span: Option<Span>| span.map(|span| Millis::try_from(span.ms).unwrap_or(Millis::MAX));
@@ -65,12 +65,12 @@ pub(crate) async fn change(mut call: Call) -> Answer {
         disabled: asked.disabled.map(Option::unwrap_or_default),
     };
     let state = call.engine().change_namespace(&ns, change).await?;
-    // Here it takes effect before it is answered, on other instances within a second.
+    // It takes effect here before the response is sent, on other instances within a second.
     call.api.keyring().look_at_disabled().await?;
     ok(&info(call.engine().config(), &ns, &state))
 }
 
-/// The namespace that is asked for. One of others is not told from one that is not there.
+/// The namespace in the path. The namespaces of others look like ones that do not exist.
 fn named(call: &Call) -> Result<Namespace, Failure> {
     let name = call.param("name");
     let ns = namespace(name).map_err(|_| unknown(&name.chars().take(120).collect::<String>()))?;

@@ -1,4 +1,4 @@
-//! What may be sent with a call besides its path, as `openapi.json` says it: the document is what callers go by.
+//! The query parameters and body that a call accepts, as described in `openapi.json`, which callers rely on.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::info::OPENAPI;
 use super::routes::{Route, routes};
 
-/// What a call takes.
+/// What a call accepts.
 #[derive(Debug, Default)]
 pub(crate) struct Takes {
     /// The names of its query parameters.
@@ -18,13 +18,13 @@ pub(crate) struct Takes {
     pub body: bool,
 }
 
-/// What a route takes.
+/// What a route accepts.
 pub(crate) fn of(route: &'static Route) -> &'static Takes {
     static NOTHING: Takes = Takes { query: Vec::new(), body: false };
     BY_ROUTE.get(&(route.method.as_str(), route.path)).unwrap_or(&NOTHING)
 }
 
-/// A parameter that a call does not have would be without effect, and a filter that has none shows everything.
+/// A parameter that a call does not know would have no effect, and a misspelt filter would show everything.
 pub(crate) fn refuse_unknown(query: &[(String, String)], known: &[String]) -> Result<(), Failure> {
     let Some((unknown, _)) = query.iter().find(|(name, _)| !known.contains(name)) else { return Ok(()) };
     let shown: String = unknown.chars().take(40).collect();
@@ -49,7 +49,7 @@ static BY_ROUTE: LazyLock<HashMap<(&'static str, &'static str), Takes>> = LazyLo
     routes().iter().map(described).collect()
 });
 
-/// The parameter itself, where the document refers to one that many calls have.
+/// Follows a reference to a shared parameter.
 fn resolved<'a>(parameter: &'a Value, document: &'a Value) -> &'a Value {
     let shared = parameter["$ref"].as_str().and_then(|to| document.pointer(to.trim_start_matches('#')));
     shared.unwrap_or(parameter)

@@ -1,6 +1,6 @@
-//! A cache of projector states. A projection is a fold of the timeline, so a page of it begins with the state before its
-//! first record; with the state in which the page before ended, it costs what the first page costs. Records never change,
-//! so a state is right for as long as it is kept.
+//! A cache of projector states. A projection is a fold over the timeline, so reading a page needs the state before its
+//! first record. With the cached state from the end of the previous page, a page costs as much as the first one.
+//! Records never change, so a cached state never becomes stale.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,20 +8,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use eddyline_machine::RunId;
 use eddyline_machine::project::Projector;
 
-/// What all states may take together. Those not used for the longest time go first.
+/// The maximum size of all states. The least recently used are evicted first.
 const MAX_BYTES: usize = 64 << 20;
-/// States of one run in which readers stopped: some readers, each at a place of its own.
+/// The maximum number of states per run in which readers stopped: a few readers, each at its own position.
 const MAX_STATES: usize = 4;
-/// While a timeline is folded a checkpoint is kept about every so many records, for those who begin to read elsewhere.
+/// While folding a timeline, a checkpoint is stored about every this many records, for readers that start elsewhere.
 pub(super) const CHECKPOINT_EVERY: u64 = 1_000;
-/// Checkpoints of one run, which take half of the cache at most. With more of them the distances grow.
+/// The maximum number of checkpoints per run; they take at most half of the cache. Beyond it, checkpoints are thinned
+/// out.
 const MAX_CHECKPOINTS: usize = 16;
-/// Counts that are kept. Each is a few numbers and the filter that it was made with.
+/// The maximum number of cached counts. Each is a few numbers and its filter.
 const MAX_COUNTS: usize = 1_000;
 
-/// What was counted: records of a run's timeline, or of one of its projections, of these kinds and that step.
+/// Identifies a count: records of a run's timeline, or of one of its projections, of these kinds and that step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Counted {
+pub(crate) struct CountKey {
     pub run: RunId,
     pub which: Option<u8>,
     pub kinds: Vec<String>,
@@ -32,28 +33,29 @@ pub(crate) struct Counted {
 pub(crate) struct ProjectionCache {
     most_bytes: usize,
     kept: Mutex<Kept>,
-    /// Up to which record each count goes, and what it came to.
-    counts: Mutex<HashMap<Counted, (u64, u64)>>,
+    /// The last counted record, and the count.
+    counts: Mutex<HashMap<CountKey, (u64, u64)>>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     by_run: HashMap<RunId, Vec<State>>,
     bytes: usize,
-    /// Counts uses, to tell which was the last.
+    /// Incremented with each use, for LRU.
     uses: u64,
 }
 
 #[derive(Debug, Clone)]
 struct State {
-    /// The number of the last record that was folded.
+    /// The number of the last folded record.
     at: u64,
-    /// Which projection was read, and the last record up to `at` that changed it: whoever has read so far has read all.
+    /// Which projection was read, and the last record up to `at` that changed it: a reader beyond that record has seen
+    /// everything up to `at`.
     quiet: (u8, u64),
     projector: Arc<Projector>,
     bytes: usize,
     used: u64,
-    /// Nobody stopped here: it was made on the way.
+    /// No reader stopped here; stored while folding.
     checkpoint: bool,
 }
 
@@ -68,10 +70,10 @@ impl ProjectionCache {
         ProjectionCache { most_bytes, kept: Mutex::default(), counts: Mutex::default() }
     }
 
-    /// The best state from which to go on reading a projection after a record, and the number of the last record in it.
+    /// The best state for reading a projection after record `after`, and the number of the last record folded into it.
     pub fn resume(&self, run: RunId, which: u8, after: u64) -> (Projector, u64) {
         match self.find(run, which, after) {
-            // Copied once nobody else has to wait for it.
+            // Cloned outside of the lock.
             Some((projector, at)) => (Projector::clone(&projector), at),
             None => (Projector::new(run), 0),
         }
@@ -88,7 +90,8 @@ impl ProjectionCache {
         Some((state.projector.clone(), state.at))
     }
 
-    /// Keeps the state in which a reader of a projection stopped. `last` is the last record that changed the projection.
+    /// Caches the state in which a reader of a projection stopped. `last` is the last record that changed the
+    /// projection.
     pub fn keep(&self, run: RunId, which: u8, last: u64, at: u64, projector: Projector) {
         let bytes = projector.bytes();
         if at == 0 || bytes > self.most_bytes {
@@ -98,8 +101,8 @@ impl ProjectionCache {
         self.add(run, State { at, quiet, projector: Arc::new(projector), bytes, used: 0, checkpoint: false });
     }
 
-    /// Keeps a state on the way, if it has come far enough since the record `since`: about as many records as it has open
-    /// steps, so that the copies take no longer than the folding. Whether it has come that far.
+    /// Caches a checkpoint if enough records were folded since `since`: about as many as there are open steps, so that
+    /// copying takes no longer than folding. Returns whether enough were folded.
     pub fn pass(&self, run: RunId, which: u8, last: u64, at: u64, since: u64, projector: &Projector) -> bool {
         if at < since + CHECKPOINT_EVERY || at < since + projector.open_steps() as u64 {
             return false;
@@ -131,7 +134,7 @@ impl ProjectionCache {
         {
             freed += states.remove(oldest).bytes;
         }
-        while let Some(dispensable) = dispensable(states, self.most_bytes / 2) {
+        while let Some(dispensable) = least_useful(states, self.most_bytes / 2) {
             freed += states.remove(dispensable).bytes;
         }
         kept.bytes -= freed;
@@ -140,12 +143,12 @@ impl ProjectionCache {
         }
     }
 
-    /// Up to which record this was counted, and what it came to.
-    pub fn counted(&self, what: &Counted) -> (u64, u64) {
+    /// The last counted record, and the count.
+    pub fn counted(&self, what: &CountKey) -> (u64, u64) {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(what).copied().unwrap_or_default()
     }
 
-    pub fn keep_count(&self, what: Counted, at: u64, count: u64) {
+    pub fn keep_count(&self, what: CountKey, at: u64, count: u64) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.len() >= MAX_COUNTS && !counts.contains_key(&what) {
             counts.clear();
@@ -154,8 +157,8 @@ impl ProjectionCache {
     }
 }
 
-/// The checkpoint that is missed least, where there are too many: its neighbours are closest to each other.
-fn dispensable(states: &[State], most_bytes: usize) -> Option<usize> {
+/// If there are too many checkpoints, the least useful one: the one with the smallest gap between its neighbours.
+fn least_useful(states: &[State], most_bytes: usize) -> Option<usize> {
     let mut checkpoints: Vec<usize> = (0..states.len()).filter(|at| states[*at].checkpoint).collect();
     let bytes: usize = checkpoints.iter().map(|at| states[*at].bytes).sum();
     if checkpoints.len() <= MAX_CHECKPOINTS && bytes <= most_bytes {
@@ -163,7 +166,7 @@ fn dispensable(states: &[State], most_bytes: usize) -> Option<usize> {
     }
     checkpoints.sort_unstable_by_key(|at| states[*at].at);
     let before = |place: usize| place.checked_sub(1).map_or(0, |before| states[checkpoints[before]].at);
-    // The last one is next to nothing: whoever folds on will make another after it.
+    // The last one is never removed: it has no successor yet.
     let gap = |place: usize| states[checkpoints[place + 1]].at - before(place);
     let least = (0..checkpoints.len() - 1).min_by_key(|place| gap(*place)).unwrap_or(0);
     Some(checkpoints[least])
@@ -199,7 +202,7 @@ mod tests {
         let cache = ProjectionCache::default();
         let resumed = |which, after| cache.resume(run(1), which, after).1;
         assert_eq!(resumed(STEPS, 100), 0);
-        // The records 91 to 100 did not change the projection.
+        // Records 91 to 100 did not change the projection.
         cache.keep(run(1), STEPS, 90, 100, Projector::new(run(1)));
         assert_eq!(
             [resumed(STEPS, 89), resumed(STEPS, 90), resumed(STEPS, 100), resumed(STEPS, 500)],

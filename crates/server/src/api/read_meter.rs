@@ -1,6 +1,6 @@
-//! What a socket has read of a message that is not complete yet. It counts as a body does, in the same budget: sockets that
-//! send the first part of large messages and never the rest would fill the memory otherwise. A complete message takes its
-//! reservation along, until it is handled.
+//! Counts the bytes of a message that a socket has only partly read, in the same budget as request bodies. Otherwise
+//! sockets that send the first part of large messages and never the rest would fill the memory. A complete message
+//! keeps its reservation until it is handled.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,23 +9,23 @@ use tokio::time::Instant;
 
 use super::memory_budget::Reservation;
 
-/// A socket reads this much between two looks at the budget.
+/// How much a socket reads between two checks of the budget.
 const STEP_BYTES: usize = 64 << 10;
-/// A message that finds the budget used up waits this long before its socket is closed.
+/// How long a message waits for the budget before its socket is closed.
 pub(super) const BUDGET_WAIT: Duration = Duration::from_secs(2);
-/// What a control frame has beside its payload.
+/// The size of a control frame without its payload.
 const CONTROL_BYTES: usize = 6;
-/// A message is complete this long after its first byte, or its socket is closed.
+/// A message must be complete this long after its first byte, or its socket is closed.
 const MESSAGE_TIME: Duration = Duration::from_secs(60);
 
-/// Shared by a connection and the session that it was upgraded to. It counts nothing until then.
+/// Shared by a connection and the session it was upgraded to. It counts nothing before the upgrade.
 #[derive(Debug, Default)]
 pub(crate) struct ReadMeter(Mutex<Option<Metered>>);
 
 #[derive(Debug)]
 struct Metered {
     reserved: Reservation,
-    /// Of the message that is being read.
+    /// Bytes of the current message.
     bytes: usize,
     begun: Instant,
     full_since: Option<Instant>,
@@ -40,7 +40,7 @@ pub(crate) enum MayRead {
 }
 
 impl ReadMeter {
-    /// Counts from now on.
+    /// Starts counting.
     pub fn begin(&self, reserved: Reservation) {
         let metered = Metered { reserved, bytes: 0, begun: Instant::now(), full_since: None };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(metered);
@@ -52,7 +52,7 @@ impl ReadMeter {
         if metered.bytes > 0 && metered.begun.elapsed() > MESSAGE_TIME {
             return MayRead::Never;
         }
-        // In whole steps: a message of a few KiB takes nothing of the budget.
+        // In whole steps: a message of a few KiB reserves nothing.
         match metered.reserved.try_grow_to(metered.bytes / STEP_BYTES * 2 * STEP_BYTES) {
             Ok(()) => {
                 metered.full_since = None;
@@ -72,14 +72,15 @@ impl ReadMeter {
         }
     }
 
-    /// A control frame with so many bytes of payload came: it is no part of a message.
+    /// A control frame with this payload size arrived; it is not part of a message.
     pub fn control(&self, payload: usize) {
         if let Some(metered) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             metered.bytes = metered.bytes.saturating_sub(payload + CONTROL_BYTES);
         }
     }
 
-    /// A message is complete: what comes now is of the next. Returns what the message has of the budget.
+    /// Call it when a message is complete. Returns the message's reservation; the next bytes belong to the next
+    /// message.
     pub fn complete(&self) -> Option<Reservation> {
         let mut metered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let metered = metered.as_mut()?;
@@ -101,7 +102,7 @@ mod tests {
         let meters = [ReadMeter::default(), ReadMeter::default()];
         assert_eq!(meters[0].may_read(), MayRead::Now, "no socket yet");
         meters.iter().for_each(|meter| meter.begin(budget.reservation(&ns)));
-        // A namespace may use a quarter: a megabyte.
+        // A namespace can use a quarter: 1 MiB.
         while meters[0].may_read() == MayRead::Now {
             meters[0].came(8 << 10);
             assert!(meters[1].may_read() == MayRead::Now, "it has read nothing");

@@ -1,92 +1,91 @@
-//! What workers say of their tasks, each report read for itself: a bad one does not sink the others.
+//! Reports of workers. Each report is parsed separately, so that an invalid one does not affect the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline_engine::{Reported, TaskReport, TaskToken, namespace_label};
-use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Decision, Due, Op, Said};
+use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Decision, Due, Op, ReportResult};
 use eddyline_protocol as wire;
-use eddyline_protocol::{Outcome, Report, Verdict};
+use eddyline_protocol::{Report, ReportOutcome, Verdict};
 use eddyline_store::Namespace;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::apart::Unread;
 use super::call::moment;
-use super::wording::in_words;
-use super::words::{inner_failure, millis};
+use super::item_errors::ItemErrors;
+use super::to_wire::{inner_failure, millis};
 
-/// Reports that were read, with the place of each among those that were sent.
-pub(crate) struct Reading {
-    /// In the order in which they were sent: what is known of each already.
-    outcomes: Vec<Outcome>,
-    /// The places of those that go to the engine.
+/// Parsed reports, each with its position in the request.
+pub(crate) struct ReadReports {
+    /// One per report of the request, in order; filled in as results arrive.
+    outcomes: Vec<ReportOutcome>,
+    /// The positions of the reports that go to the engine.
     places: Vec<usize>,
     pub reports: Vec<TaskReport>,
-    /// The tasks of code runs that are reported on.
-    pub code: BTreeMap<TaskToken, OfCode>,
+    /// The tasks of code runs among them.
+    pub code: BTreeMap<TaskToken, CodeTaskReports>,
 }
 
-/// What is said of the task of a code run.
+/// The reports on one task of a code run.
 #[derive(Default)]
-pub(crate) struct OfCode {
-    /// The highest number of the memo that the worker has, as far as it says so.
+pub(crate) struct CodeTaskReports {
+    /// The highest memo number that the worker has, if it sent one.
     pub seen: Option<u64>,
-    said: Vec<SaidOf>,
+    reports: Vec<CodeReport>,
 }
 
-struct SaidOf {
-    /// Among the reports that go to the engine.
+struct CodeReport {
+    /// The position among the reports that go to the engine.
     place: usize,
     last: bool,
-    /// The entry of the memo that it is about.
+    /// The memo entry that the report is about.
     name: Option<String>,
 }
 
-impl OfCode {
-    /// Whether the worker still has the task.
+impl CodeTaskReports {
+    /// Whether the worker still holds the task.
     pub fn is_held(&self, reported: &[Reported]) -> bool {
-        self.said.iter().all(|said| match reported.get(said.place) {
+        self.reports.iter().all(|report| match reported.get(report.place) {
             Some(Reported::Answer { answer: Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing, .. }) => {
-                !said.last
+                !report.last
             }
             Some(Reported::Answer { answer: Answer::Stale | Answer::Closed, .. }) => false,
             _ => true,
         })
     }
 
-    /// The entries that were known before, however they came about: who asks for one is told what it came to.
+    /// The names of reported entries that the memo already had; the worker needs their results.
     pub fn known<'a>(&'a self, reported: &[Reported]) -> Vec<&'a str> {
-        let known = self.said.iter().filter(|said| match reported.get(said.place) {
-            Some(Reported::Answer { answer: Answer::Applied(said) | Answer::Duplicate(said), .. }) => said.known,
+        let known = self.reports.iter().filter(|report| match reported.get(report.place) {
+            Some(Reported::Answer { answer: Answer::Applied(result) | Answer::Duplicate(result), .. }) => result.known,
             _ => false,
         });
-        known.filter_map(|said| said.name.as_deref()).collect()
+        known.filter_map(|report| report.name.as_deref()).collect()
     }
 }
 
-impl Reading {
-    /// Of those that are unread it is known what is wrong.
-    pub fn new(written: Vec<Value>, mut unread: Unread) -> Reading {
+impl ReadReports {
+    /// `unread` has the errors of items that failed to parse.
+    pub fn new(written: Vec<Value>, mut unread: ItemErrors) -> ReadReports {
         let outcomes = Vec::with_capacity(written.len());
-        let mut reading = Reading { outcomes, places: Vec::new(), reports: Vec::new(), code: BTreeMap::new() };
+        let mut reading = ReadReports { outcomes, places: Vec::new(), reports: Vec::new(), code: BTreeMap::new() };
         let mut refused: BTreeSet<String> = BTreeSet::new();
         for (at, written) in written.into_iter().enumerate() {
             let task_id = written["task_id"].as_str().map(str::to_owned);
             let outcome = if task_id.as_ref().is_some_and(|task| refused.contains(task)) {
-                Outcome::new(task_id.unwrap_or_default(), Verdict::NotTried)
+                ReportOutcome::new(task_id.unwrap_or_default(), Verdict::NotTried)
             } else {
                 match unread.remove(&at).map_or_else(|| read(written), Err) {
                     Ok((report, seen)) => {
                         reading.wants_news(&report, seen);
                         reading.places.push(reading.outcomes.len());
                         reading.reports.push(report);
-                        Outcome::new(task_id.unwrap_or_default(), Verdict::Applied)
+                        ReportOutcome::new(task_id.unwrap_or_default(), Verdict::Applied)
                     }
                     Err(message) => {
-                        // One that names no task is in the way of none.
+                        // A report without a task id blocks no other report.
                         refused.extend(task_id.clone());
-                        let outcome = Outcome::new(task_id.unwrap_or_default(), Verdict::Invalid);
-                        Outcome { message: Some(message), ..outcome }
+                        let outcome = ReportOutcome::new(task_id.unwrap_or_default(), Verdict::Invalid);
+                        ReportOutcome { message: Some(message), ..outcome }
                     }
                 }
             };
@@ -105,14 +104,14 @@ impl Reading {
             Op::Code { name, .. } => Some(name.clone()),
             _ => None,
         };
-        of_task.said.push(SaidOf { place: self.reports.len(), last: report.is_last(), name });
+        of_task.reports.push(CodeReport { place: self.reports.len(), last: report.is_last(), name });
     }
 
-    /// What came of each, in their order.
-    pub fn outcomes(mut self, ns: &Namespace, reported: Vec<Reported>, hooks: &str) -> Vec<Outcome> {
+    /// The outcome of each report, in order.
+    pub fn outcomes(mut self, ns: &Namespace, reported: Vec<Reported>, hooks: &str) -> Vec<ReportOutcome> {
         for (at, reported) in self.places.into_iter().zip(reported) {
             let task_id = std::mem::take(&mut self.outcomes[at].task_id);
-            self.outcomes[at] = said(task_id, reported, hooks);
+            self.outcomes[at] = outcome(task_id, reported, hooks);
         }
         let namespace = namespace_label(ns);
         for outcome in &self.outcomes {
@@ -123,38 +122,38 @@ impl Reading {
     }
 }
 
-fn said(task_id: String, reported: Reported, hooks: &str) -> Outcome {
+fn outcome(task_id: String, reported: Reported, hooks: &str) -> ReportOutcome {
     let (answer, warning) = match reported {
-        Reported::NotTried => return Outcome::new(task_id, Verdict::NotTried),
+        Reported::NotTried => return ReportOutcome::new(task_id, Verdict::NotTried),
         Reported::Answer { answer, warning } => (answer, warning),
     };
     let outcome = match answer {
-        Answer::Applied(said) => applied(task_id, said, false, hooks),
-        Answer::Duplicate(said) => applied(task_id, said, true, hooks),
-        Answer::Nothing => Outcome::new(task_id, Verdict::Applied),
-        Answer::Stale => Outcome::new(task_id, Verdict::Stale),
-        Answer::Closed => Outcome::new(task_id, Verdict::Closed),
+        Answer::Applied(result) => applied(task_id, result, false, hooks),
+        Answer::Duplicate(result) => applied(task_id, result, true, hooks),
+        Answer::Nothing => ReportOutcome::new(task_id, Verdict::Applied),
+        Answer::Stale => ReportOutcome::new(task_id, Verdict::Stale),
+        Answer::Closed => ReportOutcome::new(task_id, Verdict::Closed),
         Answer::Invalid(message) | Answer::Conflict(message) => {
-            Outcome { message: Some(message), ..Outcome::new(task_id, Verdict::Invalid) }
+            ReportOutcome { message: Some(message), ..ReportOutcome::new(task_id, Verdict::Invalid) }
         }
     };
-    Outcome { warning, ..outcome }
+    ReportOutcome { warning, ..outcome }
 }
 
-fn applied(task_id: String, said: Said, repeated: bool, hooks: &str) -> Outcome {
-    let (decision, after_ms) = match said.decision {
+fn applied(task_id: String, result: ReportResult, repeated: bool, hooks: &str) -> ReportOutcome {
+    let (decision, after_ms) = match result.decision {
         Some(Decision::Recorded) => (Some("recorded"), None),
         Some(Decision::Retry { after_ms }) => (Some("retry"), Some(u64::try_from(after_ms).unwrap_or(0))),
         Some(Decision::Failed) => (Some("failed"), None),
         None => (None, None),
     };
-    Outcome {
-        duplicate: repeated || said.known,
+    ReportOutcome {
+        duplicate: repeated || result.known,
         decision: decision.map(str::to_owned),
         after_ms,
-        url: said.token.as_ref().map(|token| format!("{hooks}{token}")),
-        token: said.token,
-        ..Outcome::new(task_id, Verdict::Applied)
+        url: result.token.as_ref().map(|token| format!("{hooks}{token}")),
+        token: result.token,
+        ..ReportOutcome::new(task_id, Verdict::Applied)
     }
 }
 
@@ -168,23 +167,23 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// A report, and what of the memo its worker has.
+/// Parses a report, and the highest memo number its worker has.
 fn read(written: Value) -> Result<(TaskReport, Option<u64>), String> {
-    // A list would be taken for the fields in their order, which nobody means.
+    // serde would read a list as the fields in order.
     if !written.is_object() {
-        return Err("a report is an object: {task_id, token, op, …}".to_owned());
+        return Err("expected a report: an object {task_id, token, op, …}".to_owned());
     }
-    // Its number among all of them would be taken as well.
+    // serde would also accept the variant's index.
     if let Some(op) = written.get("op") {
-        String::deserialize(op).map_err(|error| format!("`op`: {}", in_words(&error)))?;
+        String::deserialize(op).map_err(|error| format!("`op`: {error}"))?;
     }
-    let report: Report = serde_json::from_value(written).map_err(|error| in_words(&error))?;
+    let report: Report = serde_json::from_value(written).map_err(|error| error.to_string())?;
     let token: TaskToken = report.token.parse().map_err(|error: eddyline_engine::NotAToken| error.to_string())?;
     if token.task_id() != report.task_id {
-        return Err("the token is another task's".to_owned());
+        return Err("the token belongs to another task".to_owned());
     }
     if report.seq == Some(0) {
-        return Err("`seq` counts from 1".to_owned());
+        return Err("`seq` starts at 1".to_owned());
     }
     let seen = report.seen;
     Ok((TaskReport { token, seq: report.seq, op: op(report.op, seen)? }, seen))
@@ -238,7 +237,7 @@ fn due(span: Option<wire::Span>, until: Option<String>) -> Result<Due, String> {
         (None, Some(until)) => {
             moment(&until).map(Due::At).ok_or_else(|| "`until` is not a time such as 2026-01-02T03:04:05Z".to_owned())
         }
-        _ => Err("a sleep has either `for` or `until`".to_owned()),
+        _ => Err("a sleep needs either `for` or `until`".to_owned()),
     }
 }
 
@@ -247,6 +246,6 @@ fn wait(event: Option<String>, key: Option<Value>, webhook: bool, manual: bool) 
         (Some(name), false, false) => Ok(CodeWait::Event { name, key: key.map(Data::from) }),
         (None, true, false) => Ok(CodeWait::Webhook),
         (None, false, true) => Ok(CodeWait::Manual),
-        _ => Err("a wait is for one of `event`, `webhook` and `manual`".to_owned()),
+        _ => Err("a wait needs one of `event`, `webhook` and `manual`".to_owned()),
     }
 }

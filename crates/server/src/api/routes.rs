@@ -1,38 +1,37 @@
-//! Everything that can be called: the one table from which the router is built and requests are let in, and with which
-//! `openapi.json` and the tests are compared.
+//! The table of all routes. It builds the router and decides who may call what; tests compare it with `openapi.json`.
 
 use axum::http::Method;
 use eddyline_protocol::Scope;
 use futures_util::future::BoxFuture;
 
-use super::call::{Answer, Call};
+use super::call::{ApiResult, Call};
 use super::{
     acts, connect, counts, events, flows, gates, health, hooks, info, keys, limits, namespaces, queues, runs, starts,
     steps, streams, tasks, values, workers,
 };
 
-/// One call.
+/// A route.
 #[derive(Debug)]
 pub struct Route {
     pub method: Method,
-    /// With `{names}` for the parts that vary.
+    /// With `{name}` for path parameters.
     pub path: &'static str,
     pub access: Access,
-    pub(crate) handler: fn(Call) -> BoxFuture<'static, Answer>,
+    pub(crate) handler: fn(Call) -> BoxFuture<'static, ApiResult>,
 }
 
 impl Route {
-    /// Whether unknown fields and parameters are refused: in all that people write. What workers send may come from an older
-    /// or a newer SDK, and the others are called by programs that know nothing of Eddyline.
+    /// Whether unknown fields and parameters are refused. They are on every route that people write requests for.
+    /// Workers may use an older or newer SDK, and open routes are called by programs that know nothing of Eddyline.
     pub(crate) fn refuses_unknown(&self) -> bool {
         !matches!(self.access, WORKER | Access::Open)
     }
 }
 
-/// Who may call, where keys are on.
+/// Who may call a route when keys are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Anybody.
+    /// Everyone.
     Open,
     /// Any key.
     Key,

@@ -1,4 +1,4 @@
-//! Runs: listed, looked at, waited for, deleted.
+//! Runs: list, show, wait for the result, delete.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use eddyline_protocol::{ParentInfo, Remains, RunDeleted, RunResult};
 use eddyline_store::{Page, RunFilter, Summary};
 use serde_json::Value;
 
-use super::call::{Answer, Call, answer, ok};
+use super::call::{ApiResult, Call, answer, ok};
 use super::failure::Failure;
-use super::words;
+use super::to_wire;
 
-/// The metadata of the runs in one page, at most, unless the page has a single run.
+/// The maximum size of the metadata in one page, unless the page has a single run.
 const MAX_PAGE_METADATA_BYTES: usize = 4 << 20;
 
 /// `GET /v1/runs`
-pub(crate) async fn list(call: Call) -> Answer {
+pub(crate) async fn list(call: Call) -> ApiResult {
     let status = |word: String| {
         Status::ALL.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
             let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
@@ -44,13 +44,13 @@ pub(crate) async fn list(call: Call) -> Answer {
     let parents = parents(&call, found.iter().filter_map(|summary| summary.header.parent)).await?;
     let show = |summary: Summary| {
         let parent = summary.header.parent.and_then(|parent| parents.get(&(parent.run, parent.activation)).cloned());
-        words::run_summary(summary, parent)
+        to_wire::run_summary(summary, parent)
     };
     let items = found.into_iter().map(show).collect();
     call.show(StatusCode::OK, &eddyline_protocol::Page { items, next, total })
 }
 
-/// Ends a page early where the metadata of its runs is large; true if it did.
+/// Ends a page early if the metadata of its runs is too large; returns whether it did.
 fn cut(found: &mut Vec<Summary>) -> bool {
     let mut bytes = 0;
     let mut fits = |summary: &Summary| {
@@ -65,24 +65,24 @@ fn cut(found: &mut Vec<Summary>) -> bool {
 }
 
 /// `GET /v1/runs/{id}`
-pub(crate) async fn show(call: Call) -> Answer {
+pub(crate) async fn show(call: Call) -> ApiResult {
     let info = call.engine().run(call.ns(), call.run()?).await?;
     let quarantine = match info.summary.ended_at {
         Some(_) => None,
         None => call.engine().quarantine(call.ns(), info.summary.run).await?,
     };
     let mut parents = parents(&call, info.summary.header.parent.into_iter()).await?;
-    let mut shown = words::run_info(info, parents.pop_first().map(|(_, parent)| parent));
-    shown.error = shown.error.or_else(|| quarantine.map(words::quarantined));
+    let mut shown = to_wire::run_info(info, parents.pop_first().map(|(_, parent)| parent));
+    shown.error = shown.error.or_else(|| quarantine.map(to_wire::quarantined));
     call.show(StatusCode::OK, &shown)
 }
 
 /// `GET /v1/quarantine`
-pub(crate) async fn quarantined(call: Call) -> Answer {
+pub(crate) async fn quarantined(call: Call) -> ApiResult {
     let mut shown = Vec::new();
     for (summary, suspicion) in call.engine().quarantined(call.ns()).await? {
-        let mut run = words::run_summary(summary, None);
-        run.error = Some(words::quarantined(suspicion));
+        let mut run = to_wire::run_summary(summary, None);
+        run.error = Some(to_wire::quarantined(suspicion));
         shown.push(run);
     }
     let page = call.page(shown, |run: &eddyline_protocol::RunSummary| &run.run_id)?;
@@ -90,7 +90,7 @@ pub(crate) async fn quarantined(call: Call) -> Answer {
 }
 
 /// `DELETE /v1/runs/{id}`
-pub(crate) async fn delete(call: Call) -> Answer {
+pub(crate) async fn delete(call: Call) -> ApiResult {
     let run = call.run()?;
     let remains = call.engine().delete(call.ns(), run).await?;
     ok(&RunDeleted {
@@ -105,7 +105,7 @@ pub(crate) async fn delete(call: Call) -> Answer {
 }
 
 /// `GET /v1/runs/{id}/result`
-pub(crate) async fn result(call: Call) -> Answer {
+pub(crate) async fn result(call: Call) -> ApiResult {
     let (run, wait) = (call.run()?, call.wait()?);
     let _room = if wait.is_zero() { None } else { Some(call.api.long_poll(call.ns())?) };
     match call.while_admitted(call.engine().wait_for_end(call.ns(), run, wait)).await?? {
@@ -114,7 +114,7 @@ pub(crate) async fn result(call: Call) -> Answer {
                 run_id: result.run.to_string(),
                 status: result.status.as_str().to_owned(),
                 output: result.output.unwrap_or_default(),
-                error: result.error.map(words::failure),
+                error: result.error.map(to_wire::failure),
             };
             call.show(StatusCode::OK, &ended)
         }
@@ -126,7 +126,7 @@ pub(crate) async fn result(call: Call) -> Answer {
     }
 }
 
-/// Parents with the public names of their activations; a parent of many is read once.
+/// Parents with the names of their activations; each parent run is read once.
 async fn parents(
     call: &Call,
     of: impl Iterator<Item = Parent>,

@@ -1,13 +1,13 @@
-//! The URLs of gates are secrets that travel in inputs and outputs, to the steps that pass them on. Whoever may not open
-//! gates sees where they lead, not the token.
+//! Hides gate tokens. Gate URLs are secrets that inputs and outputs carry to the steps that pass them on. A caller that
+//! may not open gates sees the URL without the token.
 
 const BEFORE: &str = "/hooks/";
 /// The token of a gate in hex.
 const TOKEN_CHARS: usize = 64;
 const INSTEAD: &str = "…";
 
-/// The same JSON without the tokens in the URLs of gates. Neither these nor what is put there is written with escapes, so
-/// that the text can be changed as it is.
+/// Replaces the tokens in gate URLs. Neither tokens nor the replacement need escaping in JSON, so the text can be
+/// edited directly.
 pub(super) fn left_out(json: String) -> String {
     let Some(mut at) = json.find(BEFORE) else { return json };
     let (mut shown, mut rest) = (String::with_capacity(json.len()), json.as_str());

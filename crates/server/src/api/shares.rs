@@ -1,4 +1,4 @@
-//! What each namespace may have of something that all of them share.
+//! Each namespace's share of a common resource.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use eddyline_store::Namespace;
 use tokio::sync::Semaphore;
 
-/// A semaphore for each namespace, each with the same number of permits.
+/// One semaphore per namespace, each with the same number of permits.
 #[derive(Debug)]
 pub(crate) struct Shares {
     permits: usize,
-    /// By namespace, as long as a permit is in use.
+    /// Dropped when no permit is in use.
     by_namespace: Mutex<HashMap<Namespace, Weak<Semaphore>>>,
 }
 

@@ -1,4 +1,4 @@
-//! A limit on how many of something are open at a time: in all, and for each namespace.
+//! Limits how many of something are open at the same time, in total and per namespace.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct Slots {
     shares: Shares,
 }
 
-/// One of them. It is free again when this is dropped.
+/// A slot in use; released on drop.
 #[derive(Debug)]
 pub(crate) struct Slot {
     _share: OwnedSemaphorePermit,
@@ -24,19 +24,19 @@ pub(crate) struct Slot {
 /// Why there is no free slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoSlot {
-    /// All of them are in use.
+    /// All are in use.
     All,
-    /// The namespace uses its share, which has so many.
+    /// The namespace uses its whole share, which has this many slots.
     Share(usize),
 }
 
 impl Slots {
-    /// A namespace may have half of them, and one in any case.
+    /// A namespace can use half of the slots, and at least one.
     pub fn new(most: usize) -> Slots {
         Slots { most, all: Arc::new(Semaphore::new(most)), shares: Shares::new((most / 2).max(1)) }
     }
 
-    /// How many are open.
+    /// The number of slots in use.
     pub fn taken(&self) -> usize {
         self.most - self.all.available_permits()
     }

@@ -1,4 +1,4 @@
-//! Runs are started, one by one or many at once.
+//! Starts runs, one or many at a time.
 
 use axum::http::StatusCode;
 use eddyline_engine::{MAX_STARTS, StartRequest, Started};
@@ -9,31 +9,31 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::apart::{List, Unread};
 use super::body::{check_labels, one};
-use super::call::{Answer, Call, answer, moment, ok};
+use super::call::{ApiResult, Call, answer, moment, ok};
 use super::failure::Failure;
+use super::item_errors::{ItemErrors, List};
+use super::to_wire::{self, millis, problem};
 use super::traceparent;
-use super::words::{self, millis, problem};
 
-/// Tags of a run.
+/// The maximum number of tags of a run.
 const MAX_TAGS: usize = 64;
 
 /// `POST /v1/flows/{name}/runs`
-pub(crate) async fn start(mut call: Call) -> Answer {
+pub(crate) async fn start(mut call: Call) -> ApiResult {
     let asked: StartRun = call.json_or_default().await?;
     let name = call.param("name").to_owned();
     let wanted = request(&call, name, asked).await?;
     let started = call.engine().start_run(call.ns(), wanted).await?;
     let status = if started.existing { StatusCode::OK } else { StatusCode::CREATED };
-    answer(status, &said(started, call.engine().config().max_payload_bytes))
+    answer(status, &to_started(started, call.engine().config().max_payload_bytes))
 }
 
 /// `POST /v1/runs/batch`
-pub(crate) async fn batch(mut call: Call) -> Answer {
+pub(crate) async fn batch(mut call: Call) -> ApiResult {
     let expected = "expected {\"runs\": [{\"flow\": …, \"input\": …}]}, or a list of starts";
     let list = List { field: "runs", bare: true, most: MAX_STARTS };
-    let (body, mut unread): (Value, Unread) = call.json_apart(list).await?;
+    let (body, mut unread): (Value, ItemErrors) = call.json_apart(list).await?;
     let starts = match body {
         Value::Object(mut batch) => {
             let runs = batch.remove("runs").unwrap_or_default();
@@ -62,33 +62,33 @@ pub(crate) async fn batch(mut call: Call) -> Answer {
     let limit = call.engine().config().max_payload_bytes;
     for (at, started) in places.into_iter().zip(call.engine().start_batch(call.ns(), requests).await?) {
         items[at] = Some(match started {
-            Ok(started) => BatchItem::Started(said(started, limit)),
+            Ok(started) => BatchItem::Started(to_started(started, limit)),
             Err(error) => BatchItem::Refused { error: Failure::from(error).brief().0 },
         });
     }
     ok(&BatchStarted { items: items.into_iter().flatten().collect() })
 }
 
-/// The fields of a batch. Its starts are read each for itself.
+/// The fields of a batch. Its starts are parsed separately.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Batch {
     runs: Option<IgnoredAny>,
 }
 
-/// One start of many.
+/// One start of a batch.
 async fn item(call: &Call, written: Result<Value, Failure>) -> Result<StartRequest, Failure> {
     let mut start: StartRun = one(written?, "expected a start {\"flow\": …, \"input\": …}")?;
     match start.flow.take() {
         Some(flow) => request(call, flow, start).await,
-        None => Err(Failure::invalid("it does not name its flow")),
+        None => Err(Failure::invalid("`flow` is missing")),
     }
 }
 
-fn said(started: Started, limit: usize) -> RunStarted {
+fn to_started(started: Started, limit: usize) -> RunStarted {
     let warning = |bytes| {
         format!(
-            "the input has {bytes} bytes, and the limit is {limit}: keep large data elsewhere, and send where it is"
+            "the input has {bytes} bytes, near the limit of {limit}: store large data elsewhere and send a reference"
         )
     };
     RunStarted {
@@ -106,7 +106,7 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
     let labels = [asked.external_id.as_ref(), asked.idempotency_key.as_ref(), unique].into_iter().flatten();
     check_labels(labels.chain(&asked.tags))?;
     if asked.idempotency_key.as_deref() == Some("") {
-        return Err(Failure::bad("`idempotency_key` is empty: all such starts would be one run"));
+        return Err(Failure::bad("`idempotency_key` is empty: all such starts would share one run"));
     }
     if unique.is_some_and(String::is_empty) {
         return Err(Failure::bad("the `key` of `unique` is empty"));
@@ -127,7 +127,7 @@ async fn request(call: &Call, flow: String, asked: StartRun) -> Result<StartRequ
         },
         priority: asked.priority.unwrap_or(0),
         retry: asked.retry.map(retry).transpose()?,
-        unique: asked.unique.map(words::inner_unique),
+        unique: asked.unique.map(to_wire::inner_unique),
         by: call.caller.name.clone(),
         traceparent: traceparent::of(asked.traceparent, call.headers())?,
     })
@@ -147,7 +147,7 @@ async fn time_until(call: &Call, deadline: Deadline) -> Result<Millis, Failure> 
     if left <= 0 { Err(Failure::bad(format!("the deadline {shown} has passed"))) } else { Ok(left) }
 }
 
-/// A retry policy as definitions write it: read by the code that reads those, so that the two cannot differ.
+/// Parses a retry policy with the parser of definitions, so that the two cannot differ.
 fn retry(written: Value) -> Result<Retry, Failure> {
     let definition = json!({"name": "run", "code": true, "retry": written});
     match parse_named(None, &definition.to_string()) {

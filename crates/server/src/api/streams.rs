@@ -1,4 +1,4 @@
-//! Streams: the timeline of a run, its projections, and the index of a flow's runs.
+//! Streams: the timeline of a run, its projections, and the run index of a flow.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -13,31 +13,31 @@ use eddyline_protocol as wire;
 use eddyline_store::{Page, RunFilter, Summary};
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, MAX_PAGE, run_id};
+use super::call::{ApiResult, Call, MAX_PAGE, run_id};
 use super::failure::Failure;
-use super::projections::Counted;
+use super::projections::CountKey;
 
-/// Records that one request looks at, where most of them are not what is asked for.
+/// The maximum number of records that one request examines if the filter rejects most of them.
 const MAX_LOOKED_AT: usize = 20_000;
-/// A page ends when its records have about this many bytes.
+/// A page ends at about this many bytes.
 const MAX_PAGE_BYTES: usize = 4 << 20;
-/// The kind of a log.
+/// The kind of log records.
 const LOG_KIND: &str = "runner.log";
-/// Whoever waits for another run of a flow looks this often.
+/// How often a reader that waits for new runs of a flow polls.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// A stream by its name.
+/// A stream, parsed from its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stream {
     Timeline(RunId),
     Projected(Projected, RunId),
-    /// The runs of a flow.
+    /// The run index of a flow.
     Runs(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Projected {
-    /// The flow, which its name has to agree with.
+    /// With the flow in the stream's name, which must be the run's flow.
     Snapshot(String),
     Steps,
     StepIndex,
@@ -63,11 +63,11 @@ impl Stream {
     }
 }
 
-/// What of a stream is asked for.
+/// The request.
 struct Asked {
     after: u64,
     limit: usize,
-    /// Any of these; all without one.
+    /// Any of these; empty means all.
     kinds: Vec<String>,
     step: Option<String>,
     wait: Duration,
@@ -80,7 +80,7 @@ impl Asked {
             && self.step.as_deref().is_none_or(|wanted| record["meta"]["stepKey"] == wanted)
     }
 
-    /// The step whose logs alone are asked for: they are found without the rest.
+    /// If only the logs of one step are requested, that step: an index finds them.
     fn logs_of(&self) -> Option<&str> {
         let logs_alone = !self.kinds.is_empty() && self.kinds.iter().all(|kind| kind == LOG_KIND);
         self.step.as_deref().filter(|_| logs_alone)
@@ -92,7 +92,7 @@ impl Asked {
 }
 
 /// `GET /v1/streams/{stream}`
-pub(crate) async fn read(call: Call) -> Answer {
+pub(crate) async fn read(call: Call) -> ApiResult {
     let name = call.param("stream");
     let unknown = || Failure::not_found("stream", name);
     let stream = Stream::parse(name).ok_or_else(unknown)?;
@@ -121,9 +121,8 @@ pub(crate) async fn read(call: Call) -> Answer {
     call.show(StatusCode::OK, &wire::Page { items, next: next.map(|next| next.to_string()), total })
 }
 
-/// How many records of a stream are of the kinds and the step that are asked for. A projection is only known once it is
-/// made, and what records say only once they are read. The first time this takes reading a timeline to its end; whoever asks
-/// again has what has come since read.
+/// The number of records in a stream that match the filter. A projection must be computed, and records must be read, to
+/// be counted. The first count reads the timeline to its end; later ones read only new records.
 async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failure> {
     let (which, run) = match stream {
         Stream::Runs(flow) => return count_runs(call, flow, asked).await,
@@ -132,9 +131,9 @@ async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failu
         Stream::Projected(which, run) => (Some(which), *run),
     };
     let (kinds, step) = (asked.kinds.clone(), asked.step.clone());
-    let what = Counted { run, which: which.map(Projected::number), kinds, step };
+    let what = CountKey { run, which: which.map(Projected::number), kinds, step };
     let (counted_to, mut count) = call.api.projections().counted(&what);
-    let mut reading = which.map(|which| Reading::begin(call, which, run, counted_to));
+    let mut reading = which.map(|which| ProjectionReader::begin(call, which, run, counted_to));
     let mut read = reading.as_ref().map_or(counted_to, |reading| reading.at);
     loop {
         let page = call.engine().timeline(call.ns(), run, read, MAX_PAGE, Duration::ZERO).await?;
@@ -158,12 +157,12 @@ async fn count(call: &Call, stream: &Stream, asked: &Asked) -> Result<u64, Failu
     Ok(count)
 }
 
-/// Records that were read for a projection or a count.
+/// Counts records that were read for a projection or a count.
 fn count_folded(page: &Timeline) {
     metrics::counter!("eddyline_records_folded_total").increment(page.records.len() as u64);
 }
 
-/// The lines of the index are all of one kind, and of no step.
+/// All records of the index are of one kind and have no step.
 async fn count_runs(call: &Call, flow: &str, asked: &Asked) -> Result<u64, Failure> {
     let newest = call.engine().list(call.ns(), &of_flow(flow), Page { after: None, limit: 1 }).await?;
     match newest.first() {
@@ -177,7 +176,7 @@ fn of_flow(flow: &str) -> RunFilter {
 }
 
 async fn timeline(call: &Call, run: RunId, asked: &Asked) -> Result<(Vec<Value>, Option<u64>), Failure> {
-    let (mut items, mut after, mut looked_at, mut wait) = (Items::new(asked), asked.after, 0, asked.wait);
+    let (mut items, mut after, mut looked_at, mut wait) = (PageItems::new(asked), asked.after, 0, asked.wait);
     loop {
         let limit = MAX_PAGE.min(asked.limit);
         let page = match asked.logs_of() {
@@ -196,7 +195,7 @@ async fn timeline(call: &Call, run: RunId, asked: &Asked) -> Result<(Vec<Value>,
             }
         }
         after = last;
-        // Without a filter everything is there now; with one, whoever waits waits on for something that passes it.
+        // Without a filter all records are returned now; with one, the request keeps waiting for a match.
         let waits_on = items.found.is_empty() && !asked.wait.is_zero() && !wait.is_zero();
         if short && !waits_on {
             return Ok((items.found, None));
@@ -208,16 +207,16 @@ async fn timeline(call: &Call, run: RunId, asked: &Asked) -> Result<(Vec<Value>,
     }
 }
 
-/// What goes into one page.
-struct Items {
+/// The items of one page.
+struct PageItems {
     found: Vec<Value>,
     bytes: usize,
     limit: usize,
 }
 
-impl Items {
-    fn new(asked: &Asked) -> Items {
-        Items { found: Vec::new(), bytes: 0, limit: asked.limit }
+impl PageItems {
+    fn new(asked: &Asked) -> PageItems {
+        PageItems { found: Vec::new(), bytes: 0, limit: asked.limit }
     }
 
     fn is_full_with(&mut self, record: Value) -> bool {
@@ -231,7 +230,7 @@ fn read_number(record: &Value) -> u64 {
     record["id"].as_str().and_then(|id| id.parse().ok()).unwrap_or(0)
 }
 
-/// A record with its payload, if it is asked for.
+/// A record with its payload, if it matches the filter.
 async fn on_the_wire(
     call: &Call,
     run: RunId,
@@ -240,7 +239,7 @@ async fn on_the_wire(
     asked: &Asked,
 ) -> Result<Option<Value>, Failure> {
     let ctx = context(run, page);
-    // The first time it only says which payload it has, the second time that is there.
+    // The first pass only finds the payload, the second includes it.
     let payload: RefCell<Option<Data>> = RefCell::new(None);
     let without = to_wire(&ctx, record, &|data| {
         payload.replace(Some(data.clone()));
@@ -260,8 +259,8 @@ async fn projected(
     run: RunId,
     asked: &Asked,
 ) -> Result<(Vec<Value>, Option<u64>), Failure> {
-    let mut reading = Reading::begin(call, which, run, asked.after);
-    let (mut items, mut wait) = (Items::new(asked), Duration::ZERO);
+    let mut reading = ProjectionReader::begin(call, which, run, asked.after);
+    let (mut items, mut wait) = (PageItems::new(asked), Duration::ZERO);
     loop {
         let page = match (which, &asked.step) {
             (Projected::StepIndex, Some(step)) => {
@@ -295,32 +294,32 @@ async fn projected(
     }
 }
 
-/// A projection that is being read.
-struct Reading<'a> {
+/// Reads a projection.
+struct ProjectionReader<'a> {
     which: &'a Projected,
     run: RunId,
     projector: Projector,
-    /// The last record that was folded, and the last that changed the projection.
+    /// The last folded record, and the last one that changed the projection.
     at: u64,
     last: u64,
-    /// Where the last checkpoint was, or where it began.
+    /// The record of the last checkpoint, or where reading began.
     checkpoint: u64,
-    /// Records before the first one that is asked for have to be folded.
+    /// Records before the first requested one must be folded.
     folded: bool,
 }
 
-impl<'a> Reading<'a> {
-    fn begin(call: &Call, which: &'a Projected, run: RunId, after: u64) -> Reading<'a> {
+impl<'a> ProjectionReader<'a> {
+    fn begin(call: &Call, which: &'a Projected, run: RunId, after: u64) -> ProjectionReader<'a> {
         let (projector, at) = match which {
-            // A pointer to a log says nothing of what was before.
+            // Log pointers do not depend on earlier records.
             Projected::StepIndex => (Projector::new(run), after),
             _ => call.api.projections().resume(run, which.number(), after),
         };
-        Reading { which, run, projector, at, last: after.min(at), checkpoint: at, folded: at < after }
+        ProjectionReader { which, run, projector, at, last: after.min(at), checkpoint: at, folded: at < after }
     }
 
-    /// Keeps the state before the first record that is asked for, where it took folding to get there: whoever asks for the
-    /// same page again begins there.
+    /// Caches the state before the first requested record if folding was needed to get there, for readers that request
+    /// the same page again.
     fn pass(&mut self, call: &Call, after: u64, next: u64) {
         if self.folded && next > after {
             self.folded = false;
@@ -329,7 +328,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// What the projection says of the next record.
+    /// Folds the next record and returns the projection's change, if any.
     fn next(&mut self, call: &Call, ctx: &WireContext<'_>, record: &Numbered) -> Option<Value> {
         let shown = self.which.of(ctx, &mut self.projector, record);
         self.at = record.n;
@@ -345,7 +344,7 @@ impl<'a> Reading<'a> {
         shown
     }
 
-    /// Whoever goes on reading begins here.
+    /// Caches the state for the next page.
     fn end(self, call: &Call) {
         if *self.which != Projected::StepIndex {
             call.api.projections().keep(self.run, self.which.number(), self.last, self.at, self.projector);
@@ -354,7 +353,7 @@ impl<'a> Reading<'a> {
 }
 
 impl Projected {
-    /// Which it is, whatever flow the reader says.
+    /// Identifies the projection, whatever the flow.
     fn number(&self) -> u8 {
         match self {
             Projected::Snapshot(_) => 0,
@@ -363,7 +362,7 @@ impl Projected {
         }
     }
 
-    /// What it says of a record, which is next in the timeline.
+    /// Applies the next record of the timeline.
     fn of(&self, ctx: &WireContext<'_>, projector: &mut Projector, record: &Numbered) -> Option<Value> {
         let projections = projector.apply(record);
         let wanted = projections.iter().find(|projection| self.is(projection));
@@ -404,7 +403,7 @@ async fn runs(call: &Call, flow: &str, asked: &Asked) -> Result<(Vec<Value>, Opt
     }
 }
 
-/// A run's line in the index, numbered by the feed.
+/// A run's record in the index, numbered by the feed.
 fn indexed(summary: &Summary, queue: Option<String>) -> Value {
     let header = &summary.header;
     let created_at = Time::at(summary.created_at);

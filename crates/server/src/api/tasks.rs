@@ -1,11 +1,12 @@
-//! Tasks: claimed and reported on.
+//! Tasks: claims and reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{
-    Assignment, ClaimTasks, Engine, MAX_CLAIM_BYTES, Reported, TaskId, TaskToken, Waiting, WorkerRecord, request_named,
+    Assignment, ClaimTasks, Engine, MAX_CLAIM_BYTES, PendingClaim, Reported, TaskId, TaskToken, WorkerRecord,
+    request_named,
 };
 use eddyline_protocol as wire;
 use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
@@ -14,29 +15,29 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::apart::{List, Unread};
 use super::body::check_labels;
-use super::call::{Answer, Call, MAX_WAIT, ok};
+use super::call::{ApiResult, Call, MAX_WAIT, ok};
 use super::failure::Failure;
+use super::item_errors::{ItemErrors, List};
 use super::memory_budget::Reservation;
-use super::reports::{OfCode, Reading};
-use super::{stopped, words};
+use super::reports::{CodeTaskReports, ReadReports};
+use super::{stopped, to_wire};
 
-/// Where a worker that says nothing looks for tasks.
+/// The queue of a worker that names none.
 pub(super) const DEFAULT_QUEUE: &str = "default";
-/// Queues that one worker claims from. A waiting claim is kept for each of them.
+/// The maximum number of queues that a worker claims from. A waiting claim is registered with each of them.
 pub(super) const MAX_QUEUES: usize = 100;
-/// Reports in one request.
+/// The maximum number of reports in one request.
 pub(super) const MAX_REPORTS: usize = 10_000;
-/// What is read of a request with reports, each for itself.
+/// The list whose items are parsed separately.
 pub(super) const REPORTS: List = List { field: "reports", bare: false, most: MAX_REPORTS };
-/// Characters of the text by which a worker knows a claim.
+/// The maximum length of a claim's `request_id`.
 const MAX_REQUEST_CHARS: usize = 200;
-/// Bytes of a memo in one page.
+/// The maximum size of a memo page.
 const MEMO_PAGE_BYTES: usize = 1 << 20;
 
 /// `POST /v1/tasks/claim`
-pub(crate) async fn claim(mut call: Call) -> Answer {
+pub(crate) async fn claim(mut call: Call) -> ApiResult {
     let asked: wire::ClaimTasks = call.json_or_default().await?;
     let wait = waits(asked.wait_ms);
     check_labels([&asked.worker_id])?;
@@ -47,7 +48,8 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
         return ok(&ClaimedTasks::default());
     }
     if claimant.draining {
-        // Nothing new; but what a claim got of which it repeats the id is its own, and it may not know.
+        // A draining worker gets no new tasks. But a repeated claim gets the tasks of the original one, which the
+        // worker may not have received.
         let repeated = ClaimTasks { queues: Vec::new(), ..claim };
         let tasks = alive(&call, &claimant.id, call.engine().claim(call.ns(), repeated, Duration::ZERO)).await?;
         if !tasks.is_empty() {
@@ -64,30 +66,30 @@ pub(crate) async fn claim(mut call: Call) -> Answer {
     handed_over(&call, &claimant.id, tasks, |tasks| ClaimedTasks { tasks }).await
 }
 
-/// The answer with these tasks. If there is no room for it until it is read, the tasks come back to the queue at once: the
-/// worker does not know of them.
+/// Responds with these tasks. If the response budget has no room, the tasks return to the queue immediately, because
+/// the worker does not know of them.
 async fn handed_over<T: Serialize>(
     call: &Call,
     worker: &str,
     tasks: Vec<Assignment>,
     answer: impl FnOnce(Vec<wire::Task>) -> T,
-) -> Answer {
+) -> ApiResult {
     let ids: Vec<TaskId> = tasks.iter().map(|task| TaskId { run: task.token.run, fence: task.token.fence }).collect();
-    let response = ok(&answer(tasks.into_iter().map(words::task).collect()))?;
+    let response = ok(&answer(tasks.into_iter().map(to_wire::task).collect()))?;
     let held = call.api.unsent().try_hold(call.ns(), response).await;
     if held.is_err()
         && let Err(error) = call.engine().release(call.ns(), worker, &ids).await
     {
-        tracing::warn!(worker, "claimed tasks whose answer was refused wait for their leases to expire: {error}");
+        tracing::warn!(worker, "cannot release undelivered tasks before their leases expire: {error}");
     }
     held
 }
 
-/// The tasks of a claim, and what they have of the memory budget until the answer is written. What has no room in the
-/// answer comes back to the queue.
+/// The tasks of a claim, with their part of the memory budget until the response is written. Tasks that do not fit into
+/// the response return to the queue.
 async fn assembled(
     call: &Call,
-    mut waiting: Waiting,
+    mut waiting: PendingClaim,
     wait: Duration,
 ) -> eddyline_engine::Result<(Vec<Assignment>, Reservation)> {
     let bytes = waiting.claimed(wait, MAX_CLAIM_BYTES).await?;
@@ -97,8 +99,8 @@ async fn assembled(
 }
 
 /// `POST /v1/tasks/report`
-pub(crate) async fn report(mut call: Call) -> Answer {
-    let (asked, unread): (ReportTasks<Value>, Unread) = call.json_apart(REPORTS).await?;
+pub(crate) async fn report(mut call: Call) -> ApiResult {
+    let (asked, unread): (ReportTasks<Value>, ItemErrors) = call.json_apart(REPORTS).await?;
     if asked.reports.len() > MAX_REPORTS {
         return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one request")));
     }
@@ -108,11 +110,11 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let wait = waits(more.as_ref().and_then(|more| more.wait_ms));
     let claim = more.map(|more| claimant.claim(call.ns(), more.queues, more.max, more.request_id)).transpose()?;
     let _room = if claim.is_none() || wait.is_zero() { None } else { Some(call.api.long_poll(call.ns())?) };
-    let mut reading = Reading::new(asked.reports, unread);
+    let mut reading = ReadReports::new(asked.reports, unread);
     let code = std::mem::take(&mut reading.code);
     let reports = std::mem::take(&mut reading.reports);
     let (reported, waiting) = call.engine().report_and_ask(call.ns(), reports, claim).await?;
-    // The reports are done, whatever becomes of the claim.
+    // The reports are committed, whatever becomes of the claim.
     call.body_done();
     let (tasks, _room) = match waiting {
         Some(waiting) => {
@@ -120,10 +122,10 @@ pub(crate) async fn report(mut call: Call) -> Answer {
             match call.while_admitted(alive(&call, &claimant.id, assembled(&call, waiting, wait))).await {
                 Ok(Ok((tasks, room))) => (tasks, Some(room)),
                 Ok(Err(error)) => {
-                    tracing::debug!("a claim beside reports came to nothing: {error}");
+                    tracing::debug!("the claim sent with reports failed: {error}");
                     (Vec::new(), None)
                 }
-                // What is known of the reports is said; the next request is refused.
+                // Still return the outcomes of the reports; the next request is refused.
                 Err(_) => (Vec::new(), None),
             }
         }
@@ -133,52 +135,52 @@ pub(crate) async fn report(mut call: Call) -> Answer {
     let outcomes = reading.outcomes(call.ns(), reported, &call.engine().config().hooks);
     let answer = |tasks| ReportedTasks { outcomes: outcomes.clone(), tasks, news: news.clone() };
     match handed_over(&call, &claimant.id, tasks, answer).await {
-        // What became of the reports is small, and is said without the tasks.
+        // The outcomes are small and are returned without the tasks.
         Err(_) => ok(&ReportedTasks { outcomes, tasks: Vec::new(), news }),
         held => held,
     }
 }
 
 /// `GET /v1/tasks/{id}/memo`
-pub(crate) async fn memo(call: Call) -> Answer {
+pub(crate) async fn memo(call: Call) -> ApiResult {
     let unknown = || Failure::not_found("task", call.param("id"));
     let task = TaskId::parse(call.param("id")).ok_or_else(unknown)?;
     let after = call.number("after")?.unwrap_or(0);
     let memo = call.engine().memo_of(call.ns(), task, after).await?.ok_or_else(unknown)?;
-    let (memo, next) = words::memo_page(memo, MEMO_PAGE_BYTES);
+    let (memo, next) = to_wire::memo_page(memo, MEMO_PAGE_BYTES);
     ok(&json!({"memo": memo, "next": next.map(|next| next.to_string())}))
 }
 
-/// What is told of code runs with the answer to reports.
+/// New memo entries that are sent with the response to reports.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct MemoNews {
     pub news: News,
-    /// The highest number of each memo that the worker has or is told.
+    /// The highest number of each memo that the worker then has.
     pub up_to: Vec<(TaskId, u64)>,
 }
 
-/// What has come to code runs whose tasks are still held beyond what their workers have seen or said themselves.
+/// New memo entries of held code runs, beyond those that the workers have seen or reported themselves.
 pub(super) async fn news_of(
     engine: &Engine,
     ns: &Namespace,
-    tasks: &BTreeMap<TaskToken, OfCode>,
+    tasks: &BTreeMap<TaskToken, CodeTaskReports>,
     reported: &[Reported],
-) -> Result<Told, Failure> {
-    let mut told = Told::default();
+) -> Result<MemoNews, Failure> {
+    let mut memo_news = MemoNews::default();
     for (token, of_task) in tasks.iter().filter(|(_, of_task)| of_task.is_held(reported)) {
         let task = TaskId { run: token.run, fence: token.fence };
         let known = of_task.known(reported);
         let Some(entries) = engine.news_of(ns, task, of_task.seen, &known).await? else { continue };
         let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
-        told.up_to.extend(newest.max(of_task.seen).map(|n| (task, n)));
+        memo_news.up_to.extend(newest.max(of_task.seen).map(|n| (task, n)));
         if !entries.is_empty() {
-            told.news.insert(token.task_id(), entries);
+            memo_news.news.insert(token.task_id(), entries);
         }
     }
-    Ok(told)
+    Ok(memo_news)
 }
 
-/// Whoever waits for tasks is alive.
+/// Records heartbeats while a worker waits for tasks.
 async fn alive<T>(call: &Call, worker: &str, waits: impl Future<Output = T>) -> T {
     let period = Duration::from_millis(u64::try_from(call.engine().config().heartbeat_ms()).unwrap_or(1).max(1));
     let mut signs = tokio::time::interval_at(Instant::now() + period, period);
@@ -189,7 +191,7 @@ async fn alive<T>(call: &Call, worker: &str, waits: impl Future<Output = T>) -> 
             done = &mut waits => return done,
             _ = signs.tick() => {
                 if let Err(error) = call.engine().seen(call.ns(), worker, None).await {
-                    tracing::debug!("a sign of life was not noted: {error}");
+                    tracing::debug!("cannot record a heartbeat: {error}");
                 }
             }
         }
@@ -200,19 +202,19 @@ fn waits(wait_ms: Option<u64>) -> Duration {
     Duration::from_millis(wait_ms.unwrap_or(0).min(MAX_WAIT.ms))
 }
 
-/// Who claims: a worker that registered, or one that did not and is taken by its name.
+/// A claiming worker: registered, or unregistered and known only by the name it sent.
 struct Claimant {
     id: String,
     queues: Vec<String>,
     offer: Arc<Offer>,
-    /// It is not given more than it can have at once, with what it has already.
+    /// The maximum number of tasks it can hold, including those it already has.
     max_concurrent: Option<u32>,
     registered: bool,
     draining: bool,
 }
 
 impl Claimant {
-    /// A claim or a report is a sign of life.
+    /// A claim or a report counts as a heartbeat.
     async fn find(call: &Call, id: &str) -> Result<Claimant, Failure> {
         let known = if id.is_empty() { None } else { call.engine().seen(call.ns(), id, None).await? };
         Ok(match known {
@@ -235,8 +237,8 @@ impl Claimant {
         })
     }
 
-    /// How long a claim waits that is on its way. Not at all, if its worker was told to drain after it was looked up and
-    /// before its claim was there to be called off.
+    /// How long a claim in progress should wait: zero if the worker started to drain after it was looked up and before
+    /// its claim could be cancelled.
     async fn still_waits(&self, call: &Call, wait: Duration) -> Duration {
         let drains = |worker: Option<WorkerRecord>| worker.is_some_and(|worker| worker.draining);
         if self.registered && call.engine().worker(call.ns(), &self.id).await.is_ok_and(drains) {
@@ -254,7 +256,7 @@ impl Claimant {
     ) -> Result<ClaimTasks, Failure> {
         let request = request_id.map(|text| match text.chars().take(MAX_REQUEST_CHARS + 1).count() {
             1..=MAX_REQUEST_CHARS => Ok(request_named(ns, &self.id, &text)),
-            _ => Err(Failure::bad(format!("`request_id` is a text of 1 to {MAX_REQUEST_CHARS} characters"))),
+            _ => Err(Failure::bad(format!("`request_id` must have 1 to {MAX_REQUEST_CHARS} characters"))),
         });
         let queues = queues.filter(|queues| !queues.is_empty()).unwrap_or_else(|| self.queues.clone());
         if queues.len() > MAX_QUEUES {

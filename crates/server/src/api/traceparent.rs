@@ -1,20 +1,20 @@
-//! The trace that a run is part of, as W3C writes it: `00-<trace>-<span>-<flags>`.
+//! The W3C trace context of a run: `00-<trace>-<span>-<flags>`.
 
 use axum::http::HeaderMap;
 
 use super::failure::Failure;
 
 const HEADER: &str = "traceparent";
-/// Of versions to come, which may say more.
+/// Future versions may be longer.
 const LONGEST: usize = 256;
 
-/// What the body says, else what the header says. The body's was meant for us, so it has to be right; headers are added by
-/// whatever a request comes through, and one that is not right counts for nothing.
+/// The trace context from the body, or else from the header. One in the body must be valid. Headers are added by
+/// proxies, so an invalid one is ignored.
 pub(crate) fn of(body: Option<String>, headers: &HeaderMap) -> Result<Option<String>, Failure> {
     match body {
         Some(written) if is_traceparent(&written) => Ok(Some(written)),
         Some(_) => Err(Failure::bad(
-            "`traceparent` is not one: expected 00-<trace: 32 hex digits>-<span: 16 hex digits>-<flags: 2 hex digits>",
+            "`traceparent` is invalid: expected 00-<trace: 32 hex digits>-<span: 16 hex digits>-<flags: 2 hex digits>",
         )),
         None => {
             let mut sent = headers.get_all(HEADER).iter();

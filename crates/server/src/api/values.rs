@@ -1,4 +1,4 @@
-//! Payloads that are too large to be shown where they are used.
+//! Payloads that are too large to be shown inline.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,22 +10,22 @@ use eddyline_machine::{Data, RunId};
 use eddyline_protocol::{Code, Scope};
 use futures_util::stream;
 
-use super::call::{Answer, Call};
+use super::call::{ApiResult, Call};
 use super::failure::Failure;
 use super::memory_budget::Reservation;
 use super::secrets;
 
-/// An answer that is written element by element goes out in pieces of about this many bytes.
+/// Streamed responses are sent in pieces of about this many bytes.
 const PIECE_BYTES: usize = 32 << 10;
 
 /// `GET /v1/runs/{id}/values/{key}`
-pub(crate) async fn show(call: Call) -> Answer {
+pub(crate) async fn show(call: Call) -> ApiResult {
     let run = call.run()?;
     match call.engine().value(call.ns(), run, call.param("key")).await? {
         Stored::Whole(value) => call.show(StatusCode::OK, &value),
         Stored::Parts(data) => {
-            // It may have hundreds of thousands of elements: its text is never in memory as a whole, but they are.
-            let mut data = Held::measure(data).await?;
+            // An aggregate can have hundreds of thousands of elements: they are in memory, but never the whole text.
+            let mut data = MeasuredPayload::measure(data).await?;
             data.room = Some(call.api.unsent().room(call.ns(), data.bytes)?);
             let parts = Parts { run, data, next: 0, secrets: call.may(Scope::Signal) };
             let body = stream::iter(parts.map(Ok::<_, std::convert::Infallible>));
@@ -36,24 +36,28 @@ pub(crate) async fn show(call: Call) -> Answer {
     }
 }
 
-/// A payload of many elements. To count or to free them takes milliseconds, so it is done on a thread where nobody waits.
-struct Held {
+/// A payload of many elements. Counting or freeing them takes milliseconds, so both happen on a blocking thread.
+struct MeasuredPayload {
     data: Data,
-    /// What it takes in memory, about.
+    /// The approximate size in memory.
     bytes: usize,
-    /// Given back when it is freed.
+    /// Released when the payload is freed.
     room: Option<Reservation>,
 }
 
-impl Held {
-    async fn measure(data: Data) -> Result<Held, Failure> {
-        let measured =
-            tokio::task::spawn_blocking(move || Held { bytes: data.memory_bytes(usize::MAX), data, room: None }).await;
+impl MeasuredPayload {
+    async fn measure(data: Data) -> Result<MeasuredPayload, Failure> {
+        let measured = tokio::task::spawn_blocking(move || MeasuredPayload {
+            bytes: data.memory_bytes(usize::MAX),
+            data,
+            room: None,
+        })
+        .await;
         measured.map_err(|_| Failure::new(Code::Internal, "the value could not be measured"))
     }
 }
 
-impl Drop for Held {
+impl Drop for MeasuredPayload {
     fn drop(&mut self) {
         let freed = (std::mem::replace(&mut self.data, Data::null()), self.room.take());
         if tokio::runtime::Handle::try_current().is_ok() {
@@ -65,9 +69,9 @@ impl Drop for Held {
 /// The JSON of an aggregate, with references for its elements, in pieces.
 struct Parts {
     run: RunId,
-    data: Held,
+    data: MeasuredPayload,
     next: usize,
-    /// Whether the URLs of gates are shown with their tokens.
+    /// Whether gate URLs are shown with their tokens.
     secrets: bool,
 }
 
@@ -78,7 +82,7 @@ impl Iterator for Parts {
         let (open, close, count) = match &self.data.data {
             Data::List(items) => ('[', ']', items.len()),
             Data::Map(fields) => ('{', '}', fields.len()),
-            // In one piece.
+            // Written in one piece.
             Data::Json(_) | Data::Ref(_) => (' ', ' ', 1),
         };
         if self.next > count {
@@ -128,7 +132,7 @@ mod tests {
     use super::*;
 
     fn whole(data: Data) -> (usize, Value) {
-        let data = Held { bytes: data.memory_bytes(usize::MAX), data, room: None };
+        let data = MeasuredPayload { bytes: data.memory_bytes(usize::MAX), data, room: None };
         let parts = Parts { run: RunId::default(), data, next: 0, secrets: false };
         let pieces: Vec<Bytes> = parts.collect();
         (pieces.len(), serde_json::from_slice(&pieces.concat()).unwrap())

@@ -1,4 +1,4 @@
-//! Workers: who they are, and that they are alive.
+//! Workers: registration, heartbeats and the list of workers.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,28 @@ use eddyline_store::{Namespace, Offer};
 use serde_json::json;
 
 use super::body::check_labels;
-use super::call::{Answer, Call, answer, ok};
+use super::call::{ApiResult, Call, answer, ok};
 use super::failure::Failure;
 use super::tasks::{DEFAULT_QUEUE, MAX_QUEUES};
 
 const STATUSES: [(&str, WorkerStatus); 3] =
     [("online", WorkerStatus::Online), ("draining", WorkerStatus::Draining), ("offline", WorkerStatus::Offline)];
-/// Handlers, flows and labels of a worker, each.
+/// The maximum number of handlers, flows and labels of a worker together.
 const MAX_NAMES: usize = 10_000;
-/// The random name that a worker's process has for itself.
+/// The random id that a worker process generates for itself.
 const MAX_INSTANCE_BYTES: usize = 200;
-/// Tasks in one heartbeat.
+/// The maximum number of tasks in one heartbeat.
 pub(super) const MAX_TASKS: usize = 100_000;
 
 /// `POST /v1/workers`
-pub(crate) async fn register(mut call: Call) -> Answer {
+pub(crate) async fn register(mut call: Call) -> ApiResult {
     let asked: RegisterWorker = call.json_or_default().await?;
     let record = enrol(call.engine(), call.ns(), asked).await?;
     answer(StatusCode::CREATED, &welcome(call.engine(), record.id))
 }
 
 /// `GET /v1/workers`
-pub(crate) async fn list(call: Call) -> Answer {
+pub(crate) async fn list(call: Call) -> ApiResult {
     let status = |word: String| {
         STATUSES
             .into_iter()
@@ -58,18 +58,18 @@ pub(crate) async fn list(call: Call) -> Answer {
 }
 
 /// `GET /v1/workers/{id}`
-pub(crate) async fn one(call: Call) -> Answer {
+pub(crate) async fn one(call: Call) -> ApiResult {
     let id = call.param("id");
     let record = call.engine().worker(call.ns(), id).await?.ok_or_else(|| Failure::not_found("worker", id))?;
     ok(&show(&call, record).await?)
 }
 
 /// `POST /v1/workers/{id}/heartbeat`
-pub(crate) async fn heartbeat(mut call: Call) -> Answer {
+pub(crate) async fn heartbeat(mut call: Call) -> ApiResult {
     let asked: Heartbeat = call.json_or_default().await?;
     let id = call.param("id").to_owned();
     let known = call.engine().seen(call.ns(), &id, Some(says(&asked))).await?;
-    // One that did not register is known by what it has; one that has nothing either may have been forgotten.
+    // An unregistered worker is identified by its tasks. One without tasks may have been removed.
     if known.is_none() && asked.tasks.is_empty() {
         return Err(Failure::not_found("worker", &id));
     }
@@ -77,31 +77,31 @@ pub(crate) async fn heartbeat(mut call: Call) -> Answer {
 }
 
 /// `POST /v1/workers/{id}/drain`
-pub(crate) async fn drain(call: Call) -> Answer {
+pub(crate) async fn drain(call: Call) -> ApiResult {
     let record = call.engine().drain_worker(call.ns(), call.param("id")).await?;
     ok(&show(&call, record).await?)
 }
 
 /// `DELETE /v1/workers/{id}`
-pub(crate) async fn leave(call: Call) -> Answer {
+pub(crate) async fn leave(call: Call) -> ApiResult {
     call.engine().remove_worker(call.ns(), call.param("id")).await?;
     ok(&json!({"deleted": true}))
 }
 
-/// A worker comes in, with the code flows that it has the functions of.
+/// Registers a worker and the code flows that it brings.
 pub(super) async fn enrol(engine: &Engine, ns: &Namespace, mut asked: RegisterWorker) -> Result<WorkerRecord, Failure> {
     let flows = listed(std::mem::take(&mut asked.flows));
     let builds = flows.iter().map(|(flow, build)| (flow.name.clone(), build.clone())).collect();
     let instance = asked.instance.take();
     if instance.as_ref().is_some_and(|instance| !(1..=MAX_INSTANCE_BYTES).contains(&instance.len())) {
-        return Err(Failure::invalid(format!("`instance` is a text of 1 to {MAX_INSTANCE_BYTES} bytes")));
+        return Err(Failure::invalid(format!("`instance` must have 1 to {MAX_INSTANCE_BYTES} bytes")));
     }
     let spec = spec(asked, builds)?;
     engine.bring_flows(ns, &spec.queues, flows.into_iter().map(|(flow, _)| flow).collect()).await?;
     Ok(engine.register_worker(ns, instance.as_deref(), spec).await?)
 }
 
-/// Code flows, each with the build of its function.
+/// Code flows, each with its build.
 fn listed(flows: BringsFlows) -> Vec<(BroughtFlow, Option<String>)> {
     let named = |name| BroughtFlow { name, ..BroughtFlow::default() };
     match flows {
@@ -116,7 +116,7 @@ fn listed(flows: BringsFlows) -> Vec<(BroughtFlow, Option<String>)> {
     }
 }
 
-/// Leases go on, and the worker is told what it need not go on with, and what its code runs have come to remember.
+/// Extends leases, and returns which tasks the worker can stop and new memo entries of its code runs.
 pub(super) async fn beat(
     engine: &Engine,
     ns: &Namespace,

@@ -1,4 +1,4 @@
-//! Connections: accepted one by one, served each by a task, never more than are allowed.
+//! Accepts connections and serves each in its own task, up to the limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,23 +14,23 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-use super::patience::Patient;
 use super::settings::StartError;
-use crate::api::{Api, Counted, ReadMeter, router, stopped};
+use super::write_timeout::BoundedStream;
+use crate::api::{Api, GaugeGuard, ReadMeter, router, stopped};
 
-/// The head of a request takes at most this many bytes.
+/// The maximum size of a request's head.
 const MAX_HEAD_BYTES: usize = 32 << 10;
-/// What a connection reads at a time. A body is read in many such pieces, so that a connection whose body nobody takes
-/// keeps no more than this.
+/// How much a connection reads at a time. A body is read in such pieces, so a connection whose body nobody consumes
+/// buffers no more than this.
 const MAX_READ_BYTES: usize = 64 << 10;
-/// How long to wait after an accept that failed, for want of file descriptors mostly.
+/// How long to wait after a failed accept, which is mostly due to a lack of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) async fn bind(addr: &str) -> Result<TcpListener, StartError> {
     TcpListener::bind(addr).await.map_err(|source| StartError::Bind { addr: addr.to_owned(), source })
 }
 
-/// Accepts until the server stops. `open` is held by every connection, so that the server knows when all have ended.
+/// Accepts until the server stops. Every connection holds `open`, so the server knows when all have ended.
 pub(super) async fn run(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
@@ -52,12 +52,12 @@ pub(super) async fn run(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!("a connection could not be accepted: {error}");
+                tracing::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(ACCEPT_AGAIN).await;
                 continue;
             }
         };
-        // Closed at once rather than left in the backlog, so that whoever comes knows.
+        // Closed immediately rather than left in the backlog, so that the client notices.
         let Ok(permit) = room.clone().try_acquire_owned() else {
             metrics::counter!("eddyline_connections_refused_total").increment(1);
             continue;
@@ -66,7 +66,7 @@ pub(super) async fn run(
         let connection = Connection { router: router.clone(), http: http.clone(), stopping: stopping.clone() };
         let (tls, open) = (tls.clone(), open.clone());
         tokio::spawn(async move {
-            let _counted = Counted::new("eddyline_connections");
+            let _counted = GaugeGuard::new("eddyline_connections");
             match tls {
                 Some(tls) => {
                     if let Ok(Ok(stream)) = tokio::time::timeout(header_timeout, tls.accept(stream)).await {
@@ -89,8 +89,8 @@ struct Connection {
 impl Connection {
     async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut self, stream: S) {
         let meter = Arc::new(ReadMeter::default());
-        let stream = TokioIo::new(Patient::new(stream, meter.clone()));
-        // Whoever makes a socket of the connection finds the meter in its request.
+        let stream = TokioIo::new(BoundedStream::new(stream, meter.clone()));
+        // The handler that upgrades the connection to a WebSocket takes the meter from its request.
         let service = self.router.map_request(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(meter.clone());
             request
@@ -105,7 +105,7 @@ impl Connection {
             }
         };
         if let Err(error) = ended {
-            tracing::debug!("a connection ended: {error}");
+            tracing::debug!("connection failed: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The first key: without one nobody could make another.
+//! The first admin key, which is needed to create all others.
 
 use eddyline_engine::EngineError;
 use eddyline_protocol::Scope;
@@ -7,15 +7,15 @@ use eddyline_store::Namespace;
 use super::settings::StartError;
 use crate::api::{Api, keyring};
 
-/// Sees to it that there is an admin key of `default`: the one that was given, or, where there is no key at all, a new one
-/// that is said once.
+/// Ensures that `default` has an admin key: stores the configured key, or, if there are no keys at all, creates one and
+/// prints it once.
 pub(super) async fn ensure(api: &Api) -> Result<(), StartError> {
     let engine = api.engine();
     let failed = |error: EngineError| StartError::FirstKey(error);
     let now = engine.now().await.map_err(failed)?;
     if let Some(given) = &api.about().settings.admin_key {
         let record = keyring::given(given, now).map_err(StartError::Usage)?;
-        // It may be there from an earlier start.
+        // It may exist from an earlier start.
         engine.add_key(&record).await.map_err(failed)?;
         return Ok(());
     }
@@ -25,7 +25,7 @@ pub(super) async fn ensure(api: &Api) -> Result<(), StartError> {
     }
     let (key, record) = keyring::make(engine, default, "admin".to_owned(), &[Scope::Admin], now, None);
     if engine.add_key(&record).await.map_err(failed)? {
-        eprintln!("The admin key of `default`, which is not shown again: {key}");
+        eprintln!("Admin key of `default` (not shown again): {key}");
     }
     Ok(())
 }

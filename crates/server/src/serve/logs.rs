@@ -1,12 +1,12 @@
-//! Where logs go: to stderr, for people or as JSON.
+//! Logs to stderr, as text or JSON.
 
 use tracing_subscriber::EnvFilter;
 
-/// What is logged unless EDDY_LOG says otherwise.
+/// The filter unless EDDY_LOG is set.
 const DEFAULT_FILTER: &str = "info";
 
-/// Begins to log: for people, or one JSON object a line. `EDDY_LOG` filters, in the form `info,eddyline_engine=debug`.
-/// Called again it changes nothing.
+/// Initialises logging, as text or as one JSON object per line. `EDDY_LOG` filters, in the form
+/// `info,eddyline_engine=debug`. Calling it again has no effect.
 pub fn logs(json: bool, colors: bool) {
     let filter = EnvFilter::try_from_env("EDDY_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -16,6 +16,6 @@ pub fn logs(json: bool, colors: bool) {
         logs.with_ansi(colors).with_target(false).try_init()
     };
     if begun.is_err() {
-        tracing::debug!("logs were set up before");
+        tracing::debug!("logging is already initialised");
     }
 }

@@ -1,4 +1,4 @@
-//! The loops of the server itself, beside those of its engine.
+//! The background loops of the server, in addition to those of its engine.
 
 use std::any::Any;
 use std::future::Future;
@@ -9,8 +9,8 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Runs a loop. If it panics, or ends while the server is not stopping, the server is of no more use than one whose engine
-/// has failed: it is not ready, and whoever runs it ends the process.
+/// Runs a loop. If it panics, or ends while the server is not stopping, the server is treated like one whose engine has
+/// failed: it is not ready, and `serve` exits the process.
 pub(super) fn spawn(
     name: &'static str,
     engine: &Engine,
@@ -22,12 +22,12 @@ pub(super) fn spawn(
         match AssertUnwindSafe(run).catch_unwind().await {
             Ok(()) if *stopping.borrow() => {}
             Ok(()) => engine.report_failure(&format!("the server's loop {name} has ended")),
-            Err(panic) => engine.report_failure(&format!("the server's loop {name} panicked: {}", said(&*panic))),
+            Err(panic) => engine.report_failure(&format!("the server's loop {name} panicked: {}", message(&*panic))),
         }
     })
 }
 
-fn said(panic: &(dyn Any + Send)) -> &str {
+fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// How the engine is after a loop has ended like this.
+    /// The engine's health after a loop has ended this way.
     async fn check(stops: bool, run: impl Future<Output = ()> + Send + 'static) -> Health {
         let engine = Engine::start(Arc::new(Memory::new()), Config::default());
         let (stop, stopping) = watch::channel(false);

@@ -1,4 +1,4 @@
-//! `eddy serve`: from flags to a server that listens, and back to nothing when it is told to stop.
+//! `eddy serve`: starts a server from its flags, and stops it.
 
 mod accept;
 mod args;
@@ -6,11 +6,11 @@ mod first_key;
 mod logs;
 mod loops;
 mod open_files;
-mod patience;
 mod settings;
 mod size;
 mod store;
 mod tls;
+mod write_timeout;
 
 use std::fmt;
 use std::io::Write;
@@ -32,27 +32,27 @@ pub use size::Size;
 
 use crate::api::{About, Api, counts, keyring};
 
-/// The exit code when the engine, the store or the server has failed: a part of it panicked or ended, or the disk can't be
-/// trusted, and only a new process can go on.
+/// The exit code when the engine, the store or the server has failed: a part of it panicked or ended, or the disk
+/// cannot be trusted, and only a new process can recover.
 const FAILED: i32 = 70;
-/// The exit code when a decision hangs. The run that it is about is handled alone by the next process, and quarantined if
-/// it hangs again.
+/// The exit code when a decision hangs. The next process decides on that run alone, and quarantines it if it hangs
+/// again.
 const HUNG: i32 = 71;
-/// How long a failed engine has to commit what it still can before the process ends.
+/// How long a failed engine has for its last commits before the process exits.
 const LAST_COMMITS: Duration = Duration::from_secs(2);
-/// How long requests under way have to finish once the server stops.
+/// How long requests in progress have to finish once the server stops.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A server that listens.
+/// A running server.
 pub struct Server {
     addr: SocketAddr,
     url: String,
     api: Api,
     stop: watch::Sender<bool>,
     accepting: JoinHandle<()>,
-    /// Watches the keys of those who wait.
+    /// Watches the keys of waiting requests.
     watching: JoinHandle<()>,
-    /// Ends when the last connection has.
+    /// Closed when the last connection has ended.
     connections: mpsc::Receiver<()>,
 }
 
@@ -86,7 +86,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
         max_payload_bytes: settings.max_payload,
         large_payload_bytes: settings.warn_payload,
         on_hang: Some(Arc::new(|hang| {
-            eprintln!("eddyline: the process ends with exit code {HUNG}: {hang}");
+            eprintln!("eddyline: exiting with code {HUNG}: {hang}");
             std::process::exit(HUNG);
         })),
         ..usual
@@ -107,10 +107,10 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let (connection, connections) = mpsc::channel(1);
     let api = Api::new(engine, about, stopping.clone(), connection.clone());
     if !keys && api.about().settings.admin_key.is_some() {
-        tracing::warn!("an admin key was given, and keys are off: whoever reaches this address needs none (--keys on)");
+        tracing::warn!("an admin key is set but keys are off, so requests need no key; use --keys on");
     }
     if !keys && !addr.ip().is_loopback() {
-        tracing::warn!("--insecure: whoever reaches {addr} can do anything, without a key");
+        tracing::warn!("--insecure: anyone who can reach {addr} has full access without a key");
     }
     if keys && let Err(error) = first_key::ensure(&api).await {
         api.engine().shutdown().await;
@@ -128,8 +128,8 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     Ok(Server { addr, url, api, stop, accepting, watching, connections })
 }
 
-/// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process at once. If the engine fails,
-/// the process ends with exit code 70.
+/// Serves until SIGTERM or SIGINT, then stops cleanly; a second signal exits immediately. If the engine fails, the
+/// process exits with code 70.
 pub async fn serve(args: ServeArgs, log_colors: bool) -> Result<(), StartError> {
     let args = settings::with_file(args).await?;
     logs(args.log_json.unwrap_or(false), log_colors);
@@ -140,8 +140,8 @@ pub async fn serve(args: ServeArgs, log_colors: bool) -> Result<(), StartError> 
     tokio::select! {
         () = signals.next() => {}
         why = engine.failed() => {
-            tracing::error!("the process ends with exit code {FAILED}: the engine has failed: {why}");
-            // Whatever made the engine fail may make this fail as well: the exit code is the same.
+            tracing::error!("exiting with code {FAILED}: the engine has failed: {why}");
+            // Stopping may fail for the same reason as the engine; the exit code is the same.
             let stopped = AssertUnwindSafe(server.stop()).catch_unwind();
             let _ = tokio::time::timeout(LAST_COMMITS, stopped).await;
             std::process::exit(FAILED);
@@ -159,7 +159,7 @@ impl Server {
         self.url.clone()
     }
 
-    /// Where runs are kept.
+    /// Where runs are stored.
     pub fn store(&self) -> &str {
         &self.api.about().settings.store
     }
@@ -176,24 +176,24 @@ impl Server {
         self.api.engine()
     }
 
-    /// How many requests wait for something at the moment: claims, results.
+    /// The number of waiting requests: claims, results.
     pub fn long_polls(&self) -> usize {
         self.api.long_polls()
     }
 
-    /// No new connections or claims; what was accepted is committed and answered.
+    /// Stops accepting connections and claims; accepted work is committed and answered.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         let engine = self.api.engine().clone();
         engine.shutdown().await;
-        let gone = async {
+        let ended = async {
             let _ = (&mut self.accepting).await;
             let _ = (&mut self.watching).await;
-            // Nobody sends: it ends when everybody who could is gone.
+            // Nobody sends: the channel closes when all senders are dropped.
             while self.connections.recv().await.is_some() {}
         };
-        if tokio::time::timeout(GRACE, gone).await.is_err() {
-            tracing::warn!("some connections did not end within {GRACE:?} and were left");
+        if tokio::time::timeout(GRACE, ended).await.is_err() {
+            tracing::warn!("dropped connections that did not end within {GRACE:?}");
         }
         let Server { api, .. } = self;
         // The last owner of an embedded store waits for its threads.
@@ -201,7 +201,7 @@ impl Server {
     }
 }
 
-/// One line for whoever started the server, also a program that reads it from a pipe.
+/// Prints one line for whoever started the server, which may be a program reading from a pipe.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -1,12 +1,11 @@
-//! Every connection is an open file, and a process may open only so many.
+//! Raises the limit of open files: every connection is one.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the store, the logs and the listener need besides connections.
+/// Open files that the store, the logs and the listener need besides connections.
 const RESERVED: usize = 256;
 
-/// How many of these connections there can be, once the process has asked for as many open files as they take. The system
-/// gives a process few at first, and more if it asks.
+/// Raises the soft limit as far as needed and possible, and returns how many of the wanted connections fit.
 pub(super) fn room_for(connections: usize) -> usize {
     let wanted = u64::try_from(connections.saturating_add(RESERVED)).unwrap_or(u64::MAX);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -18,9 +17,7 @@ pub(super) fn room_for(connections: usize) -> usize {
     let has = if raised.is_ok() { asked } else { current.unwrap_or(asked) };
     let room = usize::try_from(has).unwrap_or(usize::MAX).saturating_sub(RESERVED).max(1);
     if room < connections {
-        tracing::warn!(
-            "room for {room} connections instead of {connections}: more open files need a higher `ulimit -n`"
-        );
+        tracing::warn!("the limit of open files allows {room} connections instead of {connections}; raise `ulimit -n`");
     }
     room.min(connections)
 }

@@ -1,4 +1,4 @@
-//! What a server is started with, once flags, environment and file are put together.
+//! The server's settings, resolved from flags, environment and file.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::args::{KeysMode, ServeArgs};
 const DEFAULT_STORE: &str = "./.eddyline";
 const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-/// Below this a worker could not keep its lease over an ordinary network.
+/// With a shorter lease a worker could not keep it over an ordinary network.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const DEFAULT_BODY_BYTES: usize = 16 << 20;
 const DEFAULT_BODY_MEMORY: usize = 256 << 20;
@@ -31,22 +31,22 @@ pub enum StartError {
     Config { path: String, message: String },
     #[error("{0}")]
     Usage(String),
-    #[error("the store {url}: {source}")]
+    #[error("cannot open the store {url}: {source}")]
     Store { url: String, source: StoreError },
     #[error("cannot listen on {addr}: {source}")]
     Bind { addr: String, source: std::io::Error },
     #[error("TLS: {0}")]
     Tls(String),
-    #[error("the store does not answer: {0}")]
+    #[error("the store does not respond: {0}")]
     FirstLook(EngineError),
-    #[error("the first key could not be made: {0}")]
+    #[error("cannot create the first key: {0}")]
     FirstKey(EngineError),
-    #[error("signals cannot be listened for: {0}")]
+    #[error("cannot listen for signals: {0}")]
     Signals(std::io::Error),
 }
 
 impl StartError {
-    /// What was said is wrong, or a file that was named.
+    /// Whether a flag, or a file that a flag names, is wrong.
     pub fn is_usage(&self) -> bool {
         matches!(self, StartError::Config { .. } | StartError::Usage(_) | StartError::Tls(_))
     }
@@ -59,7 +59,7 @@ pub(crate) struct Settings {
     pub listen: String,
     pub lease: Duration,
     pub keys: Option<KeysMode>,
-    /// No keys, although other machines can reach it.
+    /// No keys although other machines can reach the server.
     pub insecure: bool,
     pub admin_key: Option<String>,
     pub behind_proxy: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Settings {
     pub body_memory: usize,
     pub response_memory: usize,
     pub task_memory: usize,
-    /// Without one, what the engine takes by default.
+    /// Defaults to the engine's default.
     pub cache_memory: Option<usize>,
     pub max_connections: usize,
     pub max_long_polls: usize,
@@ -108,7 +108,7 @@ impl Settings {
         let tls = match (args.tls_cert, args.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
             (None, None) => None,
-            _ => return Err(StartError::Usage("--tls-cert and --tls-key go together".to_owned())),
+            _ => return Err(StartError::Usage("--tls-cert and --tls-key must be used together".to_owned())),
         };
         if let Some(url) = &args.public_url
             && !url.starts_with("http://")
@@ -151,7 +151,7 @@ impl Settings {
         }
     }
 
-    /// Whoever can reach the port could do anything, or read every key on its way.
+    /// Refuses settings under which anyone who can reach the port has full access, or can read keys in transit.
     pub fn refuse_unsafe(&self, addr: SocketAddr) -> Result<(), StartError> {
         if addr.ip().is_loopback() {
             return Ok(());
@@ -161,14 +161,14 @@ impl Settings {
                 return Ok(());
             }
             return Err(StartError::Usage(format!(
-                "{addr} can be reached from other machines, and keys are off: leave out `--keys off`, listen on \
-                 127.0.0.1, or say --insecure if nobody else can reach it, as in a container"
+                "{addr} can be reached from other machines, but keys are off: remove `--keys off`, listen on \
+                 127.0.0.1, or pass --insecure if nobody else can reach it, as in a container"
             )));
         }
         if self.tls.is_none() && !self.behind_proxy {
             return Err(StartError::Usage(format!(
-                "{addr} can be reached from other machines, and keys would travel in the clear: give --tls-cert and \
-                 --tls-key, or say --behind-proxy if a proxy in front speaks TLS, or listen on 127.0.0.1"
+                "{addr} can be reached from other machines, and keys would be sent in plain text: pass --tls-cert and \
+                 --tls-key, or --behind-proxy if a proxy in front terminates TLS, or listen on 127.0.0.1"
             )));
         }
         Ok(())
@@ -177,7 +177,7 @@ impl Settings {
 
 fn retention(args: &ServeArgs) -> Result<Retention, StartError> {
     let usual = Retention::default();
-    let ms = |said: Option<Span>, usual| said.map_or(usual, |span| i64::try_from(span.ms).unwrap_or(i64::MAX));
+    let ms = |set: Option<Span>, usual| set.map_or(usual, |span| i64::try_from(span.ms).unwrap_or(i64::MAX));
     let retention = Retention {
         timelines_ms: ms(args.retention_timelines, usual.timelines_ms),
         runs_ms: ms(args.retention_runs, usual.runs_ms),
@@ -190,16 +190,16 @@ fn retention(args: &ServeArgs) -> Result<Retention, StartError> {
     }
 }
 
-/// `HOST:PORT`, as it was written. Whether there is such a host is found out when it is listened on.
+/// Checks the form `HOST:PORT`; whether the host exists turns out when the server binds to it.
 fn listen(written: String) -> Result<String, StartError> {
     let (host, port) = written.rsplit_once(':').unwrap_or(("", &written));
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let is_host = bare.map_or(!host.is_empty() && !host.contains(':'), |ip| ip.parse::<Ipv6Addr>().is_ok());
-    // `parse` would take a sign as well.
+    // `parse` would accept a sign as well.
     let port = Some(port).filter(|port| port.bytes().all(|digit| digit.is_ascii_digit()));
     match port.and_then(|port| port.parse::<u16>().ok()) {
         Some(_) if is_host => Ok(written),
-        // A port alone, or one behind nothing, is the one that is meant.
+        // Only a port: suggest it with the default host.
         Some(port) if host.is_empty() => {
             Err(StartError::Usage(format!("--listen \"{written}\": expected HOST:PORT, such as 127.0.0.1:{port}")))
         }
@@ -207,7 +207,7 @@ fn listen(written: String) -> Result<String, StartError> {
     }
 }
 
-/// What is said, and beyond that what the file says that is named there.
+/// Fills unset values from the file that `--config` names.
 pub(super) async fn with_file(mut args: ServeArgs) -> Result<ServeArgs, StartError> {
     match args.config.take() {
         Some(path) => Ok(args.over(read_config(&path).await?)),
@@ -280,9 +280,9 @@ mod tests {
         for good in ["127.0.0.1:7070", "localhost:0", "[::1]:7070", "0.0.0.0:65535"] {
             assert_eq!(listen(good.to_owned()).ok().as_deref(), Some(good));
         }
-        let told = |written: &str| listen(written.to_owned()).unwrap_err().to_string();
-        assert!(told("17270").ends_with("such as 127.0.0.1:17270"), "{}", told("17270"));
-        assert!(told(":8080").ends_with("such as 127.0.0.1:8080"), "{}", told(":8080"));
+        let error = |written: &str| listen(written.to_owned()).unwrap_err().to_string();
+        assert!(error("17270").ends_with("such as 127.0.0.1:17270"), "{}", error("17270"));
+        assert!(error(":8080").ends_with("such as 127.0.0.1:8080"), "{}", error(":8080"));
         for bad in [
             "",
             ":",
@@ -297,7 +297,7 @@ mod tests {
             ":+80",
             "127.0.0.1:+80",
         ] {
-            assert!(told(bad).ends_with("such as 127.0.0.1:7070"), "{}", told(bad));
+            assert!(error(bad).ends_with("such as 127.0.0.1:7070"), "{}", error(bad));
         }
     }
 
@@ -320,6 +320,6 @@ mod tests {
             assert!(insecure.refuse_unsafe(open).is_ok() && !insecure.keys_on(open));
         }
         let keyed = of(Some(KeysMode::On), None, Some(true)).await;
-        assert!(keyed.keys_on(open) && keyed.refuse_unsafe(open).is_err(), "keys would travel in the clear");
+        assert!(keyed.keys_on(open) && keyed.refuse_unsafe(open).is_err(), "keys would be sent in plain text");
     }
 }

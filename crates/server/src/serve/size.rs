@@ -1,4 +1,4 @@
-//! Amounts of memory, as people write them: `256MiB`, `1GiB`, or a number of bytes.
+//! Sizes in bytes, as people write them: `256MiB`, `1GiB`, or a number of bytes.
 
 use std::fmt;
 

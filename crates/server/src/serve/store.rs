@@ -1,4 +1,4 @@
-//! The store that a URL names.
+//! Opens the store that a URL names.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use eddyline_store::{Embedded, Memory, Options, Store, StoreFailure};
 use super::FAILED;
 use super::settings::StartError;
 
-/// The store, and the word for its kind.
+/// The store, and the name of its kind.
 pub(super) async fn open(url: &str, reset_clock: bool) -> Result<(Arc<dyn Store>, &'static str), StartError> {
     if url == "memory:" || url == "memory" {
         return Ok((Arc::new(Memory::new()), "memory"));
@@ -16,7 +16,7 @@ pub(super) async fn open(url: &str, reset_clock: bool) -> Result<(Arc<dyn Store>
     if let Some((scheme, _)) = url.split_once("://") {
         let message = match scheme {
             "postgres" | "postgresql" | "redis" | "rediss" => {
-                format!("a store on {scheme} is not built into this version; use a directory or memory:")
+                format!("this version does not support {scheme} stores; use a directory or memory:")
             }
             _ => format!("{url} is not a store: expected memory:, a directory or sqlite:DIR"),
         };
@@ -27,7 +27,7 @@ pub(super) async fn open(url: &str, reset_clock: bool) -> Result<(Arc<dyn Store>
         return Err(StartError::Usage("the store has no directory: expected sqlite:DIR".to_owned()));
     }
     let on_failure = Arc::new(|failure: &StoreFailure| {
-        eprintln!("eddyline: the process ends with exit code {FAILED}: {failure}");
+        eprintln!("eddyline: exiting with code {FAILED}: {failure}");
         std::process::exit(FAILED);
     });
     let options = Options { reset_clock, on_failure, ..Options::default() };

@@ -1,4 +1,4 @@
-//! TLS, from files in PEM.
+//! TLS from PEM files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, StartError> {
         .and_then(Iterator::collect)
         .map_err(|error| bad(&files.cert, error.to_string()))?;
     if certs.is_empty() {
-        return Err(bad(&files.cert, "there is no certificate in it".to_owned()));
+        return Err(bad(&files.cert, "the file contains no certificate".to_owned()));
     }
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| bad(&files.key, error.to_string()))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))

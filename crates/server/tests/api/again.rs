@@ -1,4 +1,4 @@
-//! Runs that are run again: which idempotency keys their handlers get.
+//! Retries and reruns: which idempotency keys their handlers get.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ fn refused() -> Value {
     json!({"op": "fail", "seq": 1, "error": {"kind": "Declined", "message": "no"}, "retryable": false})
 }
 
-/// Takes so many tasks of a run and its children and fails them; their keys, by step and input.
+/// Claims and fails this many tasks of a run and its children; returns their keys by step and input.
 async fn fail_all(rig: &Rig, tasks: usize) -> BTreeMap<String, String> {
     let mut keys = BTreeMap::new();
     for _ in 0..tasks {
@@ -58,7 +58,7 @@ async fn a_retry_keeps_the_keys_of_its_handlers_and_a_rerun_has_new_ones() {
 async fn children_of_a_retried_run_have_the_keys_that_they_had_before() {
     let rig = Rig::start().await;
     rig.flow("child", "steps: {c: {run: c}}").await;
-    // What is taken over from `first` is not opened again, so that activations have other numbers in a retry.
+    // Results taken over from `first` are not opened again, so activations have other numbers in a retry.
     rig.flow(
         "f",
         "steps: {first: {steps: {x: {run: x}}}, each: {after: [first], spread: 'range(2)', as: n,
@@ -68,7 +68,7 @@ async fn children_of_a_retried_run_have_the_keys_that_they_had_before() {
     let run = rig.run("f", json!(null)).await;
     let x = rig.claim("w").await;
     rig.report(&x, json!({"op": "complete", "seq": 1})).await;
-    // Both are claimed before one fails, since that cancels the other.
+    // Both are claimed before one fails, because a failure cancels the other.
     let (one, two) = (rig.claim("w").await, rig.claim("w").await);
     let before: BTreeMap<String, Value> =
         [&one, &two].into_iter().map(|task| (task["input"].to_string(), task["key"].clone())).collect();

@@ -1,4 +1,4 @@
-//! Limits hold, and whoever runs into one does not keep the others waiting.
+//! Limits hold, and a client that hits one does not block others.
 
 use eddyline_protocol::Span;
 use eddyline_server::{KeysMode, ServeArgs};
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::client::{ADMIN_KEY, Client, Rig, args};
 
-/// What the server says to raw bytes, until it closes.
+/// The server's response to raw bytes, until it closes.
 async fn raw(client: &Client, text: &str) -> String {
     let mut stream = TcpStream::connect(client.addr).await.unwrap();
     let _ = stream.write_all(text.as_bytes()).await;
@@ -34,7 +34,7 @@ async fn bodies_have_a_limit_declared_or_not() {
     rig.server.stop().await;
 }
 
-/// What a client hears that sends all of its body before it listens, as many do.
+/// The response to a client that sends its whole body before it reads, as many do.
 async fn sent_whole(client: &Client, bytes: usize) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(client.addr).await?;
     let head = format!("POST /v1/events HTTP/1.1\r\nhost: {}\r\ncontent-length: {bytes}\r\n\r\n", client.addr);
@@ -55,7 +55,7 @@ async fn whoever_sends_too_much_before_listening_hears_that_it_was_too_much() {
         let said = sent_whole(&rig, megabytes << 20).await.unwrap();
         assert!(said.starts_with("HTTP/1.1 413") && said.contains("too_large"), "{megabytes} MiB: {said}");
     }
-    // Beyond all measure nothing is taken, and whoever asks before it sends is told at once.
+    // Far beyond the limit nothing is read, and a client that sends `Expect` is refused immediately.
     let since = std::time::Instant::now();
     assert!(sent_whole(&rig, 200 << 20).await.is_err());
     let asked = format!(
@@ -101,7 +101,7 @@ async fn a_slow_client_is_dropped_while_others_go_on() {
     slow.write_all(b"GET /healthz HTTP/1.1\r\nhost: ").await.unwrap();
     assert_eq!(rig.get("/healthz").await.status, 200);
     let mut said = Vec::new();
-    // It ends without our doing, or this would wait for ever.
+    // The server must end it, or this would wait for ever.
     slow.read_to_end(&mut said).await.unwrap();
     assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
     assert_eq!(rig.get("/healthz").await.status, 200);
@@ -111,7 +111,7 @@ async fn a_slow_client_is_dropped_while_others_go_on() {
 #[tokio::test]
 async fn connections_beyond_the_limit_are_closed_at_once() {
     let rig = Rig::with(ServeArgs { max_connections: Some(2), ..args() }).await;
-    // A request on each makes sure that it was accepted before the next comes.
+    // A request on each connection ensures that it was accepted before the next one.
     let request = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", rig.addr);
     let mut open = Vec::new();
     for _ in 0..2 {
@@ -162,7 +162,7 @@ async fn one_namespace_gets_half_of_the_waiting_requests() {
     let refused = waits(&one, 10).await;
     assert_eq!(refused.code(), (429, "too_many"));
     assert!(refused.headers.contains_key("retry-after"));
-    assert!(refused.body.to_string().contains("the namespace has used its share"), "{}", refused.body);
+    assert!(refused.body.to_string().contains("the namespace has used its whole share"), "{}", refused.body);
     assert_eq!(waits(&two, 10).await.status, 200);
     assert_eq!(one.post("/v1/tasks/claim", json!({"worker_id": "w"})).await.status, 200, "it does not wait");
     open.iter().for_each(|waits| waits.abort());
@@ -224,14 +224,14 @@ async fn pages_are_shorter_where_there_is_much_on_them() {
     rig.server.stop().await;
 }
 
-/// Every page from the first on.
+/// All pages from the first on.
 async fn pages(client: &Client, path: &str, from: &str) -> Vec<Vec<serde_json::Value>> {
     let mut pages = Vec::new();
     let mut next = path.to_owned();
     loop {
         let page = client.get(&next).await;
         pages.push(page.items().clone());
-        // What all items came to together is one value, and has nine megabytes.
+        // The combined output of all items is one value of nine megabytes.
         assert!(page.body.to_string().len() < 12 << 20, "a page of {} bytes", page.body.to_string().len());
         match page.body["next"].as_str() {
             Some(after) => next = format!("{path}&{from}={after}"),
@@ -259,7 +259,7 @@ async fn a_connection_stays_open_after_bodies_that_nobody_reads() {
         let head =
             format!("{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-length: {}\r\n\r\n", rig.addr, unread.len());
         stream.write_all(head.as_bytes()).await.unwrap();
-        // The answer may be there before the body is.
+        // The response may arrive before the body is sent.
         tokio::task::yield_now().await;
         stream.write_all(unread.as_bytes()).await.unwrap();
         let answer = one_answer(&mut stream).await;

@@ -1,4 +1,4 @@
-//! Only whoever claimed a task reports on it.
+//! Only the claimer of a task can report on it.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::client::{Client, Rig, args};
 
-/// Tokens that can be guessed of the tasks of a run, each with these last parts.
+/// Guessed tokens for the tasks of a run, with these last parts.
 fn guesses(run: &str, macs: &[&str]) -> Vec<(String, String)> {
     let mut guesses = Vec::new();
     for (activation, attempt, fence) in [(0, 1, 1), (1, 1, 1), (1, 77, 1), (1, 1, 2), (1, 2, 2), (2, 1, 2), (1, 0, 0)] {
@@ -24,7 +24,7 @@ fn mac_of(task: &Value) -> &str {
     task["token"].as_str().unwrap().rsplit('.').next().unwrap()
 }
 
-/// None of the forged tokens is taken for any operation, and the timeline has no word of them.
+/// No forged token is accepted for any operation, and the timeline is unchanged.
 async fn refuses(client: &Client, run: &str, macs: &[&str]) {
     let before = records(client, run).await;
     for op in [
@@ -47,7 +47,7 @@ async fn refuses(client: &Client, run: &str, macs: &[&str]) {
         let reply = client.post("/v1/tasks/report", json!({"worker_id": "w", "reports": reports})).await;
         assert_eq!(reply.status, 200, "{}", reply.body);
         for outcome in reply.body["outcomes"].as_array().unwrap() {
-            // A token without its last part cannot be read, and what follows on its task is then not tried.
+            // A token without its last part cannot be parsed, and later reports on its task are then not tried.
             assert!(["invalid", "not_tried"].contains(&outcome["outcome"].as_str().unwrap()), "{op}: {outcome}");
         }
     }
@@ -92,7 +92,7 @@ async fn a_report_on_a_task_that_nobody_claimed_is_not_applied() {
         assert!(!kinds(&rig, run).await.iter().any(|kind| kind.starts_with("step.attempt")), "{run}");
     }
 
-    // What is claimed is reported on as ever.
+    // Claimed tasks can be reported on as usual.
     assert_eq!(rig.report(&known.0, json!({"op": "complete"})).await["outcome"], "applied");
     assert_eq!(rig.post(&format!("/v1/runs/{unclaimed}/resume"), json!({})).await.status, 200);
     let mut task = rig.claim("w").await;
@@ -125,7 +125,7 @@ async fn a_token_counts_for_its_own_attempt_run_fence_and_namespace_alone() {
     let elsewhere = rig.header("eddyline-namespace", "other");
     assert_eq!(elsewhere.report(&one, json!({"op": "complete"})).await["outcome"], "invalid");
 
-    // A new attempt has a token of its own; that of the one before is of no use for it.
+    // A new attempt has its own token; the previous token is useless for it.
     let failed = json!({"op": "fail", "error": {"kind": "Boom", "message": "x"}});
     assert_eq!(rig.report(&one, failed).await["outcome"], "applied");
     let forged = json!({"task_id": format!("{first}.2"), "token": format!("{first}.1.2.2.{}", mac_of(&one))});
@@ -164,21 +164,21 @@ async fn a_worker_keeps_and_gives_back_no_lease_but_its_own() {
     let task = rig.claim("owner").await;
     let id = task["task_id"].clone();
     let beat = rig.post("/v1/workers/thief/heartbeat", json!({"tasks": [id]})).await;
-    assert_eq!(beat.body["lost"], json!([id]), "it is not the thief's to keep");
+    assert_eq!(beat.body["lost"], json!([id]), "the thief does not hold it");
     let beat = rig.post("/v1/workers/owner/heartbeat", json!({"tasks": [id]})).await;
     assert_eq!((&beat.body["lost"], &beat.body["cancel"]), (&json!([]), &json!([])));
     assert_eq!(rig.report(&task, json!({"op": "complete"})).await["outcome"], "applied");
     rig.server.stop().await;
 }
 
-/// Whoever asked for large answers and does not read them, until there is no room for another.
+/// Clients that requested large responses and do not read them, until there is no room for another.
 async fn unread(rig: &Rig, run: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut stream = socket.connect(rig.addr).await.unwrap();
     let request = format!("GET /v1/runs/{run} HTTP/1.1\r\nhost: {}\r\n\r\n", rig.addr).repeat(8);
     stream.write_all(request.as_bytes()).await.unwrap();
-    // The first answers may still fit between the server and its reader.
+    // The first responses may still fit into the buffers between server and client.
     let mut refused = 0;
     while refused < 5 {
         refused = if rig.get(&format!("/v1/runs/{run}")).await.status == 429 { refused + 1 } else { 0 };
@@ -200,7 +200,7 @@ async fn tasks_come_back_at_once_if_there_is_no_room_for_the_answer() {
     let slow = unread(&rig, &large).await;
     let refused = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "max": 1})).await;
     assert_eq!(refused.code(), (429, "too_many"), "{}", refused.body);
-    // A report is answered all the same, without the tasks that it asked for.
+    // A report is still answered, without the tasks that it claimed.
     let report = json!({"task_id": small["task_id"], "token": small["token"], "op": "complete", "output": 1});
     let asked = json!({"worker_id": "w", "reports": [report], "claim": {"max": 1}});
     let reported = rig.post("/v1/tasks/report", asked).await;
@@ -218,6 +218,6 @@ async fn tasks_come_back_at_once_if_there_is_no_room_for_the_answer() {
         assert!(since.elapsed() < Duration::from_secs(15), "the task waits for its lease: {}", reply.body);
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    assert_eq!(task["attempt"], 1, "it was no attempt");
+    assert_eq!(task["attempt"], 1, "no attempt was used up");
     rig.server.stop().await;
 }

@@ -1,4 +1,4 @@
-//! A server on a free port, and a small client that checks every answer.
+//! A server on a free port, and a small client that checks every response against `openapi.json`.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ pub struct Rig {
     pub client: Client,
 }
 
-/// Whoever calls: with a key, a namespace, or neither.
+/// A caller: with a key, a namespace, or neither.
 #[derive(Clone)]
 pub struct Client {
     pub addr: SocketAddr,
@@ -50,7 +50,7 @@ pub fn args() -> ServeArgs {
     }
 }
 
-/// JSON by its grammar, which nobody can read.
+/// Grammatically valid JSON that cannot be deserialised.
 pub fn unreadable() -> Vec<String> {
     let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     vec![deep(70), deep(100), deep(500), r#""\ud800""#.to_owned(), "1e999".to_owned(), r#"{"a": -1e999}"#.to_owned()]
@@ -69,7 +69,7 @@ impl Rig {
         Rig { server, client }
     }
 
-    /// With keys on, calling as the admin of `default`.
+    /// With keys on, calls as the admin of `default`.
     pub async fn with_keys() -> Rig {
         let admin_key = Some(ADMIN_KEY.to_owned());
         let mut rig = Rig::with(ServeArgs { keys: Some(KeysMode::On), admin_key, ..args() }).await;
@@ -79,7 +79,7 @@ impl Rig {
 }
 
 impl Rig {
-    /// Until so many requests wait.
+    /// Waits until this many requests are waiting.
     pub async fn until_waiting(&self, count: usize) {
         let since = std::time::Instant::now();
         while self.server.long_polls() != count {
@@ -128,7 +128,7 @@ impl Client {
         self.send(Method::PATCH, path, Some("application/json"), body.to_string().into()).await
     }
 
-    /// Registers a definition that has no problems.
+    /// Registers a valid definition.
     pub async fn flow(&self, name: &str, text: &str) {
         let path = format!("/v1/flows/{name}");
         let reply = self.send(Method::PUT, &path, Some("application/yaml"), text.to_owned().into()).await;
@@ -141,7 +141,7 @@ impl Client {
         reply.text("run_id")
     }
 
-    /// A claim of one task, waited for.
+    /// Claims one task, waiting for it.
     pub async fn claim(&self, worker: &str) -> Value {
         let reply = self.post("/v1/tasks/claim", json!({"worker_id": worker, "max": 1, "wait_ms": 20_000})).await;
         assert_eq!(reply.status, 200, "{}", reply.body);

@@ -1,10 +1,10 @@
-//! What one flow may cost: expressions and payloads that would take the process down fail their own run.
+//! The cost of one flow: expressions and payloads that would take the process down fail only their own run.
 
 use serde_json::{Value, json};
 
 use crate::client::Rig;
 
-/// The most memory that this process has had, in MiB. (Each test has a process of its own.)
+/// The peak memory of this process in MiB. (Each test runs in its own process.)
 fn peak_mib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -25,7 +25,7 @@ async fn an_expression_that_asks_for_too_much_memory_fails_its_step() {
         .await;
     let shared = rig.run("shared", input.clone()).await;
     assert!(ended(&rig, &shared).await["status"].is_string());
-    // A text for each element is not.
+    // A separate text for each element is not.
     rig.flow("copied", "steps: {a: {set: '${size(range(100000).map(i, input.s + string(i)))}'}}").await;
     let copied = rig.run("copied", input).await;
     let result = ended(&rig, &copied).await;
@@ -46,7 +46,7 @@ async fn a_field_that_is_not_there_is_cheap_to_ask_for() {
     let begun = std::time::Instant::now();
     let run = rig.run("f", json!({"m": keys})).await;
     assert_eq!(ended(&rig, &run).await["status"], "completed");
-    // With a suggestion made for each miss it was minutes.
+    // It took minutes when a suggestion was computed for each miss.
     assert!(begun.elapsed().as_secs() < 15, "{:?}", begun.elapsed());
     rig.server.stop().await;
 }
@@ -66,7 +66,7 @@ async fn an_input_that_doubles_by_reference_fails_its_attempt() {
     rig.flow("f", &text).await;
     let run = rig.run("f", json!("x".repeat(1_000))).await;
     let claimed = rig.post("/v1/tasks/claim", json!({"worker_id": "w", "wait_ms": 10_000})).await;
-    assert_eq!(claimed.body, json!({"tasks": []}), "it can't be handed over");
+    assert_eq!(claimed.body, json!({"tasks": []}), "it cannot be assembled");
     let result = ended(&rig, &run).await;
     assert_eq!(
         (&result["status"], &result["error"]["kind"]),

@@ -1,4 +1,4 @@
-//! Every answer that a test gets is compared with `openapi.json`.
+//! Compares every response that a test gets with `openapi.json`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
@@ -13,10 +13,10 @@ pub fn document() -> &'static Value {
     DOCUMENT.get_or_init(|| serde_json::from_str(include_str!("../../openapi.json")).unwrap())
 }
 
-/// The answer is one that the document says there can be, and has the body that it says.
+/// Checks that the document describes this response and its body.
 pub fn check(method: &Method, path: &str, status: u16, body: &Value) {
     let Some(route) = routes().iter().find(|route| route.method == *method && fits(route.path, path)) else {
-        assert!(matches!(status, 404 | 405), "{method} {path} is in no table, and came to {status}");
+        assert!(matches!(status, 404 | 405), "{method} {path} is not in the table of routes, but returned {status}");
         return check_body("Error", &json!({"$ref": "#/components/schemas/Error"}), body);
     };
     let described = &document()["paths"][route.path][route.method.as_str().to_lowercase()];
@@ -24,7 +24,7 @@ pub fn check(method: &Method, path: &str, status: u16, body: &Value) {
     if let Some(name) = response["$ref"].as_str() {
         response = document().pointer(name.trim_start_matches('#')).unwrap();
     }
-    assert!(!response.is_null(), "{method} {} does not say that it can come to {status}: {body}", route.path);
+    assert!(!response.is_null(), "{method} {} does not describe the status {status}: {body}", route.path);
     let content = &response["content"]["application/json"];
     if !content.is_null() {
         check_body(&format!("{method} {} {status}", route.path), &content["schema"], body);
@@ -46,7 +46,7 @@ fn check_body(what: &str, schema: &Value, body: &Value) {
     });
     let wrong: Vec<String> =
         validator.iter_errors(body).map(|error| format!("{}: {error}", error.instance_path())).collect();
-    assert!(wrong.is_empty(), "{what} is not as it is described: {wrong:#?}\n{body}");
+    assert!(wrong.is_empty(), "{what} does not match its description: {wrong:#?}\n{body}");
 }
 
 fn fits(template: &str, path: &str) -> bool {

@@ -71,7 +71,7 @@ async fn a_gate_that_is_cancelled_fails_its_step() {
     rig.server.stop().await;
 }
 
-/// The only gate of a run, as it is listed.
+/// The only gate of a run, as listed.
 async fn gate(client: &Client, run: &str) -> serde_json::Value {
     client.get(&format!("/v1/gates?run={run}")).await.items()[0].clone()
 }
@@ -173,11 +173,11 @@ async fn a_gate_is_opened_by_its_id_before_its_run_gets_there_too() {
     .await;
     let run = rig.run("f", json!(1)).await;
     let gates = rig.get(&format!("/v1/gates?run={run}")).await;
-    assert_eq!(gates.items().len(), 1, "nobody waits at the other yet");
+    assert_eq!(gates.items().len(), 1, "the other is not open yet");
     let by_event = format!("/v1/gates/{}", gates.items()[0]["gate_id"].as_str().unwrap());
     assert_eq!(rig.post(&by_event, json!(1)).await.code(), (409, "conflict"), "an event opens it");
 
-    // The numbers of the steps are those of their activations: which of them has a gate ahead is found out.
+    // The step numbers are those of their activations: find out which of them has a gate.
     let other = rig.header("eddyline-namespace", "other");
     let mut opened = Vec::new();
     for number in 0..5 {
@@ -196,7 +196,7 @@ async fn a_gate_is_opened_by_its_id_before_its_run_gets_there_too() {
     assert_eq!(rig.post(path, json!({"by": "bob"})).await.code(), (409, "conflict"), "a gate opens once");
     let early = rig.delete(path).await;
     assert_eq!(early.code(), (409, "conflict"));
-    assert!(early.body["error"]["message"].as_str().unwrap().contains("has not got to the gate of ok yet"));
+    assert!(early.body["error"]["message"].as_str().unwrap().contains("has not reached the gate of ok yet"));
     let task = rig.claim("w").await;
     rig.report(&task, json!({"op": "complete", "seq": 1})).await;
     assert_eq!(rig.post("/v1/events", json!({"name": "paid"})).await.status, 200);

@@ -1,4 +1,4 @@
-//! What a run was started with and what became of it, as runs, lists, steps and gates show it.
+//! What runs, lists, steps and gates show of a run's start and results.
 
 use eddyline_server::ServeArgs;
 use serde_json::{Value, json};
@@ -288,7 +288,7 @@ async fn steps_say_what_they_are_and_which_run_they_started() {
     assert_eq!(of("event")["deadline"], waits["until"]);
     assert_eq!((&of("manual")["event"], &of("manual")["key"]), (&json!(null), &json!(null)));
 
-    // What a gate says opens it does so.
+    // The gate's URL opens it.
     let published = rig.post("/v1/events", json!({"name": "paid", "key": of("event")["key"], "payload": 1})).await;
     assert_eq!(published.status, 200, "{}", published.body);
     let task = rig.claim("w").await;

@@ -1,4 +1,4 @@
-//! Who may do what: keys, scopes, namespaces, and pages of other sites.
+//! Authorisation: keys, scopes, namespaces, and pages of other sites.
 
 use eddyline_protocol::Scope;
 use eddyline_server::{Access, KeysMode, Route, ServeArgs, routes};
@@ -13,7 +13,7 @@ async fn key(admin: &Client, scopes: Value, namespace: &str) -> (Client, String)
     (admin.with_key(&made.text("key")), made.text("key_id"))
 }
 
-/// A path of the route in which every part names something of the tenant `one`.
+/// A path of the route in which every parameter names something of the tenant `one`.
 struct Things {
     run: String,
     worker: String,
@@ -54,7 +54,7 @@ impl Things {
     }
 }
 
-/// What another tenant may name as well: to it they are its own, and new.
+/// Names that another tenant may use as well: there they are new and its own.
 fn is_shared_name(route: &Route) -> bool {
     route.path.starts_with("/v1/queues") || (route.method == Method::PUT && route.path.contains("{name}"))
 }
@@ -93,7 +93,7 @@ async fn every_route_asks_for_its_key_and_scope_and_hides_what_is_anothers() {
             assert_eq!(send(&two).await.code(), (404, "not_found"), "{} {path}", route.method);
         }
     }
-    // Whatever was tried, what is theirs is as it was.
+    // Whatever was tried, the data of `one` is unchanged.
     assert_eq!(one.get(&format!("/v1/runs/{}", things.run)).await.body["status"], "running");
     assert_eq!(one.get("/v1/gates").await.items().len(), 1);
     assert_eq!(two.get("/v1/runs").await.items().len(), 0);

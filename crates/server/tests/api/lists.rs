@@ -1,10 +1,10 @@
-//! Lists are pages, whatever is listed.
+//! All lists are paged.
 
 use serde_json::json;
 
 use crate::client::{DIAMOND, Rig};
 
-/// A list is read page by page, and counted.
+/// Reads a list page by page, and counts it.
 async fn check(rig: &Rig, path: &str, name: &str, expected: &[&str]) {
     let with = |query: &str| format!("{path}{}{query}", if path.contains('?') { '&' } else { '?' });
     let whole = rig.get(path).await;

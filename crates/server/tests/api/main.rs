@@ -1,4 +1,4 @@
-//! The API over real connections. Every answer that a test gets is compared with `openapi.json`, so that it cannot lie.
+//! The API over real connections. Every response that a test gets is compared with `openapi.json`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

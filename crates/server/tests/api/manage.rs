@@ -1,4 +1,4 @@
-//! Queues, limits, health and what a server says of itself.
+//! Queues, limits, health and server info.
 
 use eddyline_language::time::iso;
 use eddyline_store as store;
@@ -78,7 +78,7 @@ async fn a_limit_that_a_worker_closed_is_shown_and_opened_by_setting_or_deleting
         }
         let task = claim().await[0].clone();
         let (task_id, token) = (&task["task_id"], &task["token"]);
-        // Ten years, and nobody else could ever pass it.
+        // Ten years, and no task could ever pass it.
         let defer = json!({"task_id": task_id, "token": token, "op": "defer", "after": "3650d", "limit": "api"});
         let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": [defer]})).await;
         assert_eq!(reply.body["outcomes"][0]["outcome"], "applied", "{}", reply.body);
@@ -192,7 +192,7 @@ async fn a_tenant_sees_what_is_counted_of_its_own_namespace_alone() {
     rig.server.stop().await;
 }
 
-/// The value of the one series that begins so.
+/// The value of the only series with this prefix.
 fn series(metrics: &str, begins: &str) -> f64 {
     let line = metrics.lines().find(|line| line.starts_with(begins)).unwrap_or_else(|| panic!("no {begins}"));
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
@@ -238,7 +238,7 @@ async fn metrics_show_what_goes_on_and_every_counter_from_the_start() {
     let after = rig.get("/metrics").await.body.as_str().unwrap().to_owned();
     assert!(reports(&after) >= 1.0);
     let ready = "eddyline_queue_tasks{namespace=\"gauges\",queue=\"slow\",state=\"claimed\"}";
-    assert_eq!(series(&after, ready), 1.0, "it is not counted anew with every scrape");
+    assert_eq!(series(&after, ready), 1.0, "it is not counted again with every scrape");
     rig.server.stop().await;
 }
 
@@ -257,7 +257,7 @@ async fn a_flow_is_deleted_when_none_of_its_runs_goes_on() {
     assert_eq!(rig.get("/v1/flows/f").await.code(), (404, "not_found"));
     assert_eq!(rig.get("/v1/flows").await.items().len(), 0);
     assert_eq!(rig.post("/v1/flows/f/runs", json!({})).await.code(), (404, "not_found"));
-    // Its runs are still there, with their steps; and the flow comes back when it is registered again.
+    // Its runs and their steps still exist; the flow returns when it is registered again.
     assert_eq!(rig.get(&format!("/v1/runs/{run}/steps")).await.items().len(), 1);
     rig.flow("f", "steps: {a: {run: a}}").await;
     rig.run("f", json!(2)).await;

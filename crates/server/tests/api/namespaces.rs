@@ -1,4 +1,4 @@
-//! Settings of namespaces: how long things are kept, whether anybody is let in, how many tasks may wait.
+//! Settings of namespaces: retention, `disabled` and the backlog.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::client::{Client, Rig, args};
 use crate::socket::Socket;
 
-/// Longer than anything here takes; reached only when something never happens.
+/// Longer than anything here takes; only reached if something never happens.
 const LONG: Duration = Duration::from_secs(30);
-/// A second, and what a busy machine may add to it.
+/// A second, plus slack for a busy machine.
 const SOON: Duration = Duration::from_secs(2);
 
 async fn key(admin: &Client, scopes: Value, namespace: &str) -> Client {
@@ -53,7 +53,7 @@ async fn settings_are_shown_changed_and_reset() {
         (json!({"retention": {"events": "1ms"}}), 422, "at least 1s"),
         (json!({"retention": {"timeline": "1d"}}), 400, "did you mean `timelines`?"),
         (json!({"disable": true}), 400, "did you mean `disabled`?"),
-        (json!({"backlog": -1}), 400, "expected a whole number, 0 or more"),
+        (json!({"backlog": -1}), 400, "invalid value: integer `-1`, expected u64"),
     ] {
         let refused = rig.patch(path, body.clone()).await;
         let message = refused.body["error"]["message"].as_str().unwrap();
@@ -99,7 +99,7 @@ async fn a_disabled_namespace_lets_nobody_in_and_cuts_who_waits() {
     let refused = shop.get("/v1/runs").await;
     assert_eq!(refused.code(), (403, "forbidden"));
     assert!(refused.body["error"]["message"].as_str().unwrap().contains("shop is disabled"), "{}", refused.body);
-    let cut = tokio::time::timeout_at((since + SOON).into(), poll).await.expect("the poll goes on").unwrap();
+    let cut = tokio::time::timeout_at((since + SOON).into(), poll).await.expect("the poll did not end").unwrap();
     assert_eq!(cut.code(), (403, "forbidden"));
     assert_eq!(socket.next().await["error"]["code"], "forbidden");
     assert_eq!(socket.next().await["type"], "closed");
@@ -107,7 +107,7 @@ async fn a_disabled_namespace_lets_nobody_in_and_cuts_who_waits() {
     assert_eq!(other.get("/v1/runs").await.status, 200);
 
     assert_eq!(rig.patch("/v1/namespaces/shop", json!({"disabled": null})).await.body["disabled"], false);
-    assert_eq!(shop.get(&format!("/v1/runs/{run}")).await.body["status"], "running", "its run has gone on");
+    assert_eq!(shop.get(&format!("/v1/runs/{run}")).await.body["status"], "running", "its run continued");
     rig.server.stop().await;
 }
 
@@ -172,7 +172,7 @@ async fn the_largest_payload_is_what_was_set() {
     let [small, large, over] = [start(1_000).await, start(2_000).await, start(4_100).await];
     assert_eq!((small.status, small.body.get("warnings")), (201, None));
     let warned = large.body["warnings"][0].as_str().unwrap();
-    assert!(large.status == 201 && warned.contains("the limit is 4096"), "{warned}");
+    assert!(large.status == 201 && warned.contains("the limit of 4096"), "{warned}");
     assert_eq!(over.code(), (413, "too_large"));
     let event = json!({"name": "e", "payload": text(4_100)});
     assert_eq!(rig.post("/v1/events", event).await.code(), (413, "too_large"));

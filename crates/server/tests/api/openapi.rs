@@ -1,4 +1,4 @@
-//! `openapi.json`, compared with the table of routes.
+//! Compares `openapi.json` with the table of routes.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn every_route_is_described_and_nothing_else_is() {
         .flat_map(|(path, methods)| methods.as_object().unwrap().keys().map(move |method| format!("{method} {path}")))
         .collect();
     assert_eq!(table, described);
-    assert_eq!(table.len(), routes().len(), "a route is there twice");
+    assert_eq!(table.len(), routes().len(), "a route occurs twice");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::client::{Client, Reply, Rig};
 use crate::socket::Socket;
 
-/// A second, and what a busy machine may add to it.
+/// A second, plus slack for a busy machine.
 const SOON: Duration = Duration::from_secs(2);
 
 async fn key(admin: &Client, asked: Value) -> (Client, String) {
@@ -16,7 +16,7 @@ async fn key(admin: &Client, asked: Value) -> (Client, String) {
     (admin.with_key(&made.text("key")), made.text("key_id"))
 }
 
-/// Everything that a caller may wait on for a minute, each on its way.
+/// Everything that a caller can wait on for a minute, all in progress.
 fn waiting(client: &Client, run: &str) -> Vec<tokio::task::JoinHandle<Reply>> {
     let get = |path: String| {
         let client = client.clone();
@@ -39,7 +39,7 @@ fn waiting(client: &Client, run: &str) -> Vec<tokio::task::JoinHandle<Reply>> {
 async fn all_are_refused(waiting: Vec<tokio::task::JoinHandle<Reply>>, invalid_from: Instant) {
     for (at, reply) in waiting.into_iter().enumerate() {
         let reply = tokio::time::timeout_at((invalid_from + SOON).into(), reply).await;
-        let reply = reply.unwrap_or_else(|_| panic!("number {at} waits on"));
+        let reply = reply.unwrap_or_else(|_| panic!("request {at} still waits"));
         assert_eq!(reply.unwrap().code(), (401, "unauthorized"), "number {at}");
     }
 }
@@ -67,7 +67,7 @@ async fn a_revoked_key_loses_its_socket_and_its_polls() {
     all_are_refused(waits, since).await;
     is_closed(&mut socket).await;
     assert!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
-    // Another key is in nobody's way.
+    // Other keys are not affected.
     others.say(json!({"type": "heartbeat"})).await;
     assert_eq!(others.next().await["type"], "beat");
 }
@@ -94,14 +94,14 @@ async fn a_key_that_loses_a_scope_loses_what_it_was_open_for() {
     let rig = Rig::with_keys().await;
     let (tenant, id) = key(&rig, json!({"scopes": ["read", "worker"]})).await;
     let mut socket = Socket::open(&tenant, json!({})).await;
-    // As another instance on the same store would do it: this one is told nothing.
+    // As another instance on the same store would do it: this one is not notified.
     let engine = rig.server.engine();
     let record = engine.key(&id).await.unwrap().unwrap();
     engine.delete_key(&record.ns, &id).await.unwrap();
     let fewer = eddyline_engine::KeyRecord { scopes: vec!["read".to_owned()], ..record };
     assert!(engine.add_key(&fewer).await.unwrap());
     is_closed(&mut socket).await;
-    assert_eq!(tenant.get("/v1/runs").await.status, 200, "what it may still do it can");
+    assert_eq!(tenant.get("/v1/runs").await.status, 200, "its remaining scope still works");
     assert_eq!(tenant.post("/v1/tasks/claim", json!({})).await.code(), (403, "forbidden"));
     rig.server.stop().await;
 }

@@ -98,7 +98,7 @@ steps:
         "{details:#?}"
     );
     let far = details[6]["message"].as_str().unwrap();
-    assert!(far.ends_with("it refers to http://example.com/x, and nothing is fetched from elsewhere"), "{far}");
+    assert!(far.ends_with("it refers to http://example.com/x; remote schemas are not fetched"), "{far}");
     rig.flow("f", "input_schema: {type: object}\nsteps: {a: {run: a, emits: {paid: {type: [string, 'null']}}}}").await;
     rig.server.stop().await;
 }
@@ -153,7 +153,7 @@ async fn time_gates_and_back_offs_say_until_when() {
     };
     let begun = at(&info.body["started_at"]);
     for (step, ms) in [("nap", 3_600_000), ("ask", 7_200_000), ("a", 60_000)] {
-        // From when the gate was reached, or the attempt failed.
+        // Counted from when the gate was reached, or the attempt failed.
         let after = at(until(step)) - begun - ms;
         assert!((0..30_000).contains(&after), "{step}: {after} ms in {}", info.body);
     }
@@ -255,7 +255,7 @@ async fn people_act_on_runs_and_steps() {
     {
         let records = rig.get(&format!("/v1/streams/nq:flow:{run}?limit=2")).await;
         let second = &records.items()[1];
-        assert_eq!((&second["kind"], &second["data"]), (&json!("act"), &data), "who asked for it");
+        assert_eq!((&second["kind"], &second["data"]), (&json!("act"), &data), "who requested it");
     }
 
     assert_eq!(rig.delete(&format!("/v1/runs/{run}")).await.body["deleted"], true);
@@ -314,7 +314,7 @@ async fn a_run_that_was_continued_stands_where_the_last_of_its_chain_stands() {
     let old = rig.run("job", json!(1)).await;
     let task = rig.claim("w").await;
     assert_eq!(rig.report(&task, json!({"op": "continue", "input": 2})).await["outcome"], "applied");
-    // Its successor may not be there yet; once it is, it is claimed.
+    // Its successor may not exist yet; once it does, it is claimed.
     let going = result(&old).await;
     assert!(going.status == 202 && going.body["status"] != "completed", "{}", going.body);
     let task = rig.claim("w").await;
@@ -331,7 +331,7 @@ async fn a_run_that_was_continued_stands_where_the_last_of_its_chain_stands() {
     assert_eq!(cancel(&old).await.code(), (409, "conflict"));
     assert_eq!(cancel(new).await.code(), (409, "conflict"));
 
-    // Before the successor is there, it is on its way.
+    // Before the successor exists, its start is pending.
     let old = rig.run("job", json!(1)).await;
     let task = rig.claim("w").await;
     assert_eq!(rig.report(&task, json!({"op": "continue"})).await["outcome"], "applied");

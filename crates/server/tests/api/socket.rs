@@ -14,7 +14,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::client::{ADMIN_KEY, Client, DIAMOND, Rig, args, unreadable};
 
-/// Longer than anything here takes; reached only when something hangs.
+/// Longer than anything here takes; only reached if something hangs.
 const LONG: Duration = Duration::from_secs(30);
 
 pub struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
@@ -49,7 +49,7 @@ impl Socket {
 
     pub async fn next(&mut self) -> Value {
         loop {
-            match tokio::time::timeout(LONG, self.0.next()).await.expect("nothing was said") {
+            match tokio::time::timeout(LONG, self.0.next()).await.expect("no message arrived") {
                 Some(Ok(Message::Text(text))) => return serde_json::from_str(&text).unwrap(),
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                 Some(Ok(Message::Close(Some(frame)))) => {
@@ -61,7 +61,7 @@ impl Socket {
         }
     }
 
-    /// The next message of a type; others are passed over.
+    /// The next message of a type; skips others.
     async fn until(&mut self, of: &str) -> Value {
         loop {
             let message = self.next().await;
@@ -131,7 +131,7 @@ async fn cancels_drains_and_signs_of_life_reach_the_worker() {
     let beat = socket.until("beat").await;
     assert_eq!(beat["cancel"], json!([task["task_id"]]), "unasked");
 
-    // A step that is called off while its run goes on.
+    // A step that is cancelled while its run continues.
     socket.say(json!({"type": "credit", "n": 2})).await;
     let run = rig.run("f", json!(1)).await;
     let task = socket.until("tasks").await["tasks"][0].clone();
@@ -142,7 +142,7 @@ async fn cancels_drains_and_signs_of_life_reach_the_worker() {
     rig.post(&format!("/v1/workers/{worker}/drain"), json!({})).await;
     assert_eq!(socket.until("beat").await["drain"], true);
     let run = rig.run("f", json!(2)).await;
-    assert_eq!(rig.claim("another").await["run_id"], json!(run), "a draining worker gets nothing");
+    assert_eq!(rig.claim("another").await["run_id"], json!(run), "a draining worker gets no tasks");
     rig.server.stop().await;
 }
 
@@ -153,13 +153,13 @@ async fn a_worker_that_has_fallen_silent_is_given_nothing_that_another_could_hav
     rig.flow("f", "steps: {a: {run: a}}").await;
     let mut frozen = Socket::open(&rig, json!({})).await;
     frozen.say(json!({"type": "credit", "n": 5})).await;
-    // As a process that is stopped: the connection stands, but nobody reads, and so nobody answers pings.
+    // Like a stopped process: the connection is open, but nobody reads, so nobody answers pings.
     tokio::time::sleep(lease * 6 / 5).await;
     let run = rig.run("f", json!(1)).await;
     let task = rig.claim("another").await;
     assert_eq!((&task["run_id"], &task["attempt"]), (&json!(run), &json!(1)), "no attempt was used up");
     rig.report(&task, json!({"op": "complete"})).await;
-    // It wakes up, and its room counts again.
+    // It wakes up, and its credits count again.
     frozen.say(json!({"type": "heartbeat", "tasks": []})).await;
     let run = rig.run("f", json!(2)).await;
     assert_eq!(frozen.until("tasks").await["tasks"][0]["run_id"], json!(run));
@@ -170,8 +170,8 @@ async fn a_worker_that_has_fallen_silent_is_given_nothing_that_another_could_hav
 async fn a_worker_that_says_it_drains_is_shown_so_and_is_online_until_then() {
     let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(300)), ..args() }).await;
     let mut socket = Socket::open(&rig, json!({"flows": ["job"], "queues": ["slow"]})).await;
-    assert_eq!(rig.get("/v1/flows/job").await.body["definition"]["queue"], "slow", "it was brought along");
-    // It says nothing, but it is there: it answers pings for longer than a lease.
+    assert_eq!(rig.get("/v1/flows/job").await.body["definition"]["queue"], "slow", "the worker registered it");
+    // It sends nothing, but answers pings for longer than a lease.
     let seen = async || {
         let workers = rig.get("/v1/workers").await;
         assert_eq!(workers.items()[0]["status"], "online");
@@ -211,9 +211,9 @@ async fn news_of_a_code_run_is_told_once_on_a_socket() {
     let id = task["task_id"].as_str().unwrap();
     let beat = socket.until("beat").await;
     let names: Vec<&String> = beat["news"][id].as_object().unwrap().keys().collect();
-    assert_eq!(names, ["c"], "unasked, and what the worker said itself is left out");
+    assert_eq!(names, ["c"], "sent unasked, without what the worker reported itself");
     socket.say(json!({"type": "heartbeat", "tasks": [id]})).await;
-    assert_eq!(socket.until("beat").await["news"], json!({}), "it was told");
+    assert_eq!(socket.until("beat").await["news"], json!({}), "it was already sent");
     rig.server.stop().await;
 }
 
@@ -273,7 +273,7 @@ async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
     }
     socket.0.close(None).await.unwrap();
     assert_eq!(socket.next().await["type"], "closed");
-    // It says that it has the first one alone.
+    // It says that it only has the first one.
     let mut hello = me;
     hello["tasks"] = json!([held[0]["task_id"]]);
     let mut socket = Socket::open(&rig, hello).await;
@@ -290,7 +290,7 @@ async fn what_never_arrived_is_offered_again_without_costing_an_attempt() {
 async fn two_workers_of_one_host_and_pid_do_not_take_each_others_tasks() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a}}").await;
-    // As two containers made of one image say it.
+    // Like two containers made from one image.
     let container = |instance: &str| json!({"host": "web", "pid": 1, "instance": instance});
     let mut first = Socket::open(&rig, container("one")).await;
     first.say(json!({"type": "credit", "n": 1})).await;
@@ -298,7 +298,7 @@ async fn two_workers_of_one_host_and_pid_do_not_take_each_others_tasks() {
     let task = first.until("tasks").await["tasks"][0].clone();
     first.0.close(None).await.unwrap();
     assert_eq!(first.next().await["type"], "closed");
-    // Whoever is not the worker that it was pushed to says nothing of it by connecting.
+    // A worker other than the one it was pushed to does not affect it by connecting.
     for other in [container("two"), json!({"host": "web", "pid": 1})] {
         let mut other = Socket::open(&rig, other).await;
         other.say(json!({"type": "heartbeat", "tasks": [task["task_id"]]})).await;
@@ -407,9 +407,9 @@ async fn one_namespace_gets_half_of_the_sockets() {
         Err(tungstenite::Error::Http(response)) => assert_eq!(response.status(), 429),
         other => panic!("{other:?}"),
     }
-    // Without an upgrade, the same answer can be read.
+    // Without an upgrade, the same response can be read.
     let refused = one.get("/v1/workers/connect").await;
-    assert!(refused.body.to_string().contains("the namespace has used its share of sockets: 8"), "{}", refused.body);
+    assert!(refused.body.to_string().contains("used its whole share of 8 sockets"), "{}", refused.body);
     Socket::open(&rig, json!({})).await;
     drop(open);
     let again = async { while Socket::try_raw(&one).await.is_err() {} };
@@ -417,7 +417,7 @@ async fn one_namespace_gets_half_of_the_sockets() {
     rig.server.stop().await;
 }
 
-/// A request that says it has a body of so many bytes and sends none of it: they are reserved for as long as it may take.
+/// A request that declares a body of this size and sends none of it: the bytes stay reserved until it times out.
 async fn reserve_bodies(client: &Client, bytes: usize) -> TcpStream {
     let mut stream = TcpStream::connect(client.addr).await.unwrap();
     let head = format!(
@@ -425,7 +425,7 @@ async fn reserve_bodies(client: &Client, bytes: usize) -> TcpStream {
         client.addr
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The server asks for the body once it begins to read it; that is after the bytes are reserved.
+    // The server asks for the body once it starts to read it, which is after the bytes were reserved.
     let mut said = [0; 12];
     stream.read_exact(&mut said).await.unwrap();
     assert_eq!(&said, b"HTTP/1.1 100");
@@ -434,7 +434,7 @@ async fn reserve_bodies(client: &Client, bytes: usize) -> TcpStream {
 
 #[tokio::test]
 async fn the_values_of_a_complete_message_count_against_the_body_memory() {
-    // A namespace may use a quarter of it: 1 MiB.
+    // A namespace can use a quarter of it: 1 MiB.
     let rig = Rig::with(ServeArgs { body_memory: Some(Size { bytes: 4 << 20 }), ..args() }).await;
     let report = |id: u32, values: usize| {
         let output = vec![0; values];
@@ -443,14 +443,14 @@ async fn the_values_of_a_complete_message_count_against_the_body_memory() {
     let mut socket = Socket::open(&rig, json!({})).await;
     socket.say(report(1, 7_000)).await;
     assert_eq!(socket.until("reported").await["id"], 1);
-    // Others have all but a little: a message that is small as text and large as values has to wait.
+    // Others hold almost everything: a message that is small as text and large as values must wait.
     let others = reserve_bodies(&rig, 1 << 20).await;
     socket.say(report(2, 7_000)).await;
     let waited = tokio::time::timeout(Duration::from_millis(500), socket.until("reported")).await;
     assert!(waited.is_err(), "it was handled at once: {waited:?}");
     drop(others);
     assert_eq!(socket.until("reported").await["id"], 2);
-    // One that is small in both ways does not wait, and the other does not wait for long.
+    // A message that is small both ways does not wait, and the other one does not wait for long.
     let _others = reserve_bodies(&rig, 1 << 20).await;
     socket.say(report(3, 10)).await;
     assert_eq!(socket.until("reported").await["id"], 3);
@@ -462,13 +462,13 @@ async fn the_values_of_a_complete_message_count_against_the_body_memory() {
 
 #[tokio::test]
 async fn a_worker_whose_socket_closes_is_offline_at_once_and_online_when_it_comes_back() {
-    // With this lease nobody is offline by silence alone while the test runs.
+    // With this lease no worker goes offline by silence alone while the test runs.
     let rig = Rig::with(ServeArgs { lease: Some(Span::from_ms(600_000)), ..args() }).await;
     let hello = || json!({"queues": ["q"], "instance": "one"});
     let listed = async |status: &str| rig.get(&format!("/v1/workers?status={status}")).await.items().len();
     let first = Socket::open(&rig, hello()).await;
     assert_eq!((listed("online").await, listed("offline").await), (1, 0));
-    // It may be back before the end of its first connection is noticed: it is online all the same.
+    // It may reconnect before the end of its first connection is noticed: it is still online.
     let second = Socket::open(&rig, hello()).await;
     drop(first);
     let mut third = Socket::open(&rig, json!({"queues": ["q"], "instance": "two"})).await;
@@ -498,7 +498,7 @@ async fn a_socket_with_credits_for_more_gets_no_more_than_max_concurrent() {
     let tasks = socket.until("tasks").await["tasks"].as_array().unwrap().clone();
     assert_eq!(tasks.len(), 2);
     assert_eq!(rig.get("/v1/workers").await.items()[0]["tasks"], 2);
-    assert_eq!(rig.claim("another").await["step"], "a", "the rest is for others");
+    assert_eq!(rig.claim("another").await["step"], "a", "other workers get the rest");
     socket.say(json!({"type": "report", "id": 1, "reports": [done(&tasks[0])]})).await;
     assert_eq!(socket.until("tasks").await["tasks"].as_array().unwrap().len(), 1);
     assert_eq!(rig.get("/v1/workers").await.items()[0]["tasks"], 2);

@@ -1,4 +1,4 @@
-//! What a run is started with.
+//! Options of starts.
 
 use eddyline_server::ServeArgs;
 use hyper::Method;
@@ -30,7 +30,7 @@ async fn every_task_of_a_run_and_of_its_children_carries_the_trace_it_was_starte
     assert_eq!(trace_of().await, ("a".to_owned(), json!(TRACE)));
     assert_eq!(trace_of().await, ("c".to_owned(), json!(TRACE)));
     start(&traced, json!({"traceparent": OTHER_TRACE})).await;
-    assert_eq!(trace_of().await.1, OTHER_TRACE, "the body goes before the header");
+    assert_eq!(trace_of().await.1, OTHER_TRACE, "the body takes precedence over the header");
     assert_eq!(trace_of().await.1, OTHER_TRACE);
     start(&rig.header("traceparent", "nonsense"), json!({})).await;
     assert_eq!((trace_of().await.1, trace_of().await.1), (json!(null), json!(null)));
@@ -68,7 +68,7 @@ async fn a_deadline_is_a_length_of_time_or_a_moment_to_come() {
     rig.flow("f", "steps: {a: {run: a}}").await;
     let start = async |deadline| rig.post("/v1/flows/f/runs", json!({ "deadline": deadline })).await;
     for good in [json!("1h"), json!(60_000), json!("2199-01-02T03:04:05Z"), json!("2199-01-02T03:04:05+02:00")] {
-        // Nothing waits as long as until the end of this century but one.
+        // No run waits until the end of this century, except one.
         let far = good.as_str().is_some_and(|text| text.contains('T'));
         assert_eq!(start(good.clone()).await.status, if far { 422 } else { 201 }, "{good}");
     }
@@ -118,7 +118,7 @@ async fn a_payload_in_a_batch_that_nobody_can_read_is_refused_alone() {
             assert_eq!((reply.status, reply.body["items"].as_array().map(Vec::len)), (200, Some(3)), "{}", reply.body);
             let items = reply.items();
             assert!(items[0]["run_id"].is_string() && items[2]["run_id"].is_string(), "{}", reply.body);
-            // A payload that is a little too deep is read, and then refused as one.
+            // A payload that is slightly too deep is parsed, and then refused as a payload.
             let code = items[1]["error"]["code"].as_str().unwrap_or("none");
             assert!(["bad_request", "invalid"].contains(&code), "{}", reply.body);
         }
@@ -153,7 +153,7 @@ async fn past_the_backlog_starts_are_told_to_come_back() {
             201 => started += 1,
             _ => break reply,
         }
-        assert!(started <= 10, "there is no end to it");
+        assert!(started <= 10, "it never stops");
     };
     assert_eq!((refused.code(), started), ((429, "too_many"), 3));
     assert!(refused.headers.contains_key("retry-after"));

@@ -1,4 +1,4 @@
-//! Timelines, projections and the index of runs.
+//! Timelines, projections and the run index.
 
 use eddyline_machine::project::{Snapshot, SnapshotPatch};
 use serde_json::{Value, json};
@@ -82,14 +82,14 @@ async fn whoever_waits_gets_what_comes() {
         }
         assert!(!waiting.await.unwrap().items().is_empty());
     }
-    // A run that has ended has nothing more to come.
+    // A run that has ended gets no more records.
     let all = all(&rig, &format!("nq:flow:{run}"), "").await.len();
     let end = rig.get(&format!("/v1/streams/nq:flow:{run}?after={all}&wait=20s")).await;
     assert!(end.items().is_empty());
     rig.server.stop().await;
 }
 
-/// A run of a spread with some logs in each item, to its end.
+/// Runs a spread with some logs in each item, to its end.
 async fn logging_run(rig: &Rig, items: usize, logs: usize) -> String {
     rig.flow("logging", "steps: {each: {spread: input, run: a}}").await;
     let run = rig.run("logging", (0..items).collect::<serde_json::Value>()).await;
@@ -154,7 +154,7 @@ async fn pages_of_projections_are_the_same_in_any_order_and_of_any_size() {
     rig.server.stop().await;
 }
 
-/// How many records were read for projections, counts and steps so far.
+/// The number of records read so far for projections, counts and steps.
 async fn folded(client: &Client) -> u64 {
     let metrics = client.get("/metrics").await.body;
     let lines = metrics.as_str().unwrap().lines();
@@ -177,7 +177,7 @@ async fn pages_counts_and_steps_of_a_long_run_do_not_begin_with_its_first_record
     assert!(records > 10_000, "{records}");
     for stream in [format!("nq:proj:flow:logging:{run}"), format!("nq:proj:flow-steps:{run}")] {
         let page = |after: u64| format!("/v1/streams/{stream}?after={after}&limit=1");
-        // A page that nobody has read up to takes the whole timeline once, and others begin near their place after that.
+        // The first read of a late page takes the whole timeline once; later reads start near their position.
         read(&page(records - 2)).await;
         for after in [9_100, 2_300, 7_700, 400, 5_000, 6_900, 3_800, 8_600] {
             let (_, cost) = read(&page(after)).await;

@@ -1,4 +1,4 @@
-//! Workers over plain calls: claims, reports, signs of life.
+//! Workers over plain HTTP: claims, reports, heartbeats.
 
 use eddyline_protocol::Span;
 use eddyline_server::ServeArgs;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Rig, args, unreadable};
 
-/// Longer than anything here takes; reached only when something hangs.
+/// Longer than anything here takes; only reached if something hangs.
 const LONG: std::time::Duration = std::time::Duration::from_secs(30);
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_report_that_cannot_be_read_is_in_nobodys_way() {
             "it is still the worker's"
         );
     }
-    // What is hostile or broken as a whole is refused as a whole.
+    // A request that is hostile or malformed as a whole is refused as a whole.
     for broken in [format!("{}{}", "[".repeat(2_000), "]".repeat(2_000)), "1 2".to_owned(), "\"".to_owned()] {
         let reply = post(format!(r#"{{"worker_id": "w", "reports": [{broken}, 1]}}"#)).await;
         assert_eq!(reply.code(), (400, "bad_request"));
@@ -172,7 +172,7 @@ async fn a_claim_that_waits_gets_nothing_once_its_worker_drains_or_is_gone() {
             let report = json!({"worker_id": worker, "reports": [], "claim": {"wait_ms": 20_000}});
             client.post("/v1/tasks/report", report).await.body["tasks"].clone()
         });
-        // Nothing tells that they wait.
+        // Nothing shows that they wait.
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         let since = std::time::Instant::now();
         let said = match gone {
@@ -211,7 +211,7 @@ async fn a_worker_registers_is_offered_what_it_names_and_keeps_its_leases() {
     let mine = listed.items().iter().find(|worker| worker["worker_id"] == json!(id)).unwrap();
     assert_eq!((&mine["status"], &mine["completed"], &mine["tasks"]), (&json!("online"), &json!(4), &json!(1)));
 
-    // Another namespace can do nothing with it.
+    // Another namespace cannot use it.
     let other = rig.header("eddyline-namespace", "other");
     let foreign = other.post(&format!("/v1/workers/{id}/heartbeat"), json!({"tasks": [task["task_id"]]})).await;
     assert_eq!((foreign.status, &foreign.body["lost"]), (200, &json!([task["task_id"]])));
@@ -279,7 +279,7 @@ async fn the_back_off_of_a_code_step_is_ended_by_hand_and_its_worker_is_told() {
     let reply = rig.post("/v1/tasks/report", json!({"worker_id": "w", "reports": [report]})).await;
     let news = &reply.body["news"][task["task_id"].as_str().unwrap()];
     assert_eq!((&news["pay"]["status"], &news["pay"]["due"]), (&json!("retry"), &json!(true)), "{}", reply.body);
-    assert_eq!(retry().await.code(), (409, "conflict"), "it is over");
+    assert_eq!(retry().await.code(), (409, "conflict"), "it has ended");
 
     assert_eq!(rig.report(&task, broken).await["decision"], "retry");
     assert_eq!(rig.report(&task, json!({"op": "suspend", "seen": 1_000})).await["outcome"], "applied");
@@ -310,7 +310,7 @@ async fn a_code_run_is_driven_over_plain_calls() {
         json!({"op": "child", "seq": 3, "name": "x", "flow": "no flow!"}),
     ] {
         let bad = rig.report(&task, nameless.clone()).await;
-        assert_eq!(bad["outcome"], "invalid", "nobody could ever answer {nameless}: {bad}");
+        assert_eq!(bad["outcome"], "invalid", "no event could ever match {nameless}: {bad}");
     }
     let memo = rig.get(&format!("/v1/tasks/{}/memo", task["task_id"].as_str().unwrap())).await;
     assert_eq!(memo.body["memo"]["pay"]["output"], 5);
@@ -341,7 +341,7 @@ async fn the_function_of_a_code_flow_passes_limits_needs_labels_and_has_a_priori
         let tasks = claimed.body["tasks"].as_array().unwrap().clone();
         tasks.iter().map(|task| format!("{} {}", task["flow"], task["input"]["t"])).collect::<Vec<_>>()
     };
-    // Of those that came later, but the second of tenant `a`, which the limit keeps back.
+    // From the later ones, except the second of tenant `a`, which the limit holds back.
     assert_eq!(claim(&gpu, 2).await, ["\"job\" \"a\"", "\"job\" \"b\""]);
     assert_eq!(claim(&bare, 9).await, ["\"plain\" null"]);
     assert_eq!(claim(&gpu, 9).await, [""; 0]);

@@ -1,4 +1,4 @@
-//! Unique keys: one run of a flow goes on under a key at a time.
+//! Unique keys: at most one run of a flow is active under a key.
 
 use eddyline_server::ServeArgs;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ async fn the_run_that_has_the_key_is_given_back_or_the_start_is_refused() {
         assert_eq!(again.text("run_id"), first);
     }
     let plain = rig.post("/v1/flows/f/runs", json!({"unique": {"key": "k"}})).await;
-    assert_eq!((plain.status, plain.text("run_id")), (200, first.clone()), "without a word it is given back");
+    assert_eq!((plain.status, plain.text("run_id")), (200, first.clone()), "by default the existing run is returned");
     let refused = start(&rig, "k", "reject").await;
     assert_eq!(refused.code(), (409, "conflict"));
     assert!(refused.body["error"]["message"].as_str().unwrap().contains(&first), "{}", refused.body);
@@ -113,7 +113,7 @@ async fn queued_runs_go_on_one_after_the_other_also_after_a_restart() {
     assert_eq!(start(&rig, "k", "return").await.text("run_id"), line[0]);
     let records = rig.get(&format!("/v1/streams/nq:flow:{}", line[1])).await;
     assert_eq!(records.items()[0]["data"]["inLine"], true);
-    // One that is cancelled while it waits is passed over.
+    // A run that is cancelled while it waits is skipped.
     assert_eq!(rig.post(&format!("/v1/runs/{}/cancel", line[2]), json!({})).await.status, 200);
     assert_eq!(complete(&rig).await, line[0].as_str());
     let task = rig.claim("w").await;
@@ -141,7 +141,7 @@ async fn a_run_that_replaces_others_begins_when_they_have_ended() {
     let task = rig.claim("w").await;
     assert_eq!(task["run_id"], first.as_str());
     let last = started(&rig, "k", "replace").await;
-    // What is cleaned up after the first is done before the last begins.
+    // The cleanup after the first run ends before the last one begins.
     let clean = rig.claim("w").await;
     assert_eq!((&clean["run_id"], &clean["step"]), (&json!(first), &json!("clean")));
     assert_eq!(status(&rig, &last).await, "pending");
@@ -171,7 +171,7 @@ async fn many_replacements_at_once_leave_one_run() {
     let task = loop {
         let task = rig.claim("w").await;
         let outcome = rig.report(&task, json!({"op": "complete", "seq": 1})).await;
-        // One that was begun may be replaced at any moment.
+        // A run that has begun may be replaced at any moment.
         if outcome["outcome"] == "applied" {
             break task;
         }
@@ -195,14 +195,14 @@ async fn a_queued_run_waits_for_its_delay_and_its_turn_and_has_its_deadline_mean
     let first = started(&rig, "k", "queue").await;
     let unique = json!({"key": "k", "on_conflict": "queue"});
     let late = rig.post("/v1/flows/f/runs", json!({"unique": unique, "deadline": 50})).await.text("run_id");
-    assert_eq!(ended(&rig, &late).await, "failed", "nobody waits beyond its deadline");
+    assert_eq!(ended(&rig, &late).await, "failed", "no run waits beyond its deadline");
     let delayed = rig.post("/v1/flows/f/runs", json!({"unique": unique, "delay": "1h"})).await.text("run_id");
     assert_eq!(complete(&rig).await, first.as_str());
     let waits_for = async || rig.get(&format!("/v1/runs/{delayed}")).await.body["waiting_for"][0]["waits_for"].clone();
     while waits_for().await["what"] != "delay" {
         tokio::task::yield_now().await;
     }
-    assert_eq!(start(&rig, "k", "return").await.text("run_id"), delayed, "it has the key while its delay lasts");
+    assert_eq!(start(&rig, "k", "return").await.text("run_id"), delayed, "it holds the key during its delay");
     rig.server.stop().await;
 }
 

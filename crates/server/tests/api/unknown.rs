@@ -1,10 +1,10 @@
-//! Fields and parameters that nobody knows: refused where people write, ignored where workers do.
+//! Unknown fields and parameters: refused in requests of people, ignored in those of workers.
 
 use serde_json::{Value, json};
 
 use crate::client::{Reply, Rig};
 
-/// A refusal that says this.
+/// A refusal with this message.
 fn refused(reply: &Reply, said: &str) {
     assert_eq!(reply.code(), (400, "bad_request"), "{}", reply.body);
     let message = reply.body["error"]["message"].as_str().unwrap();
@@ -40,7 +40,7 @@ async fn an_unknown_field_is_refused_with_the_one_that_was_meant() {
         let reply = rig.post(&path, body).await;
         refused(&reply, said);
     }
-    // Nothing of it was done.
+    // Nothing of it took effect.
     let shown = rig.get(&format!("/v1/runs/{run}")).await;
     assert_eq!(shown.body["status"], "running");
     assert_eq!(rig.get("/v1/runs?count=true").await.body["total"], 1);

@@ -1,4 +1,4 @@
-//! Payloads that are too large to be shown where they are used.
+//! Payloads that are too large to be shown inline.
 
 use eddyline::protocol::Reference;
 use eddyline_machine::RunId;
@@ -21,7 +21,7 @@ async fn spread_of_texts(rig: &Rig, items: usize, output: &str) -> String {
     run
 }
 
-/// One digit, again and again.
+/// One digit, repeated.
 fn text_of(item: &Value) -> String {
     (item.as_u64().unwrap() % 10).to_string().repeat(LARGE)
 }
@@ -52,6 +52,20 @@ async fn a_run_with_an_output_of_18_megabytes_is_looked_at_and_its_output_read_i
     assert_eq!(parts.as_array().unwrap().len(), 12);
     for (n, part) in parts.as_array().unwrap().iter().enumerate() {
         assert_eq!(follow(&rig, part).await, json!(text_of(&json!(n))));
+    }
+    rig.server.stop().await;
+}
+
+/// With some of its features serde_json reads such objects as numbers or parsed JSON, bypassing the limits of a body.
+#[tokio::test]
+async fn no_key_of_a_payload_has_a_meaning_for_the_parser() {
+    let rig = Rig::start().await;
+    rig.flow("same", "steps: {a: {set: 1}}\noutput: \"${input}\"").await;
+    for key in ["$serde_json::private::RawValue", "$serde_json::private::Number"] {
+        let input = json!([{key: "[1, 2]"}, {key: 3}]);
+        let run = rig.run("same", input.clone()).await;
+        let result = rig.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+        assert_eq!(result.body["output"], input);
     }
     rig.server.stop().await;
 }
@@ -104,7 +118,7 @@ async fn values_of_a_trimmed_run_are_gone() {
     rig.server.stop().await;
 }
 
-/// Whatever puts 100 KB into a timeline: what is shown has a reference, and the reference leads to all of it.
+/// Whatever puts 100 KB into a timeline is shown as a reference, and the reference leads to all of it.
 #[tokio::test]
 async fn payloads_and_log_lines_of_100_kilobytes_are_read_by_the_references_in_the_timeline() {
     let rig = Rig::start().await;

@@ -1,4 +1,4 @@
-//! What workers say of themselves and of their tasks, to the letter.
+//! Registration, heartbeats and reports of workers, in every detail.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ async fn heartbeat(rig: &Rig, worker: &str, body: Value) -> Reply {
     rig.post(&format!("/v1/workers/{worker}/heartbeat"), body).await
 }
 
-/// Reports on a task, and the whole answer.
+/// Reports on a task, and returns the whole response.
 async fn report(rig: &Rig, task: &Value, ops: &[Value]) -> Value {
     let reports: Vec<Value> = ops
         .iter()
@@ -91,7 +91,7 @@ async fn the_answer_to_reports_tells_neither_what_they_say_nor_what_was_seen() {
     assert_eq!(told["news"], json!({}), "nor what the worker has said before");
     let told = report(&rig, &task, &[json!({"op": "step", "seq": 3, "name": "c", "output": 3, "seen": 1})]).await;
     assert_eq!(told["news"], json!({}));
-    // Who says what is known already gets what it came to.
+    // A worker that reports an entry that is already known gets its result.
     let told = report(&rig, &task, &[json!({"op": "step", "seq": 4, "name": "a", "output": "another"})]).await;
     assert_eq!((&told["outcomes"][0]["duplicate"], &told["news"][id]["a"]["output"]), (&json!(true), &json!(1)));
     let told = report(&rig, &task, &[json!({"op": "complete", "seq": 5})]).await;
@@ -160,7 +160,7 @@ async fn a_worker_is_online_while_its_claim_waits() {
     let claim = tokio::spawn(async move {
         client.post("/v1/tasks/claim", json!({"worker_id": worker, "wait_ms": 1_800})).await.status
     });
-    // Twice as long as it takes to be offline.
+    // Twice as long as it takes to go offline.
     while !claim.is_finished() {
         assert_eq!(rig.get("/v1/workers").await.items()[0]["status"], "online");
     }
@@ -198,11 +198,11 @@ async fn a_worker_brings_its_code_flows_along() {
         assert_eq!(wrong.status, 400);
         assert!(wrong.body["error"]["message"].as_str().unwrap().contains("expected the code flows"), "{}", wrong.body);
     }
-    // Runs of what it brought reach it.
+    // Tasks of the flows it registered reach it.
     rig.run("new", json!(1)).await;
     let worker = register(json!(["new"])).await.text("worker_id");
     assert_eq!(rig.claim(&worker).await["handler"], "new");
-    // A worker of the default queue says nothing of queues.
+    // A worker of the default queue names no queues.
     rig.post("/v1/workers", json!({"flows": ["plain"]})).await;
     assert_eq!(definition("plain").await, json!({"name": "plain", "code": true}));
     rig.server.stop().await;
@@ -225,7 +225,7 @@ async fn reports_that_name_no_task_are_each_told_what_is_wrong() {
     for outcome in reply.body["outcomes"].as_array().unwrap() {
         assert_eq!(outcome["outcome"], "invalid", "{outcome}");
         let message = outcome["message"].as_str().unwrap();
-        assert!(message.contains("a report is an object") || message == "`task_id` is missing", "{message}");
+        assert!(message.contains("expected a report: an object") || message == "missing field `task_id`", "{message}");
     }
     rig.server.stop().await;
 }
@@ -250,10 +250,10 @@ async fn a_failure_that_says_little_is_still_one_that_people_understand() {
     let rig = Rig::start().await;
     rig.flow("f", "steps: {a: {run: a, retry: {attempts: 1}}}").await;
     for (said, kind, message) in [
-        (json!({}), "Error", "failed without saying why"),
-        (json!({"error": null}), "Error", "failed without saying why"),
+        (json!({}), "Error", "failed without an error message"),
+        (json!({"error": null}), "Error", "failed without an error message"),
         (json!({"error": "out of paper"}), "Error", "out of paper"),
-        (json!({"error": {"kind": "Jam"}}), "Jam", "failed without saying why"),
+        (json!({"error": {"kind": "Jam"}}), "Jam", "failed without an error message"),
     ] {
         let run = rig.run("f", json!(1)).await;
         let task = rig.claim("w").await;
@@ -295,17 +295,17 @@ async fn a_payload_near_its_limit_is_taken_with_a_warning() {
     assert_eq!((&said["outcome"], &said["warning"]), (&json!("applied"), &json!(null)));
     let said = rig.report(&task, json!({"op": "publish", "name": "e", "payload": large})).await;
     assert_eq!(said["outcome"], "applied");
-    assert!(said["warning"].as_str().unwrap().starts_with("the payload has 1048578 bytes"), "{said}");
+    assert!(said["warning"].as_str().unwrap().starts_with("the payload is 1048578 bytes"), "{said}");
     let said = rig.report(&task, json!({"op": "complete", "output": "x".repeat(2 << 20)})).await;
     assert_eq!((&said["outcome"], &said["warning"]), (&json!("invalid"), &json!(null)));
     let emits = json!([{"event": "told", "payload": large}]);
     let said = rig.report(&task, json!({"op": "complete", "output": 1, "emits": emits})).await;
-    assert!(said["warning"].as_str().unwrap().starts_with("the payload of told has"), "{said}");
+    assert!(said["warning"].as_str().unwrap().starts_with("the payload of told is"), "{said}");
 
     rig.run("job", json!(1)).await;
     let task = rig.claim("w").await;
     let said = rig.report(&task, json!({"op": "step", "name": "a", "output": large})).await;
-    assert!(said["warning"].as_str().unwrap().starts_with("the output has"), "{said}");
+    assert!(said["warning"].as_str().unwrap().starts_with("the output is"), "{said}");
     rig.server.stop().await;
 }
 
@@ -330,7 +330,7 @@ async fn a_task_says_what_no_worker_has_of_what_it_asks_for() {
     let steps = rig.get(&format!("/v1/runs/{run}/steps")).await;
     assert_eq!(steps.items()[0]["waits_for"], waits(&run).await, "of the step as of the run");
 
-    // What is lacking is said beside what keeps it from everybody.
+    // A missing worker is shown in addition to what blocks the task for everyone.
     rig.post("/v1/queues/pictures/pause", json!({})).await;
     let both = waits(&run).await;
     assert_eq!((&both["bound"]["what"], &both["lack"]["what"]), (&json!("paused"), &json!("labels")));
@@ -339,11 +339,11 @@ async fn a_task_says_what_no_worker_has_of_what_it_asks_for() {
     let able = register(json!({"queues": ["pictures"], "handlers": ["render"], "labels": ["eu", "x", "gpu"]})).await;
     assert!(waits(&run).await.get("lack").is_none());
     rig.post(&format!("/v1/workers/{able}/drain"), json!({})).await;
-    assert_eq!(waits(&run).await["lack"]["what"], "labels", "whoever drains gets nothing more");
+    assert_eq!(waits(&run).await["lack"]["what"], "labels", "a draining worker gets no more tasks");
     rig.delete(&format!("/v1/workers/{able}")).await;
     let able = register(json!({"queues": ["pictures"], "handlers": ["render"], "labels": ["gpu", "eu"]})).await;
     assert_eq!(rig.claim(&able).await["step"], "shot");
-    assert!(waits(&run).await.get("lack").is_none(), "nobody is needed for what somebody has");
+    assert!(waits(&run).await.get("lack").is_none(), "nothing is missing while a worker holds the task");
     rig.delete(&format!("/v1/workers/{able}")).await;
     assert!(waits(&run).await.get("lack").is_none(), "until its lease ends");
     rig.server.stop().await;
@@ -361,11 +361,11 @@ async fn fields_are_known_by_their_names_and_words_are_texts() {
         (json!({"op": {"complete": null}}), "expected a string"),
         (json!({"op": ["complete"]}), "expected a string"),
         (json!({"op": null}), "expected a string"),
-        (json!({}), "`op` is missing"),
-        (json!({"op": "complete", "logs": [["info", "m"]]}), "expected an object, found a list"),
-        (json!({"op": "complete", "logs": ["m"]}), "expected an object, found \"m\""),
-        (json!({"op": "complete", "emits": [["x", 1]]}), "expected an object, found a list"),
-        (json!({"op": "complete", "emits": [null]}), "expected an object, found null"),
+        (json!({}), "missing field `op`"),
+        (json!({"op": "complete", "logs": [["info", "m"]]}), "invalid type: sequence, expected an object"),
+        (json!({"op": "complete", "logs": ["m"]}), "invalid type: string \"m\", expected an object"),
+        (json!({"op": "complete", "emits": [["x", 1]]}), "invalid type: sequence, expected an object"),
+        (json!({"op": "complete", "emits": [null]}), "invalid type: null, expected an object"),
         (json!({"op": "fail", "error": ["Kind", "message"]}), "expected an error"),
     ] {
         let said = rig.report(&task, op.clone()).await;
@@ -427,7 +427,7 @@ async fn what_a_worker_lost_is_told_from_what_was_called_off() {
         let beat = heartbeat(&rig, "w1", json!({"tasks": [task["task_id"]]})).await.body;
         assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([task["task_id"]]), &json!([])), "{flow}");
     }
-    // What its worker has reported for good is no longer the worker's either.
+    // After the final report the worker no longer holds the task either.
     for op in [json!({"op": "complete"}), json!({"op": "fail", "error": "no"})] {
         rig.run("lease", json!(1)).await;
         let task = claim().await;
@@ -435,7 +435,7 @@ async fn what_a_worker_lost_is_told_from_what_was_called_off() {
         let beat = heartbeat(&rig, "w1", json!({"tasks": [task["task_id"]]})).await.body;
         assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([task["task_id"]]), &json!([])));
     }
-    // By hand, while the worker is at it.
+    // By hand, while the worker is working on it.
     for (path, body) in [
         ("steps/a/complete", json!({"output": 1})),
         ("steps/a/fail", json!({"error": "no"})),
@@ -503,7 +503,7 @@ async fn workers_are_listed_by_queue_and_status_and_shown_one_by_one() {
     assert_eq!(found("status=draining&status=online").await.len(), 3);
     assert_eq!(found("status=offline").await.len() + found("queue=green").await.len(), 0);
     assert_eq!(rig.get("/v1/workers?status=asleep").await.code(), (400, "bad_request"));
-    // Page by page, each one once.
+    // Page by page, each item once.
     let (mut seen, mut cursor) = (BTreeSet::new(), String::new());
     loop {
         let page = rig.get(&format!("/v1/workers?queue=red&limit=1&cursor={cursor}")).await;
@@ -536,13 +536,13 @@ async fn a_worker_never_has_more_than_max_concurrent_tasks_whichever_claims_it_m
     assert_eq!(held().await, 0);
     let mut tasks = claim(2, 0).await;
     assert_eq!((tasks.len(), held().await), (2, json!(2)));
-    // Both at once: together they get the one that there is room for.
+    // Both at the same time: together they get the one task that there is room for.
     let (one, other) = tokio::join!(claim(3, 50), claim(3, 50));
     assert_eq!((one.len() + other.len(), held().await), (1, json!(3)));
     assert_eq!(claim(1, 0).await.len() + claim(1, 50).await.len(), 0);
-    // A full worker is not in the way of one that has room.
+    // A full worker does not block one with free slots.
     assert_eq!(rig.claim("another").await["step"], "a");
-    // What it finishes makes room: in the same request, and for a claim that waits.
+    // A finished task frees a slot: in the same request, and for a waiting claim.
     let done = |task: &Value| json!({"task_id": task["task_id"], "token": task["token"], "op": "complete"});
     let reports = json!({"worker_id": id, "reports": [done(&tasks.pop().unwrap())], "claim": {"max": 5}});
     let reply = rig.post("/v1/tasks/report", reports).await;

@@ -1,4 +1,4 @@
-//! Claims: each task goes to one worker, who can do it, and the worker learns how it has it.
+//! Claims: each task goes to one worker that can execute it, with its lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,8 +37,8 @@ pub async fn a_task_is_claimed_at_most_once_by_many_at_once(t: &mut Trial<'_>) {
     assert_eq!(distinct.len(), 500, "nothing is claimed twice");
     assert_eq!(distinct.iter().map(|(run, _)| *run).collect::<BTreeSet<_>>(), runs.into_iter().collect());
     for claimed in got.iter().step_by(50) {
-        let held = t.beside(claimed.run).await.tasks.remove(0).held.expect("it is held");
-        assert_eq!(held, claimed.held, "the store says the same as the claimer was told");
+        let held = t.pending(claimed.run).await.tasks.remove(0).held.expect("it is held");
+        assert_eq!(held, claimed.held, "the stored claim equals the one returned");
         let started = t.records(claimed.run).await.into_iter().filter(|record| {
             matches!(&record.record.entry, Entry::AttemptStarted { worker, .. } if *worker == Some(held.worker.clone()))
         });
@@ -62,20 +62,20 @@ pub async fn a_worker_never_has_more_tasks_than_it_may(t: &mut Trial<'_>) {
     let ask = |max: usize| ClaimRequest { worker: ann.clone(), max, most_held: Some(3), ..t.ask() };
     let first = t.claim(ask(2)).await;
     assert_eq!((first.tasks.len(), first.full), (2, false), "there is room for one more");
-    // Two claims in one commit do not get more together than one alone.
+    // Two claims in one commit share the limit.
     let written = t.store.commit(Vec::new(), vec![ask(5), ask(5)]).await.unwrap();
     let got: Vec<_> = written.claims.iter().map(|claims| (claims.tasks.len(), claims.full)).collect();
     assert_eq!(got, [(1, true), (0, true)]);
     assert_eq!((t.store.held_by(&ns, "ann").await.unwrap(), t.store.held_by(&ns, "w").await.unwrap()), (3, 0));
     let again = t.claim(ClaimRequest { request: first.tasks[0].held.request, ..ask(2) }).await;
-    assert_eq!((again.tasks.len(), again.full), (2, false), "a repeated claim gets what it has");
-    // Others are not in its way, and it is not in theirs.
+    assert_eq!((again.tasks.len(), again.full), (2, false), "a repeated claim gets the same tasks");
+    // The limit of one worker does not affect others.
     assert_eq!(t.claim(ClaimRequest { max: 2, most_held: Some(2), ..t.ask() }).await.tasks.len(), 2);
     let elsewhere = Namespace::new("other");
     assert_eq!(t.store.held_by(&elsewhere, "ann").await.unwrap(), 0);
     t.complete(&first.tasks[0], json!(1)).await;
     let next = t.claim(ask(5)).await;
-    assert_eq!((next.tasks.len(), next.full), (1, true), "what it finishes makes room");
+    assert_eq!((next.tasks.len(), next.full), (1, true), "a finished task makes room");
     let unbounded = t.claim(ClaimRequest { most_held: None, ..ask(2) }).await;
     assert_eq!((unbounded.tasks.len(), unbounded.full), (2, false));
     assert_eq!(t.store.held_by(&ns, "ann").await.unwrap(), 5);
@@ -129,7 +129,7 @@ pub async fn a_pinned_run_goes_to_its_build_only(t: &mut Trial<'_>) {
     let first = t.claim(with("worker-1", Some("b1"))).await.tasks;
     assert_eq!(runs_of(&first), runs);
     for claimed in &first {
-        assert_eq!(claimed.held.claim, Claim { build: Some("b1".to_owned()), memo: 0 }, "the flow's build goes first");
+        assert_eq!(claimed.held.claim, Claim { build: Some("b1".to_owned()), memo: 0 }, "the flow's build wins");
         let sleep = CodeOp::Sleep { due: eddyline_machine::Due::After(0) };
         t.report(claimed, Op::Code { name: "nap".to_owned(), op: sleep }).await;
         t.report(claimed, Op::Suspend { seen: Some(9) }).await;
@@ -137,12 +137,12 @@ pub async fn a_pinned_run_goes_to_its_build_only(t: &mut Trial<'_>) {
     t.advance(1);
     for item in t.due(Due::Timers, 10).await.items {
         let DueItem::Timer { run, timer, .. } = item else { panic!("a timer") };
-        let takes = [Taken::Timer(timer.key, timer.due)];
+        let takes = [Consumed::Timer(timer.key, timer.due)];
         t.submit_taking(run, &[eddyline_machine::Input::Due(timer.key)], &takes).await.unwrap();
     }
     let waiting = t.queue("default").await.ready;
     let other = t.claim(with("worker-2", Some("b2"))).await.tasks;
-    assert_eq!(runs_of(&other), runs[1..], "only the one that goes with any build");
+    assert_eq!(runs_of(&other), runs[1..], "only the run that is not pinned");
     assert_eq!(other[0].held.claim.build.as_deref(), Some("b2"));
     let own = t.claim(with("b1", None)).await.tasks;
     assert_eq!(runs_of(&own), runs[..1], "a worker's build counts where its flow has none");
@@ -172,7 +172,7 @@ pub async fn a_claim_says_how_the_worker_has_the_task(t: &mut Trial<'_>) {
     assert_eq!(claimed[1].held, Held { deadline: None, ..held.clone() });
     assert_eq!((&claimed[0].ns, claimed[0].run, claimed[0].flow.as_str()), (&t.ns, run, "timed"));
     assert_eq!(claimed[0].task.input, json!({"n": 1}).into());
-    for row in t.beside(run).await.tasks {
+    for row in t.pending(run).await.tasks {
         let told = claimed.iter().find(|claimed| claimed.task.fence == row.task.fence).expect("its claim");
         assert_eq!((&row.task, row.held.as_ref(), row.closed), (&*told.task, Some(&told.held), false));
         assert_eq!(row.queued_at, now - 5_000);
@@ -207,7 +207,7 @@ pub async fn a_claim_is_recorded_with_its_worker(t: &mut Trial<'_>) {
     assert_eq!(last.record, claimed.task.started(Some("ann".to_owned())));
     let summary = t.summary(run).await;
     assert_eq!(summary.records, before + 1);
-    assert_eq!(summary.version, version, "a claim changes nothing that is decided on");
+    assert_eq!(summary.version, version, "a claim does not change the version");
     t.complete(&claimed, json!(1)).await;
 }
 
@@ -219,7 +219,7 @@ pub async fn a_claim_sees_what_the_commands_of_its_call_added(t: &mut Trial<'_>)
     let requests = vec![ClaimRequest { max: 1, ..t.ask() }, ClaimRequest { max: 1, ..t.ask() }];
     let written = t.store.commit(vec![Command::Run(commit)], requests).await.unwrap();
     assert_eq!(names_of(&written.claims[0].tasks), ["b"]);
-    assert!(written.claims[1].tasks.is_empty(), "claims of a call are served one after the other");
+    assert!(written.claims[1].tasks.is_empty(), "claims of a call are granted in order");
     let records = t.records(run).await;
     assert!(records.iter().zip(1..).all(|(record, n)| record.n == n));
     assert!(matches!(records.last().unwrap().record.entry, Entry::AttemptStarted { .. }));
@@ -281,7 +281,7 @@ pub async fn of_a_claim_that_is_repeated_at_once_all_get_the_same(t: &mut Trial<
     for claim in claims.collect::<Vec<_>>() {
         answers.insert(claim.await.unwrap());
     }
-    assert_eq!(answers.len(), 1, "everyone was told the same");
+    assert_eq!(answers.len(), 1, "all callers got the same tasks");
     assert_eq!(t.queue("default").await.claimed, 5);
 }
 
@@ -298,7 +298,7 @@ pub async fn a_queue_says_how_it_is(t: &mut Trial<'_>) {
     t.complete(&claimed[0], json!(null)).await;
     assert_eq!(t.queue("default").await, state(1, 1, Some(began + 1_000)));
     t.pause(late).await;
-    assert_eq!(t.queue("default").await, state(0, 1, None), "what is not offered does not wait");
+    assert_eq!(t.queue("default").await, state(0, 1, None), "tasks that are not offered do not count as ready");
     t.cancel(runs[1]).await;
     assert_eq!(t.queue("default").await, state(0, 0, None));
 }

@@ -1,4 +1,4 @@
-//! Compare and set: a transition is written as a whole, on the version it was decided on, at most once.
+//! Compare-and-set: a transition is written as a whole, only on the version it was decided on, at most once.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub async fn a_stale_commit_is_refused_with_the_version_and_writes_nothing(t: &m
     t.send(vec![note(run, "m1")]).await;
     let task = t.take_one().await;
     let mut stale = t.prepare(run, &[t.report_of(&task, completion(json!("x".repeat(600))))]).await;
-    stale.takes = vec![Taken::Message("m1".to_owned())];
+    stale.takes = vec![Consumed::Message("m1".to_owned())];
     stale.messages = vec![note(other, "from the stale one")];
     stale.events = vec![event("e1", "ping", None, json!(1))];
     t.pause(run).await;
@@ -109,7 +109,7 @@ pub async fn one_refused_command_does_not_sink_the_others(t: &mut Trial<'_>) {
     let things = DocumentFilter { kind: "thing".to_owned(), ..DocumentFilter::default() };
     let found = t.store.documents(Some(&t.ns), &things, 10).await.unwrap();
     assert_eq!(found.iter().map(|found| found.key.id.as_str()).collect::<Vec<_>>(), ["free", "taken"]);
-    assert_eq!(written.claims[0].tasks.len(), 2, "the claim sees what the call added, and not the paused run");
+    assert_eq!(written.claims[0].tasks.len(), 2, "the claim sees tasks added by the call, except of the paused run");
 }
 
 pub async fn the_commands_of_a_call_are_carried_out_in_order(t: &mut Trial<'_>) {
@@ -119,7 +119,7 @@ pub async fn the_commands_of_a_call_are_carried_out_in_order(t: &mut Trial<'_>) 
     t.commit(start.clone()).await.unwrap();
     let pause = t.prepare(run, &[Input::Pause { by: "ann".to_owned() }]).await;
 
-    // The same two in one call, of another run that does not exist yet.
+    // The same two in one call, for another run that does not exist yet.
     let other = t.new_run();
     let moved = |commit: &RunCommit| {
         let mut transition = (*commit.transition).clone();
@@ -143,7 +143,7 @@ pub async fn a_command_that_was_carried_out_is_answered_as_the_first_time(t: &mu
     let task = t.take_one().await;
     t.send(vec![note(run, "m1")]).await;
     let mut commit = t.prepare(run, &[t.report_of(&task, completion(json!(1)))]).await;
-    commit.takes = vec![Taken::Message("m1".to_owned())];
+    commit.takes = vec![Consumed::Message("m1".to_owned())];
     commit.messages = vec![note(run, "m2")];
     commit.events = vec![event("e1", "ping", None, json!(1))];
     t.advance(10);
@@ -153,18 +153,18 @@ pub async fn a_command_that_was_carried_out_is_answered_as_the_first_time(t: &mu
 
     let before = t.everything().await;
     t.advance(5);
-    assert_eq!(t.commit(commit.clone()).await, Ok(again), "at once");
+    assert_eq!(t.commit(commit.clone()).await, Ok(again), "immediately");
     t.assert_unchanged(&before, "a repeated command").await;
 
     let other = RunCommit { command: t.new_command(), ..commit.clone() };
     assert_eq!(t.commit(other.clone()).await, Err(Refused::Conflict { current: Some(Version(2)) }));
 
-    // The run moves on, by claims and by commits.
+    // The run advances, by claims and by commits.
     let next = t.take_one().await;
     t.complete(&next, json!(2)).await;
     t.pause(run).await;
     let before = t.everything().await;
-    assert_eq!(t.commit(commit.clone()).await, Ok(again), "after the run has moved on");
+    assert_eq!(t.commit(commit.clone()).await, Ok(again), "after the run has advanced");
     assert_eq!(t.commit(other).await, Err(Refused::Conflict { current: Some(Version(4)) }));
     t.assert_unchanged(&before, "a repeated command").await;
 
@@ -227,7 +227,7 @@ pub async fn a_command_that_is_submitted_by_many_at_once_is_carried_out_once(t: 
             for racer in racing.collect::<Vec<_>>() {
                 answers.push(racer.await.unwrap().unwrap());
             }
-            assert_eq!(answers.iter().filter(|committed| !committed.before).count(), 1, "one carried it out");
+            assert_eq!(answers.iter().filter(|committed| !committed.before).count(), 1, "it is applied once");
             assert!(answers.windows(2).all(|pair| (pair[0].at, pair[0].first) == (pair[1].at, pair[1].first)));
         }
     }
@@ -261,19 +261,19 @@ pub async fn a_commit_says_when_it_was_and_where_its_records_begin(t: &mut Trial
     }
 }
 
-/// Messages that come to nothing are used up without a new version.
+/// Messages without effect are consumed without a new version.
 pub async fn a_commit_without_a_transition_uses_up_what_it_takes(t: &mut Trial<'_>) {
     let run = t.start(&t.flow(NAP), json!(null)).await;
     t.send(vec![note(run, "m1"), note(run, "m2")]).await;
     let mut commit = t.prepare(run, &[Input::Resume { by: "ann".to_owned() }]).await;
     assert!(commit.transition.is_empty(), "a run that is not paused has nothing to resume");
-    commit.takes = vec![Taken::Message("m1".to_owned())];
+    commit.takes = vec![Consumed::Message("m1".to_owned())];
     commit.messages = vec![note(run, "m3")];
     let records = t.records(run).await;
     t.commit(commit).await.unwrap();
     assert_eq!(t.summary(run).await.version, Version(1));
     assert_eq!(t.records(run).await, records);
-    let left: Vec<String> = t.beside(run).await.messages.into_iter().map(|message| message.id).collect();
+    let left: Vec<String> = t.pending(run).await.messages.into_iter().map(|message| message.id).collect();
     assert_eq!(left, ["m2", "m3"]);
 }
 

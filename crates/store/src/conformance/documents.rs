@@ -1,4 +1,4 @@
-//! Documents: changed as expected or not at all, found by their ids.
+//! Documents: changed only at the expected revision, found by their ids.
 
 use serde_json::{Value, json};
 
@@ -10,16 +10,16 @@ pub async fn a_document_changes_only_as_expected(t: &mut Trial<'_>) {
     let refused = |current| Err(Refused::Revision { key: DocumentKey::new("thing", "a"), current });
     assert_eq!(change(t, "a", Expect::Revision(1), Some(json!(0))).await, refused(None));
     change(t, "a", Expect::Absent, Some(json!(1))).await.unwrap();
-    let first = revision(t, "a").await.expect("it is there");
+    let first = revision(t, "a").await.expect("the document exists");
     assert!(first >= 1);
     assert_eq!(change(t, "a", Expect::Absent, Some(json!(2))).await, refused(Some(first)));
     assert_eq!(change(t, "a", Expect::Revision(first + 1), Some(json!(2))).await, refused(Some(first)));
     change(t, "a", Expect::Revision(first), Some(json!(2))).await.unwrap();
-    let second = revision(t, "a").await.expect("it is there");
+    let second = revision(t, "a").await.expect("the document exists");
     assert!(second > first);
     assert_eq!(change(t, "a", Expect::Revision(first), None).await, refused(Some(second)));
     change(t, "a", Expect::Any, Some(json!(3))).await.unwrap();
-    let third = revision(t, "a").await.expect("it is there");
+    let third = revision(t, "a").await.expect("the document exists");
     assert!(third > second);
     change(t, "a", Expect::Revision(third), None).await.unwrap();
     assert_eq!(revision(t, "a").await, None);
@@ -31,15 +31,15 @@ pub async fn a_document_changes_only_as_expected(t: &mut Trial<'_>) {
 pub async fn a_revision_is_never_given_twice(t: &mut Trial<'_>) {
     change(t, "a", Expect::Any, Some(json!(1))).await.unwrap();
     change(t, "a", Expect::Any, Some(json!(2))).await.unwrap();
-    let before = revision(t, "a").await.expect("it is there");
+    let before = revision(t, "a").await.expect("the document exists");
     change(t, "a", Expect::Any, None).await.unwrap();
     change(t, "a", Expect::Absent, Some(json!(3))).await.unwrap();
-    let after = revision(t, "a").await.expect("it is there");
-    assert!(after > before, "{after} after {before}: who still has the old one must not mistake the new one for it");
+    let after = revision(t, "a").await.expect("the document exists");
+    assert!(after > before, "{after} after {before}: a new document must not get an old revision");
     change(t, "a", Expect::Any, None).await.unwrap();
     if t.reopen().await {
         change(t, "a", Expect::Absent, Some(json!(4))).await.unwrap();
-        assert!(revision(t, "a").await.expect("it is there") > after, "after the store was opened again");
+        assert!(revision(t, "a").await.expect("the document exists") > after, "after the store was opened again");
     }
 }
 
@@ -87,7 +87,7 @@ pub async fn a_commit_of_documents_is_a_whole(t: &mut Trial<'_>) {
     let committed = t.command(Command::Documents(DocumentCommit { documents, ..commit })).await.unwrap();
     assert_eq!(committed, Committed { at: t.now().await, first: 0, before: false, repeats: 0 });
     assert_eq!(t.due(Due::Documents, 10).await.items.len(), 3);
-    let messages: Vec<String> = t.beside(run).await.messages.into_iter().map(|message| message.id).collect();
+    let messages: Vec<String> = t.pending(run).await.messages.into_iter().map(|message| message.id).collect();
     assert_eq!(messages, ["new"]);
     let events =
         t.store.feed(&t.ns, &Feed::Events { name: None, key: None, since: None }, Page::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Drives runs through a store the way an engine does: load, decide, commit. What a case does is then one line each.
+//! Drives runs through a store the way an engine does: load, decide, commit. Keeps the cases short.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::*;
 
-/// A store with the flows whose runs are in it.
+/// A store and the flows of its runs.
 #[derive(Debug, Clone)]
 pub struct Drive {
     pub store: Arc<dyn Store>,
@@ -31,7 +31,7 @@ impl Drive {
         Drive { ns: Namespace::new(ns), ..self.clone() }
     }
 
-    /// A flow, from its text; its name.
+    /// Adds a flow from its text; returns its name.
     pub fn flow(&self, text: &str) -> String {
         let flow = definition::parse(text).unwrap_or_else(|problems| panic!("{}\n{text}", problems.render(text))).flow;
         let name = flow.name.clone();
@@ -39,7 +39,7 @@ impl Drive {
         name
     }
 
-    /// A flow that was given before.
+    /// A flow that was added before.
     pub fn parsed(&self, name: &str) -> Arc<Flow> {
         self.flow_named(name).expect("a flow of that name")
     }
@@ -72,7 +72,7 @@ impl Drive {
         self.clock.advance(ms);
     }
 
-    /// A run as it is stored, ready to be decided on.
+    /// A stored run, ready to be decided on.
     pub async fn loaded(&self, run: RunId) -> (Arc<Flow>, Run) {
         match self.store.load(run, None).await.unwrap() {
             Found::Run(loaded) => {
@@ -80,7 +80,7 @@ impl Drive {
                 let run = Run::load(loaded.rows, &flow);
                 (flow, run)
             }
-            other => panic!("run {run} is not there: {other:?}"),
+            other => panic!("run {run} not found: {other:?}"),
         }
     }
 
@@ -88,11 +88,11 @@ impl Drive {
         match self.store.load(run, None).await.unwrap() {
             Found::Run(loaded) => loaded.summary,
             Found::Trimmed(summary) => *summary,
-            other => panic!("run {run} is not there: {other:?}"),
+            other => panic!("run {run} not found: {other:?}"),
         }
     }
 
-    /// A decision on a run, to be committed or not.
+    /// Decides on a run, without committing.
     pub async fn decide(&self, flow: &Flow, run: &Run, inputs: &[Input]) -> Transition {
         let mut seed = [7; 32];
         seed[..8].copy_from_slice(&self.number().to_le_bytes());
@@ -112,7 +112,7 @@ impl Drive {
         }
     }
 
-    /// A commit of what was decided, with what it says to others made whole.
+    /// A commit of a transition, with the payloads of its messages and events inlined.
     pub async fn commit_of(&self, transition: Transition) -> RunCommit {
         let run = transition.header.run;
         let mut messages = Vec::new();
@@ -157,7 +157,7 @@ impl Drive {
         }
     }
 
-    /// Its JSON, with values that the run has or that the transition brings.
+    /// The JSON of a payload, with values stored by the run or added by the transition.
     async fn whole(&self, run: RunId, transition: &Transition, data: &Data) -> Value {
         let mut values: BTreeMap<ValueId, Data> = transition.values.iter().cloned().collect();
         loop {
@@ -174,7 +174,7 @@ impl Drive {
         }
     }
 
-    /// A commit of what the inputs come to, on the run as it is now.
+    /// A commit of the decision on these inputs, on the current state of the run.
     pub async fn prepare(&self, run: RunId, inputs: &[Input]) -> RunCommit {
         let (flow, run) = self.loaded(run).await;
         self.commit_of(self.decide(&flow, &run, inputs).await).await
@@ -192,7 +192,7 @@ impl Drive {
 
     pub async fn command(&self, command: Command) -> std::result::Result<Committed, Refused> {
         let mut written = self.store.commit(vec![command], Vec::new()).await.unwrap();
-        assert_eq!((written.commands.len(), written.claims.len()), (1, 0), "one answer for each command");
+        assert_eq!((written.commands.len(), written.claims.len()), (1, 0), "one result per command");
         written.commands.remove(0)
     }
 
@@ -206,7 +206,7 @@ impl Drive {
         run
     }
 
-    /// A run for each input, all in one commit.
+    /// Starts a run for each input, all in one commit.
     pub async fn start_all(&self, flow: &str, inputs: impl IntoIterator<Item = Value>) -> Vec<RunId> {
         let (mut runs, mut commands) = (Vec::new(), Vec::new());
         for input in inputs {
@@ -222,17 +222,17 @@ impl Drive {
         runs
     }
 
-    /// Commits what the inputs come to.
+    /// Decides on the inputs and commits.
     pub async fn submit(&self, run: RunId, inputs: &[Input]) -> Vec<Answer> {
         self.submit_taking(run, inputs, &[]).await.unwrap()
     }
 
-    /// The same, using up what is due.
+    /// The same, consuming due items.
     pub async fn submit_taking(
         &self,
         run: RunId,
         inputs: &[Input],
-        takes: &[Taken],
+        takes: &[Consumed],
     ) -> std::result::Result<Vec<Answer>, Refused> {
         let (mut answers, mut takes) = (Vec::new(), takes.to_vec());
         while answers.len() < inputs.len() {
@@ -244,7 +244,7 @@ impl Drive {
         Ok(answers)
     }
 
-    /// What a claim asks for, unless a case says otherwise: anything on the default queue.
+    /// The default claim of the cases: anything on the default queue.
     pub fn ask(&self) -> ClaimRequest {
         ClaimRequest {
             ns: self.ns.clone(),
@@ -260,7 +260,7 @@ impl Drive {
 
     pub async fn claim(&self, request: ClaimRequest) -> Claims {
         let mut written = self.store.commit(Vec::new(), vec![request]).await.unwrap();
-        assert_eq!((written.commands.len(), written.claims.len()), (0, 1), "one answer for each claim");
+        assert_eq!((written.commands.len(), written.claims.len()), (0, 1), "one result per claim");
         written.claims.remove(0)
     }
 
@@ -321,7 +321,7 @@ impl Drive {
         self.store.due(what, &[], limit).await.unwrap()
     }
 
-    /// Delivers the messages that are due, until there are none.
+    /// Delivers due messages until there are none.
     pub async fn deliver(&self) {
         loop {
             let batch = self.due(crate::Due::Messages, 100).await;
@@ -337,9 +337,9 @@ impl Drive {
         }
     }
 
-    /// Commits what a message comes to, and uses it up; one to a run that is not there is dropped.
+    /// Decides on a message, commits and consumes it; drops a message to a run that does not exist.
     pub async fn consume(&self, to: RunId, message: Message) {
-        let takes = vec![Taken::Message(message.id.clone())];
+        let takes = vec![Consumed::Message(message.id.clone())];
         let commit = match message.body {
             MessageBody::Start { flow, start } => self.prepare_start(&flow, to, *start).await,
             MessageBody::Input(_) if matches!(self.store.load(to, None).await.unwrap(), Found::Nothing) => {
@@ -357,14 +357,14 @@ impl Drive {
         self.commit(RunCommit { takes, ..commit }).await.unwrap();
     }
 
-    /// Of the closed tasks those that nobody has.
+    /// The closed tasks that no worker holds.
     pub async fn unclaimed_fences(&self, run: RunId) -> Vec<Fence> {
-        let tasks = self.beside(run).await.tasks;
+        let tasks = self.pending(run).await.tasks;
         tasks.into_iter().filter(|row| row.closed && row.held.is_none()).map(|row| row.task.fence).collect()
     }
 
-    pub async fn beside(&self, run: RunId) -> Beside {
-        self.store.beside(run).await.unwrap()
+    pub async fn pending(&self, run: RunId) -> PendingWork {
+        self.store.pending(run).await.unwrap()
     }
 
     pub async fn records(&self, run: RunId) -> Vec<Numbered> {
@@ -375,7 +375,7 @@ impl Drive {
         self.summary(run).await.header.status()
     }
 
-    /// Writes a document, whatever is there.
+    /// Writes a document unconditionally.
     pub async fn put(&self, kind: &str, id: &str, body: Value) {
         let change =
             DocumentChange { key: DocumentKey::new(kind, id), expect: Expect::Any, body: Some(body), due: None };
@@ -386,7 +386,7 @@ impl Drive {
         Command::Documents(DocumentCommit { documents, ..self.nothing() })
     }
 
-    /// A commit of no documents, messages or events.
+    /// An empty commit of documents.
     pub fn nothing(&self) -> DocumentCommit {
         DocumentCommit {
             ns: self.ns.clone(),
@@ -402,7 +402,7 @@ impl Drive {
         self.publish_all(vec![event]).await;
     }
 
-    /// How many of them were kept already.
+    /// Returns how many of the events were already stored.
     pub async fn publish_all(&self, events: Vec<NewEvent>) -> u32 {
         let commit = DocumentCommit { events, ..self.nothing() };
         self.command(Command::Documents(commit)).await.unwrap().repeats
@@ -421,7 +421,7 @@ pub fn event(id: &str, name: &str, key: Option<&str>, payload: Value) -> NewEven
     NewEvent { id: id.to_owned(), name: name.to_owned(), key: key.map(str::to_owned), payload: payload.into() }
 }
 
-/// A message that changes nothing in its target.
+/// A message without effect on its target.
 pub fn note(to: RunId, id: &str) -> Message {
     Message { to, id: id.to_owned(), body: MessageBody::Input(Box::new(Input::Continue)) }
 }

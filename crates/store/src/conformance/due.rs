@@ -1,4 +1,4 @@
-//! What is due: by which clock, to whom, how often, and when to ask again.
+//! Due items: by which clock, to which caller, how often, and when to ask again.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ const UNTIL: &str = "{name: until, steps: {morning: {await: {until: 'input.at'}}
 pub async fn timers_follow_the_stores_clock(t: &mut Trial<'_>) {
     let run = t.start(&t.flow(NAP), json!(null)).await;
     let due = t.now().await + 10_000;
-    let timer = t.beside(run).await.timers[0];
+    let timer = t.pending(run).await.timers[0];
     assert_eq!((timer.due, timer.wall, timer.key.kind), (due, false, TimerKind::Gate));
     t.clock.jump(86_400_000);
-    assert!(t.due(Due::Timers, 10).await.items.is_empty(), "the wall clock jumped, no time passed");
+    assert!(t.due(Due::Timers, 10).await.items.is_empty(), "the wall clock jumped, but no time passed");
     t.clock.jump(-2 * 86_400_000);
     t.advance(9_999);
     let batch = t.due(Due::Timers, 10).await;
@@ -27,14 +27,14 @@ pub async fn timers_follow_the_stores_clock(t: &mut Trial<'_>) {
     assert_eq!(
         t.due(Due::Timers, 10).await.items,
         [DueItem::Timer { ns, run, timer }],
-        "however far the wall is behind"
+        "regardless of how far the wall clock is behind"
     );
 }
 
 pub async fn timers_for_a_moment_follow_the_wall_clock(t: &mut Trial<'_>) {
     let at = BEGINNING + 3_600_000;
     let run = t.start(&t.flow(UNTIL), json!({"at": at})).await;
-    let timer = t.beside(run).await.timers[0];
+    let timer = t.pending(run).await.timers[0];
     assert_eq!((timer.due, timer.wall), (at, true));
     let batch = t.due(Due::Timers, 10).await;
     assert_eq!(batch.items, []);
@@ -81,7 +81,7 @@ pub async fn a_due_item_is_handed_out_once_until_the_hold_is_over(t: &mut Trial<
     }
     t.advance(1);
     for what in ALL {
-        assert_eq!(ids(&t.due(what, 100).await).len(), 3, "{what:?} was not used up, so somebody else gets it");
+        assert_eq!(ids(&t.due(what, 100).await).len(), 3, "{what:?} was not consumed, so another caller gets it");
     }
 }
 
@@ -107,8 +107,8 @@ pub async fn due_items_come_in_bounded_parts(t: &mut Trial<'_>) {
         let first = t.due(what, 2).await;
         assert_eq!((first.items.len(), first.next_in), (2, Some(0)), "{what:?}: there is more");
         let second = t.due(what, 2).await;
-        assert_eq!(second.items.len(), 1, "{what:?}: what is held does not block what comes later");
-        assert!(second.next_in.is_some_and(|next| next > 0), "{what:?}: there is no more");
+        assert_eq!(second.items.len(), 1, "{what:?}: held items do not hide later ones");
+        assert!(second.next_in.is_some_and(|next| next > 0), "{what:?}: no more are due");
         let all: BTreeSet<String> = ids(&first).into_iter().chain(ids(&second)).collect();
         assert_eq!(all.len(), 3, "{what:?}");
     }
@@ -176,7 +176,7 @@ pub async fn the_next_is_never_later_than_it_is(t: &mut Trial<'_>) {
     t.flow("{name: naps, steps: {nap: {await: {time: 7s}}}}");
     t.due(Due::Leases, 1).await;
     for what in ALL {
-        assert_eq!(t.due(what, 10).await, DueBatch::default(), "{what:?}: nothing is in sight");
+        assert_eq!(t.due(what, 10).await, DueBatch::default(), "{what:?}: nothing will be due");
     }
     let first = t.start("naps", json!(null)).await;
     t.advance(2_000);
@@ -194,7 +194,7 @@ pub async fn the_next_is_never_later_than_it_is(t: &mut Trial<'_>) {
                 seen.push((name(item), now));
             }
             next = next.min(batch.next_in.unwrap_or(Millis::MAX));
-            assert!(next > 0 || !batch.items.is_empty(), "{what:?}: nothing was due, and there is no more");
+            assert!(next > 0 || !batch.items.is_empty(), "{what:?}: next_in is zero, but nothing was due");
         }
         let step = next.clamp(1, 5_000);
         t.advance(step);
@@ -210,7 +210,7 @@ pub async fn the_next_is_never_later_than_it_is(t: &mut Trial<'_>) {
 pub async fn a_timer_that_is_cleared_or_set_anew_is_not_due(t: &mut Trial<'_>) {
     t.flow("{name: wide, steps: {nap: {await: {time: 5s}}, hook: {await: {manual: true, timeout: 4s}}}}");
     let run = t.start("wide", json!(null)).await;
-    let gates = t.beside(run).await.gates;
+    let gates = t.pending(run).await.gates;
     let gate = gates.iter().find(|gate| gate.token.is_some()).expect("the manual gate");
     let open = Input::OpenGate {
         activation: gate.id.activation,
@@ -223,7 +223,7 @@ pub async fn a_timer_that_is_cleared_or_set_anew_is_not_due(t: &mut Trial<'_>) {
     t.cancel(run).await;
     t.advance(4_500);
     assert_eq!(t.due(Due::Timers, 10).await.items, []);
-    assert!(t.beside(run).await.timers.is_empty());
+    assert!(t.pending(run).await.timers.is_empty());
 }
 
 pub async fn messages_of_one_target_come_together_and_in_order(t: &mut Trial<'_>) {
@@ -237,8 +237,8 @@ pub async fn messages_of_one_target_come_together_and_in_order(t: &mut Trial<'_>
     got.sort_by_key(|(to, _)| *to != run);
     let ids = |ids: [&str; 4]| ids.map(str::to_owned).to_vec();
     assert_eq!(got, [(run, ids(["m10", "m2", "m33", "m4"])), (other, ids(["m90", "m98", "m67", "m96"]))]);
-    let beside: Vec<String> = t.beside(run).await.messages.into_iter().map(|message| message.id).collect();
-    assert_eq!(beside, ["m10", "m2", "m33", "m4"]);
+    let pending: Vec<String> = t.pending(run).await.messages.into_iter().map(|message| message.id).collect();
+    assert_eq!(pending, ["m10", "m2", "m33", "m4"]);
 }
 
 pub async fn messages_of_one_target_come_in_bounded_parts(t: &mut Trial<'_>) {
@@ -250,7 +250,7 @@ pub async fn messages_of_one_target_come_in_bounded_parts(t: &mut Trial<'_>) {
     let mut items = batch.items.into_iter();
     let (to, first) = messages_in(items.next().expect("messages"), &t.ns);
     assert_eq!((to, &first[..]), (run, &sent[..MAX_INBOX]));
-    assert_eq!(items.len(), 1, "others are not kept waiting");
+    assert_eq!(items.len(), 1, "messages to other runs are still handed out");
     let again = t.due(Due::Messages, 10).await;
     assert!(again.items.is_empty() && again.next_in != Some(0), "the rest would overtake: {again:?}");
     let drops = first.into_iter().map(|id| (run, id)).collect();
@@ -282,16 +282,16 @@ pub async fn large_messages_come_in_bounded_parts(t: &mut Trial<'_>) {
         })
         .collect();
     assert!(sizes.iter().all(|(count, bytes)| *count == 2 && (2 * PART..MAX_INBOX_BYTES).contains(bytes)), "{sizes:?}");
-    assert_eq!(sizes.len(), 2, "of all runs together: {sizes:?}");
-    assert_eq!(t.beside(runs[4]).await.messages.len(), 2);
+    assert_eq!(sizes.len(), 2, "the limit applies to all runs together: {sizes:?}");
+    assert_eq!(t.pending(runs[4]).await.messages.len(), 2);
 
-    // One that is larger than that comes alone.
+    // A message larger than the limit is handed out alone.
     let one = t.new_run();
     let huge = json!("x".repeat(2 * MAX_INBOX_BYTES)).into();
     let open = Input::OpenGate { activation: ActId(0), by: eddyline_machine::OpenedBy::Manual, payload: huge };
     let huge = Message { to: one, id: "huge".to_owned(), body: MessageBody::Input(Box::new(open)) };
     t.send(vec![huge, large(one, "m2")]).await;
-    assert_eq!(t.beside(one).await.messages.len(), 1);
+    assert_eq!(t.pending(one).await.messages.len(), 1);
 }
 
 pub async fn newer_messages_wait_for_those_that_are_being_delivered(t: &mut Trial<'_>) {
@@ -301,7 +301,7 @@ pub async fn newer_messages_wait_for_those_that_are_being_delivered(t: &mut Tria
     t.send(vec![note(run, "m3")]).await;
     assert!(t.due(Due::Messages, 10).await.items.is_empty(), "m3 would overtake");
     t.consume(run, note(run, "m1")).await;
-    assert!(t.due(Due::Messages, 10).await.items.is_empty(), "m2 is still on its way");
+    assert!(t.due(Due::Messages, 10).await.items.is_empty(), "m2 is not delivered yet");
     t.consume(run, note(run, "m2")).await;
     let item = t.due(Due::Messages, 10).await.items.remove(0);
     assert_eq!(messages_in(item, &t.ns), (run, vec!["m3".to_owned()]));
@@ -345,7 +345,7 @@ pub async fn a_document_that_changed_is_due_as_it_is_now(t: &mut Trial<'_>) {
     slot(t, "a", BEGINNING + 1).await;
     assert!(due_documents(t, 10).await.is_empty());
     t.advance(1);
-    assert_eq!(due_documents(t, 10).await, ["a"], "a new slot, though the last was not a hold ago");
+    assert_eq!(due_documents(t, 10).await, ["a"], "a new slot, although the hold of the previous one has not expired");
     t.put("slot", "a", json!("no more")).await;
     t.advance(HOLD_MS);
     assert!(due_documents(t, 10).await.is_empty());
@@ -353,7 +353,7 @@ pub async fn a_document_that_changed_is_due_as_it_is_now(t: &mut Trial<'_>) {
 
 const ALL: [Due; 4] = [Due::Timers, Due::Messages, Due::Leases, Due::Documents];
 
-/// Three of everything that can be due, all of them due.
+/// Creates three due items of each kind.
 async fn fill(t: &Trial<'_>) {
     fill_namespace(t).await;
     for _ in 0..2 {
@@ -362,10 +362,10 @@ async fn fill(t: &Trial<'_>) {
     }
 }
 
-/// What is due later, three of each.
+/// Creates three items of each kind that will be due later.
 async fn fill_namespace(t: &Drive) {
     t.flow(NAP);
-    // One attempt, so that the end of a lease leaves nothing to be due.
+    // One attempt, so that nothing is due after a lease ends.
     t.flow("{name: one, steps: {work: {retry: {attempts: 1}}}}");
     t.start_all("nap", (0..3).map(|n| json!(n))).await;
     for run in t.start_all("one", (0..3).map(|n| json!(n))).await {
@@ -395,7 +395,7 @@ async fn due_documents(t: &Trial<'_>, limit: usize) -> Vec<String> {
 async fn use_up(t: &Trial<'_>, item: DueItem) {
     match item {
         DueItem::Timer { run, timer, .. } => {
-            let takes = [Taken::Timer(timer.key, timer.due)];
+            let takes = [Consumed::Timer(timer.key, timer.due)];
             t.submit_taking(run, &[Input::Due(timer.key)], &takes).await.unwrap();
         }
         DueItem::Messages { to, messages, .. } => {
@@ -404,7 +404,7 @@ async fn use_up(t: &Trial<'_>, item: DueItem) {
             }
         }
         DueItem::Lease { run, task, why, claim, .. } => {
-            let takes = [Taken::Expiry(task.fence, why)];
+            let takes = [Consumed::Expiry(task.fence, why)];
             t.submit_taking(run, &[Input::Expired { task, why, claim }], &takes).await.unwrap();
         }
         DueItem::Document(document) => {

@@ -1,4 +1,4 @@
-//! Everything that can be read of a store, as text: what two moments, or two stores, are compared by.
+//! Everything that can be read from a store, as text, to compare two times or two stores.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -10,15 +10,15 @@ use crate::*;
 /// The kinds of documents that the cases write.
 const KINDS: [&str; 4] = [kind::QUEUE, kind::LIMIT, "thing", "slot"];
 
-/// Where it was read, and what.
+/// Descriptions of reads, with their results.
 pub type Everything = BTreeMap<String, String>;
 
-/// What is looked at.
+/// What to compare.
 #[derive(Debug, Clone, Copy)]
 pub struct Looked {
-    /// Positions and revisions, which each store gives as it likes.
+    /// Positions and revisions, whose values differ between stores.
     pub numbers: bool,
-    /// When leases end, which is later after a time in which nobody served.
+    /// The ends of leases, which are later after a time without service.
     pub leases: bool,
 }
 
@@ -30,7 +30,7 @@ pub async fn everything(store: &dyn Store, namespaces: &[Namespace], runs: &[Run
     known.extend(listed.iter().map(|summary| summary.run));
     known.sort();
     known.dedup();
-    // How long the timeline of a trimmed run was, a store may keep or not.
+    // A store need not keep the length of the timeline of a trimmed run.
     let records = |summary: &Summary| if summary.trimmed { 0 } else { summary.records };
     let listed = listed.into_iter().map(|summary| Summary {
         position: position(summary.position),
@@ -56,7 +56,7 @@ pub async fn everything(store: &dyn Store, namespaces: &[Namespace], runs: &[Run
             let items = items.into_iter().map(|item| FeedItem { position: position(item.position), ..item });
             note(&mut all, format!("{ns}: {feed:?}"), items.collect::<Vec<_>>());
         }
-        // An empty queue may be forgotten.
+        // A store may forget an empty queue.
         let queues = store.queues(ns).await.unwrap();
         let queues = queues.into_iter().filter(|queue| queue.ready + queue.claimed > 0);
         note(&mut all, format!("{ns}: queues"), queues.collect::<Vec<_>>());
@@ -82,29 +82,29 @@ async fn of_run(all: &mut Everything, store: &dyn Store, run: RunId, looked: Loo
     found.sort_by_key(|(id, _)| *id);
     note(all, format!("{run}: values"), found);
     note(all, format!("{run}: records"), store.records(run, 0, MAX_PAGE).await.unwrap());
-    let mut beside = store.beside(run).await.unwrap();
-    beside.tasks.sort_by_key(|row| row.task.fence);
-    beside.timers.sort();
-    beside.gates.sort_by_key(|gate| gate.id);
-    for gate in &mut beside.gates {
+    let mut pending = store.pending(run).await.unwrap();
+    pending.tasks.sort_by_key(|row| row.task.fence);
+    pending.timers.sort();
+    pending.gates.sort_by_key(|gate| gate.id);
+    for gate in &mut pending.gates {
         gate.position = if looked.numbers { gate.position } else { 0 };
     }
-    for held in beside.tasks.iter_mut().filter_map(|row| row.held.as_mut()) {
+    for held in pending.tasks.iter_mut().filter_map(|row| row.held.as_mut()) {
         if !looked.leases {
             (held.lease_until, held.deadline) = (0, held.deadline.map(|_| 0));
         }
     }
-    note(all, format!("{run}: tasks"), beside.tasks);
-    note(all, format!("{run}: timers"), beside.timers);
-    note(all, format!("{run}: gates"), beside.gates);
-    note(all, format!("{run}: messages"), beside.messages);
+    note(all, format!("{run}: tasks"), pending.tasks);
+    note(all, format!("{run}: timers"), pending.timers);
+    note(all, format!("{run}: gates"), pending.gates);
+    note(all, format!("{run}: messages"), pending.messages);
 }
 
 fn note(all: &mut Everything, at: impl Into<String>, what: impl Debug) {
     all.insert(at.into(), format!("{what:?}"));
 }
 
-/// Fails with what differs.
+/// Panics with the first difference.
 pub fn assert_same(before: &Everything, after: &Everything, why: &str) {
     let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     for key in keys {

@@ -1,4 +1,4 @@
-//! Feeds: a reader that goes on after the last position it saw gets everything once, also what commits late.
+//! Feeds: a reader that continues after the last position it saw gets every item once, including late commits.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -52,17 +52,17 @@ pub async fn a_reader_that_follows_one_key_gets_each_once(t: &mut Trial<'_>) {
     .await;
 }
 
-/// How many gates an event has opened is part of the commits that open them.
+/// The number of gates an event has opened is updated in the commits that open them.
 pub async fn an_event_knows_how_many_gates_it_has_opened(t: &mut Trial<'_>) {
     t.flow("{name: waits, steps: {one: {await: {event: ping}}, two: {await: {event: ping}}}}");
     t.publish(event("e1", "ping", None, json!(1))).await;
     t.publish(event("e2", "ping", None, json!(2))).await;
-    let state = async |id: &str| t.store.event(&t.ns, id).await.unwrap().expect("it is kept");
+    let state = async |id: &str| t.store.event(&t.ns, id).await.unwrap().expect("the event exists");
     let (first, second) = (state("e1").await, state("e2").await);
     assert_eq!((first.name.as_str(), &first.key, first.gates_opened), ("ping", &None, 0));
     assert!(first.position < second.position && first.at <= second.at);
     let run = t.start("waits", json!(null)).await;
-    let gates = t.beside(run).await.gates;
+    let gates = t.pending(run).await.gates;
     let open = |at: usize| Input::OpenGate {
         activation: gates[at].id.activation,
         by: OpenedBy::Event { position: first.position },
@@ -72,7 +72,7 @@ pub async fn an_event_knows_how_many_gates_it_has_opened(t: &mut Trial<'_>) {
     let late = t.prepare(run, &[open(0)]).await;
     t.commit(both.clone()).await.unwrap();
     assert!(t.commit(both).await.unwrap().before);
-    assert!(t.commit(late).await.is_err(), "the run has moved on");
+    assert!(t.commit(late).await.is_err(), "the run has advanced");
     assert_eq!((state("e1").await.gates_opened, state("e2").await.gates_opened), (2, 0));
     assert_eq!(t.store.event(&t.ns, "e3").await.unwrap(), None);
     assert_eq!(t.store.event(&Namespace::new("other"), "e1").await.unwrap(), None);
@@ -109,7 +109,7 @@ pub async fn an_event_with_an_id_that_is_kept_changes_nothing(t: &mut Trial<'_>)
         .feed(&elsewhere.ns, &Feed::Events { name: None, key: None, since: None }, Page::default())
         .await
         .unwrap();
-    assert_eq!(read.len(), 1, "ids are of one namespace");
+    assert_eq!(read.len(), 1, "ids are unique per namespace only");
 }
 
 pub async fn a_run_that_publishes_writes_its_event_with_its_commit(t: &mut Trial<'_>) {
@@ -199,7 +199,7 @@ pub async fn the_runs_of_a_flow_are_a_feed(t: &mut Trial<'_>) {
     let rest = t.store.feed(&t.ns, &feed, Page { after: Some(read[0].position), limit: 1 }).await.unwrap();
     assert_eq!(rest, read[1..2]);
     let summary = t.summary(of_one[1].0).await;
-    assert_eq!(read[1].position, summary.position, "a run's place is the same in lists and feeds");
+    assert_eq!(read[1].position, summary.position, "a run has the same position in lists and feeds");
 }
 
 pub async fn a_feed_goes_on_after_what_was_trimmed(t: &mut Trial<'_>) {
@@ -217,15 +217,15 @@ pub async fn a_feed_goes_on_after_what_was_trimmed(t: &mut Trial<'_>) {
     if t.reopen().await {
         t.publish(event("e3", "ping", None, json!(3))).await;
         let again = t.store.feed(&t.ns, &feed, Page { after: Some(read[0].position), limit: 10 }).await.unwrap();
-        assert_eq!(again.len(), 1, "after the store was opened again neither");
+        assert_eq!(again.len(), 1, "nor after the store was opened again");
     }
 }
 
-/// The n-th thing that a writer writes; what the feed calls it.
+/// Writes the n-th item of a writer; returns its id in the feed.
 type Write = fn(Drive, usize, usize) -> Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// Eight writers, two readers that follow: what was written, after it was found that each reader got each once, in the
-/// order of positions, and never one behind what it had read.
+/// Runs eight writers and two readers that follow. Checks that each reader got each item once, in the order of
+/// positions, and never an item before a position already read. Returns the ids written.
 async fn followed_while(t: &Trial<'_>, feed: Feed, write: Write) -> BTreeSet<String> {
     let done = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
@@ -237,7 +237,7 @@ async fn followed_while(t: &Trial<'_>, feed: Feed, write: Write) -> BTreeSet<Str
                 let last = done.load(Ordering::SeqCst);
                 let page = store.feed(&ns, &feed, Page { after, limit }).await.unwrap();
                 for item in &page {
-                    assert!(after.is_none_or(|after| item.position > after), "behind what was read");
+                    assert!(after.is_none_or(|after| item.position > after), "a position before one already read");
                     after = Some(item.position);
                     got.push(id_of(item));
                 }

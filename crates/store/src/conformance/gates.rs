@@ -15,10 +15,10 @@ const PAID: &str = "{name: paid, steps: {paid: {await: {event: paid, key: input.
 pub async fn a_token_finds_its_gate_in_every_state(t: &mut Trial<'_>) {
     let run = t.start(&t.flow(HOOKS), json!(null)).await;
     let other = t.start("hooks", json!(null)).await;
-    let rows = t.beside(run).await.gates;
+    let rows = t.pending(run).await.gates;
     let early = rows.iter().find(|gate| gate.arrival.is_none()).expect("a gate ahead").clone();
     let token = early.token.clone().expect("its token");
-    assert_ne!(t.beside(other).await.gates.iter().find(|gate| gate.arrival.is_none()).unwrap().token, early.token);
+    assert_ne!(t.pending(other).await.gates.iter().find(|gate| gate.arrival.is_none()).unwrap().token, early.token);
     let found = async || {
         let filter = GateFilter { token: Some(token.clone()), ..GateFilter::default() };
         let mut found = t.store.gates(Some(&t.ns), &filter, Page::default()).await.unwrap();
@@ -29,7 +29,7 @@ pub async fn a_token_finds_its_gate_in_every_state(t: &mut Trial<'_>) {
         found.remove(0)
     };
     let gate = found().await;
-    assert_eq!((gate.id, gate.closed, gate.arrival), (early.id, false, None), "before its activation gets there");
+    assert_eq!((gate.id, gate.closed, gate.arrival), (early.id, false, None), "before its activation reaches it");
     assert!(!listed(t, &GateFilter::default()).await.contains(&(run, "hook".to_owned())), "it is not listed yet");
 
     t.advance(1_000);
@@ -37,21 +37,21 @@ pub async fn a_token_finds_its_gate_in_every_state(t: &mut Trial<'_>) {
     let claimed = t.take(9).await.into_iter().find(|claimed| claimed.run == run).expect("the first step");
     t.complete(&claimed, json!(null)).await;
     let gate = found().await;
-    let arrived = gate.arrival.clone().expect("it was arrived at");
+    let arrived = gate.arrival.clone().expect("the gate was reached");
     assert_eq!((gate.id, gate.closed, &gate.token), (early.id, false, &early.token));
-    assert_eq!((arrived.at, arrived.deadline), (now, Some(now + 3_600_000)), "the timeout runs from the arrival on");
+    assert_eq!((arrived.at, arrived.deadline), (now, Some(now + 3_600_000)), "the timeout starts at the arrival");
     assert_eq!((arrived.gate.reason, arrived.gate.name.as_str()), (GateReason::Webhook, "hook"));
     assert!(listed(t, &GateFilter::default()).await.contains(&(run, "hook".to_owned())));
-    assert!(t.beside(run).await.gates.contains(&gate), "the same beside its run");
+    assert!(t.pending(run).await.gates.contains(&gate), "the same in the pending work of its run");
 
     let (activation, payload) = (gate.id.activation, json!({"ok": true}).into());
     t.submit(run, &[Input::OpenGate { activation, by: OpenedBy::Webhook, payload }]).await;
     let gate = found().await;
-    assert!(gate.closed, "a late opening is told what became of it");
+    assert!(gate.closed, "a late opening finds the gate closed");
     assert_eq!(gate.arrival, Some(arrived));
     assert!(!listed(t, &GateFilter::default()).await.contains(&(run, "hook".to_owned())));
     t.cancel(run).await;
-    assert!(found().await.closed, "after the end of its run too");
+    assert!(found().await.closed, "also after the end of its run");
     trim_fully(t, &Trim::Timeline(run)).await;
     let filter = GateFilter { token: Some(token.clone()), ..GateFilter::default() };
     assert!(t.store.gates(Some(&t.ns), &filter, Page::default()).await.unwrap().is_empty(), "until it is trimmed");
@@ -105,7 +105,7 @@ pub async fn gates_are_listed_by_run_reason_and_event(t: &mut Trial<'_>) {
     };
     assert_eq!(listed(t, &event("paid", Some("1"))).await, order[1..2]);
     assert_eq!(listed(t, &event("paid", Some("\"1\""))).await, order[2..3]);
-    assert_eq!(listed(t, &event("paid", None)).await, order[3..4], "without a key is a key of its own");
+    assert_eq!(listed(t, &event("paid", None)).await, order[3..4], "None selects only gates without a key");
     assert!(listed(t, &event("pai", Some("1"))).await.is_empty());
     let all = GateFilter { run: Some(two), reason: Some(GateReason::Event), ..event("paid", Some("\"1\"")) };
     assert_eq!(listed(t, &all).await, order[2..3]);
@@ -117,7 +117,7 @@ pub async fn gates_are_listed_by_run_reason_and_event(t: &mut Trial<'_>) {
 pub async fn a_gate_closes_when_it_opens_times_out_or_is_cancelled(t: &mut Trial<'_>) {
     t.flow("{name: three, steps: {a: {await: {manual: true}}, b: {await: {manual: true, timeout: 5s, on_timeout: skip}}, c: {await: {manual: true}}}}");
     let run = t.start("three", json!(null)).await;
-    let gates = t.beside(run).await.gates;
+    let gates = t.pending(run).await.gates;
     let named = |name: &str| {
         let gate = gates.iter().find(|gate| gate.arrival.as_ref().is_some_and(|it| it.gate.name == name));
         gate.expect("the gate").id.activation
@@ -125,12 +125,12 @@ pub async fn a_gate_closes_when_it_opens_times_out_or_is_cancelled(t: &mut Trial
     t.submit(run, &[Input::OpenGate { activation: named("a"), by: OpenedBy::Manual, payload: json!(1).into() }]).await;
     assert_eq!(listed(t, &GateFilter::default()).await.len(), 2);
     t.advance(5_000);
-    let timer = t.beside(run).await.timers[0];
-    t.submit_taking(run, &[Input::Due(timer.key)], &[Taken::Timer(timer.key, timer.due)]).await.unwrap();
+    let timer = t.pending(run).await.timers[0];
+    t.submit_taking(run, &[Input::Due(timer.key)], &[Consumed::Timer(timer.key, timer.due)]).await.unwrap();
     assert_eq!(listed(t, &GateFilter::default()).await, [(run, "c".to_owned())]);
     t.submit(run, &[Input::CancelGate { activation: named("c"), by: "ann".to_owned() }]).await;
     assert!(listed(t, &GateFilter::default()).await.is_empty());
-    assert!(t.beside(run).await.gates.iter().all(|gate| gate.closed));
+    assert!(t.pending(run).await.gates.iter().all(|gate| gate.closed));
 }
 
 pub async fn pages_of_gates_miss_none_while_others_come_and_go(t: &mut Trial<'_>) {
@@ -150,7 +150,7 @@ pub async fn pages_of_gates_miss_none_while_others_come_and_go(t: &mut Trial<'_>
         }
     }
     assert_eq!(got[..10], runs, "each once, oldest first");
-    assert!(got.len() > 10, "and those that came meanwhile");
+    assert!(got.len() > 10, "and those added meanwhile");
 }
 
 async fn listed(t: &Trial<'_>, filter: &GateFilter) -> Vec<(RunId, String)> {

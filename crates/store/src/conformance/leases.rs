@@ -1,4 +1,4 @@
-//! Leases: a worker keeps a task for as long as it says so, and time in which nobody served does not count.
+//! Leases: a worker keeps a task for as long as it extends the lease, and time without service does not count.
 
 use eddyline_machine::{CodeOp, Data, Expiry, Fence, Millis, Op, TaskRef};
 use serde_json::json;
@@ -14,7 +14,7 @@ pub async fn a_lease_is_extended_by_who_has_it_only(t: &mut Trial<'_>) {
     let held =
         t.claim(ClaimRequest { worker: "ann".to_owned(), max: 1, lease_ms: 40_000, ..t.ask() }).await.tasks.remove(0);
     let other = t.start("one", json!(null)).await;
-    let unclaimed = Lease { run: other, fence: t.beside(other).await.tasks[0].task.fence };
+    let unclaimed = Lease { run: other, fence: t.pending(other).await.tasks[0].task.fence };
     t.advance(20_000);
     let before = t.everything().await;
     let leases = [
@@ -25,18 +25,18 @@ pub async fn a_lease_is_extended_by_who_has_it_only(t: &mut Trial<'_>) {
     ];
     let told = t.store.extend(&t.ns, Some("bob"), &leases).await.unwrap();
     assert_eq!(told, [Extended::Lost; 4]);
-    t.assert_unchanged(&before, "what was lost").await;
+    t.assert_unchanged(&before, "extending a lost lease").await;
 
     let told = t.store.extend(&t.ns, Some("ann"), &leases).await.unwrap();
     let lease_until = t.now().await + 40_000;
     let kept = Extended::Until { lease_until, deadline: None, closed: false, memo: None };
-    assert_eq!(told, [kept, Extended::Lost, Extended::Lost, Extended::Lost], "answers in the order of the leases");
-    let now_held = t.beside(held.run).await.tasks.remove(0).held.expect("it is held");
+    assert_eq!(told, [kept, Extended::Lost, Extended::Lost, Extended::Lost], "results in the order of the leases");
+    let now_held = t.pending(held.run).await.tasks.remove(0).held.expect("it is held");
     assert_eq!(now_held, Held { lease_until, ..held.held });
     t.advance(1_000);
     let told = t.store.extend(&t.ns, None, &leases).await.unwrap();
     let kept = Extended::Until { lease_until: lease_until + 1_000, deadline: None, closed: false, memo: None };
-    assert_eq!(told, [kept, Extended::Lost, Extended::Lost, Extended::Lost], "whoever has it");
+    assert_eq!(told, [kept, Extended::Lost, Extended::Lost, Extended::Lost], "for any holder");
     if t.reopen().await {
         let told = t.store.extend(&t.ns, Some("ann"), &leases[..1]).await.unwrap();
         assert!(matches!(told[..], [Extended::Until { .. }]), "after the store was opened again");
@@ -52,9 +52,9 @@ pub async fn a_look_at_leases_tells_who_has_them_and_extends_none(t: &mut Trial<
     let mut held = t.claim(ClaimRequest { worker: "ann".to_owned(), max: 2, lease_ms: 10_000, ..t.ask() }).await.tasks;
     held.sort_by_key(|claimed| claimed.run == job);
     let other = t.start("one", json!(null)).await;
-    let unclaimed = Lease { run: other, fence: t.beside(other).await.tasks[0].task.fence };
+    let unclaimed = Lease { run: other, fence: t.pending(other).await.tasks[0].task.fence };
     let leases = [lease(&held[0]), lease(&held[1]), unclaimed, Lease { run: t.new_run(), fence: Fence(1) }];
-    // Somebody asks for ended leases all along, so that all of this time counts.
+    // Expired leases are asked for all along, so that no time is credited.
     for _ in 0..3 {
         t.advance(3_000);
         assert_eq!(t.due(Due::Leases, 10).await.items.len(), 0);
@@ -69,11 +69,11 @@ pub async fn a_look_at_leases_tells_who_has_them_and_extends_none(t: &mut Trial<
     let lost = || LeaseState::Lost;
     let expected = [state(&held[0], None), state(&held[1], Some(0)), lost(), lost()];
     assert_eq!(t.store.leases(&t.ns, Some("ann"), &leases).await.unwrap(), expected);
-    assert_eq!(t.store.leases(&t.ns, None, &leases).await.unwrap(), expected, "whoever has them");
+    assert_eq!(t.store.leases(&t.ns, None, &leases).await.unwrap(), expected, "for any holder");
     assert_eq!(t.store.leases(&t.ns, Some("bob"), &leases).await.unwrap(), [lost(), lost(), lost(), lost()]);
     let elsewhere = Namespace::new("elsewhere");
     assert_eq!(t.store.leases(&elsewhere, Some("ann"), &leases).await.unwrap(), [lost(), lost(), lost(), lost()]);
-    t.assert_unchanged(&before, "what was looked at").await;
+    t.assert_unchanged(&before, "reading leases").await;
 
     let step = Op::Code { name: "pay".to_owned(), op: CodeOp::Done { output: Data::from(json!(1)) } };
     t.report(&held[1], step).await;
@@ -98,7 +98,7 @@ pub async fn of_an_extension_and_an_expiry_at_once_one_wins(t: &mut Trial<'_>) {
         let drive = t.drive.clone();
         let expiring = tokio::spawn(async move { drive.commit(commit).await.is_ok() });
         let kept = extending.await.unwrap() != [Extended::Lost];
-        assert_ne!(kept, expiring.await.unwrap(), "a lease that is kept does not end, and one that ended is not kept");
+        assert_ne!(kept, expiring.await.unwrap(), "a lease is either extended or expired, not both");
     }
 }
 
@@ -153,7 +153,7 @@ pub async fn a_lease_follows_the_stores_clock_and_not_the_wall(t: &mut Trial<'_>
     let began = t.now().await;
     t.claim(ClaimRequest { lease_ms: 12_000, ..t.ask() }).await;
     t.clock.jump(86_400_000);
-    assert_eq!(t.now().await, began, "the store's clock does not jump");
+    assert_eq!(t.now().await, began, "store time does not jump");
     assert!(t.due(Due::Leases, 10).await.items.is_empty());
     t.clock.jump(-2 * 86_400_000);
     assert_eq!(first_due(t, began, 15_000).await, Some((12_000, Expiry::LeaseLost)));
@@ -179,10 +179,10 @@ pub async fn time_in_which_nobody_asked_is_not_held_against_workers(t: &mut Tria
     let held = t.claim(ClaimRequest { lease_ms: 10_000, ..t.ask() }).await.tasks.remove(0);
     t.advance(3_000);
     t.due(Due::Leases, 10).await;
-    // Nobody asks for 20 s: the server was away.
+    // Nobody asks for 20 s: no server was running.
     t.advance(20_000);
     assert!(t.due(Due::Leases, 10).await.items.is_empty());
-    let now_held = t.beside(held.run).await.tasks.remove(0).held.expect("it is held");
+    let now_held = t.pending(held.run).await.tasks.remove(0).held.expect("it is held");
     assert_eq!(now_held.lease_until, began + 10_000 + 20_000);
     assert_eq!(now_held.deadline, Some(began + 25_000 + 20_000));
     assert_eq!(first_due(t, began + 23_000, 15_000).await, Some((30_000 - 23_000, Expiry::LeaseLost)));
@@ -195,7 +195,7 @@ pub async fn time_in_which_nobody_asked_is_not_held_against_unclaimed_tasks(t: &
     let began = t.now().await;
     t.advance(3_000);
     t.due(Due::Leases, 10).await;
-    // The machine is suspended for 20 s: no worker could have taken it.
+    // The machine is suspended for 20 s: no worker could have claimed it.
     t.advance(20_000);
     assert!(t.due(Due::Leases, 10).await.items.is_empty());
     assert_eq!(first_due(t, began + 23_000, 15_000).await, Some((5_000, Expiry::StartTimeout)));
@@ -212,7 +212,7 @@ pub async fn a_short_while_in_which_nobody_asked_counts(t: &mut Trial<'_>) {
     assert_eq!(t.due(Due::Leases, 10).await.items.len(), 1);
 }
 
-/// A store that is opened is not watched until somebody asks for the first time.
+/// Time between the opening of a store and the first request for expired leases is credited too.
 pub async fn time_before_anybody_asked_is_not_held_against_workers(t: &mut Trial<'_>) {
     t.flow(ONE);
     t.start("one", json!(null)).await;
@@ -247,12 +247,12 @@ pub async fn a_lease_is_not_extended_from_another_namespace(t: &mut Trial<'_>) {
     let before = t.everything().await;
     let told = t.store.extend(&Namespace::new("other"), Some("w"), &[lease(&held)]).await.unwrap();
     assert_eq!(told, [Extended::Lost], "a worker of that name in another namespace is another worker");
-    t.assert_unchanged(&before, "what is not theirs").await;
+    t.assert_unchanged(&before, "extending a lease of another namespace").await;
     let told = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
     assert!(matches!(told[..], [Extended::Until { .. }]), "{told:?}");
 }
 
-/// Asks every second whether a lease is due, for so long; when the first was, after `began`, and why.
+/// Asks every second for `for_ms` whether a lease is due; returns when the first was, relative to `began`, and why.
 async fn first_due(t: &Trial<'_>, began: Millis, for_ms: Millis) -> Option<(Millis, Expiry)> {
     for _ in 0..=for_ms / 1_000 {
         let batch = t.due(Due::Leases, 10).await;
@@ -260,8 +260,8 @@ async fn first_due(t: &Trial<'_>, began: Millis, for_ms: Millis) -> Option<(Mill
         if let Some(DueItem::Lease { why, .. }) = batch.items.first() {
             return Some((after, *why));
         }
-        let next = batch.next_in.expect("something is in sight");
-        assert!(next > 0, "there is nothing more to be had now");
+        let next = batch.next_in.expect("a lease will be due");
+        assert!(next > 0, "next_in is zero, but nothing was due");
         t.advance(1_000);
     }
     None

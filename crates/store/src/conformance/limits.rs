@@ -1,4 +1,4 @@
-//! Bounds on claims: of queues, and of limits across queues. They hold at every moment.
+//! Bounds on claims: of queues, and of limits across queues. They hold at all times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,11 +34,7 @@ pub async fn a_queue_has_no_more_claimed_than_its_concurrency(t: &mut Trial<'_>)
     t.start_all("one", (0..10).map(|n| json!(n))).await;
     let held = t.take(10).await;
     assert_eq!(held.len(), 3);
-    assert_eq!(
-        t.claim(t.ask()).await,
-        Claims::default(),
-        "no rate holds anything back, so there is no time to wait for"
-    );
+    assert_eq!(t.claim(t.ask()).await, Claims::default(), "no rate blocks a task, so there is no time to retry at");
     t.complete(&held[0], json!(null)).await;
     assert_eq!(t.take(10).await.len(), 1);
     let (input, taken) = expiry(&held[1], eddyline_machine::Expiry::Released);
@@ -73,10 +69,10 @@ pub async fn a_queue_gives_out_no_more_than_its_rate(t: &mut Trial<'_>) {
     let began = t.now().await;
     let first = t.claim(t.ask()).await;
     assert_eq!(first.tasks.len(), 3, "its burst");
-    let retry_at = first.retry_at.expect("a time to come back");
+    let retry_at = first.retry_at.expect("a time to retry");
     assert!(retry_at > began && retry_at <= began + 500, "{}", retry_at - began);
     t.advance(499);
-    assert!(t.take(9).await.is_empty(), "half a second is worth one");
+    assert!(t.take(9).await.is_empty(), "one claim takes half a second");
     t.advance(1);
     assert_eq!(t.take(9).await.len(), 1);
     let mut got = 0;
@@ -86,7 +82,7 @@ pub async fn a_queue_gives_out_no_more_than_its_rate(t: &mut Trial<'_>) {
     }
     assert_eq!(got, 5, "two a second");
     t.advance(3_600_000);
-    assert_eq!(t.take(9).await.len(), 3, "however long it rested, no more than its burst");
+    assert_eq!(t.take(9).await.len(), 3, "no more than its burst, however long it was idle");
 }
 
 pub async fn a_rate_of_a_queue_is_not_spent_by_another(t: &mut Trial<'_>) {
@@ -98,7 +94,7 @@ pub async fn a_rate_of_a_queue_is_not_spent_by_another(t: &mut Trial<'_>) {
     let of_red = got.tasks.iter().filter(|claimed| claimed.task.queue == "red").count();
     assert_eq!((of_red, got.tasks.len()), (1, 4));
     assert_eq!(got.retry_at, Some(t.now().await + 60_000));
-    assert_eq!(t.claim(t.ask()).await, Claims::default(), "nobody waits on the default queue");
+    assert_eq!(t.claim(t.ask()).await, Claims::default(), "the default queue is empty");
 }
 
 pub async fn a_task_that_waits_says_what_keeps_it_back(t: &mut Trial<'_>) {
@@ -130,7 +126,7 @@ pub async fn a_task_that_waits_says_what_keeps_it_back(t: &mut Trial<'_>) {
 }
 
 async fn bound_of(t: &Trial<'_>, run: RunId) -> Option<Bound> {
-    t.beside(run).await.tasks.remove(0).bound
+    t.pending(run).await.tasks.remove(0).bound
 }
 
 const LIMITED: &str = "{name: limited, steps: {work: {limits: [{tenant: '${input.k}'}], queue: default}}}";
@@ -171,7 +167,7 @@ pub async fn a_limit_without_a_key_is_one_limit(t: &mut Trial<'_>) {
     t.start_all("limited", of_keys(&[("a", 2), ("b", 2)])).await;
     let held = t.take(20).await;
     assert_eq!(held.iter().filter(|claimed| claimed.flow == "one").count(), 1);
-    assert_eq!((count_of(&held, "a"), count_of(&held, "b")), (1, 1), "each key is a bound of its own");
+    assert_eq!((count_of(&held, "a"), count_of(&held, "b")), (1, 1), "each key has its own bound");
 }
 
 pub async fn a_limit_lets_no_more_pass_than_its_rate(t: &mut Trial<'_>) {
@@ -184,13 +180,13 @@ pub async fn a_limit_lets_no_more_pass_than_its_rate(t: &mut Trial<'_>) {
     for claimed in &first.tasks {
         t.complete(claimed, json!(null)).await;
     }
-    assert!(t.take(9).await.is_empty(), "what is done has still been spent");
+    assert!(t.take(9).await.is_empty(), "completed tasks still count for the rate");
     t.advance(9_999);
     assert!(t.take(9).await.is_empty());
     t.advance(1);
     assert_eq!(t.take(9).await.len(), 1);
     if t.reopen().await {
-        assert!(t.take(9).await.is_empty(), "what was spent is not forgotten");
+        assert!(t.take(9).await.is_empty(), "claims still count for the rate");
     }
 }
 
@@ -209,8 +205,8 @@ pub async fn a_limit_that_was_slowed_down_lets_nothing_pass_until_then(t: &mut T
     assert!(t.take(9).await.is_empty());
     t.advance(1);
     assert_eq!(t.take(9).await.len(), 3);
-    let timer = t.beside(run).await.timers[0];
-    assert_eq!(timer.due, until, "and the task itself comes back by its timer");
+    let timer = t.pending(run).await.timers[0];
+    assert_eq!(timer.due, until, "the task itself is retried by its timer");
 }
 
 pub async fn a_limit_that_was_slowed_down_stays_so_when_the_store_is_opened_again(t: &mut Trial<'_>) {
@@ -240,7 +236,7 @@ pub async fn a_limit_that_was_slowed_down_is_listed_and_opened_by_a_change_of_it
     }
     slow_down(t).await;
     t.advance(30_000);
-    assert_eq!(t.store.limits(&t.ns).await.unwrap(), [], "its time is over");
+    assert_eq!(t.store.limits(&t.ns).await.unwrap(), [], "the limit is open again");
     slow_down(t).await;
     if t.reopen().await {
         assert_eq!(t.store.limits(&t.ns).await.unwrap().len(), 1);
@@ -250,7 +246,7 @@ pub async fn a_limit_that_was_slowed_down_is_listed_and_opened_by_a_change_of_it
     }
 }
 
-/// Until when the limit is closed.
+/// Closes the limit; returns until when.
 async fn slow_down(t: &Trial<'_>) -> eddyline_machine::Millis {
     t.start_all("limited", of_keys(&[("a", 2)])).await;
     let first = t.take_one().await;
@@ -263,7 +259,7 @@ async fn set_limit(t: &Trial<'_>, body: Option<Value>) {
     t.command(t.documents(vec![DocumentChange { key, expect: Expect::Any, body, due: None }])).await.unwrap();
 }
 
-/// What it bounds is not known, so it might bound anything.
+/// The bounds of unreadable rules are unknown, so nothing may pass.
 pub async fn rules_that_cannot_be_read_let_nothing_pass(t: &mut Trial<'_>) {
     t.flow("{name: free, steps: {work: {queue: red}}}");
     t.flow("{name: bound, steps: {work: {limits: [api]}}}");
@@ -307,7 +303,7 @@ pub async fn bounds_hold_at_every_moment_under_concurrent_claims(t: &mut Trial<'
                 }
                 for claimed in &tasks {
                     let commit = drive.prepare(claimed.run, &[drive.report_of(claimed, completion(json!(1)))]).await;
-                    // Counted out first: it makes room as soon as it commits.
+                    // Decrement before the commit: the commit makes room.
                     counts[slot(claimed)].fetch_sub(1, Ordering::SeqCst);
                     drive.commit(commit).await.unwrap();
                     done += 1;
@@ -321,7 +317,7 @@ pub async fn bounds_hold_at_every_moment_under_concurrent_claims(t: &mut Trial<'
     for worker in workers {
         done += worker.await.unwrap();
     }
-    // Whoever gave up too early left something behind, which is no fault of the store.
+    // Workers may have stopped too early and left tasks, which is not the store's fault.
     while let [claimed, ..] = &t.take(1).await[..] {
         t.complete(claimed, json!(1)).await;
         done += 1;

@@ -1,4 +1,4 @@
-//! A run is loaded as it was written, and its values are its own.
+//! A run is loaded as it was written, and values belong to one run.
 
 use eddyline_machine::run::Header;
 use eddyline_machine::{Data, Input, OpenedBy, Run, Start, Status, ValueId, Version};
@@ -8,7 +8,7 @@ use super::drive::completion;
 use super::{CHAIN, ONE, Trial};
 use crate::*;
 
-/// Something of everything that a run has.
+/// A flow that uses everything a run can have.
 const RICH: &str = "
 name: rich
 steps:
@@ -46,7 +46,7 @@ pub async fn a_run_is_loaded_as_it_was_written(t: &mut Trial<'_>) {
         next = t.prepare(run, &[input]).await;
         assert!(!next.transition.is_empty(), "step {step} changes something");
     }
-    assert!(!model.emitted.is_empty() && !model.cursors.is_empty(), "the case reaches emits and cursors");
+    assert!(!model.emitted.is_empty() && !model.cursors.is_empty(), "the case covers emits and cursors");
     assert!(model.values.len() > 1, "and values");
     if t.reopen().await {
         assert_loaded(t, &model, 99).await;
@@ -86,7 +86,7 @@ pub async fn what_is_still_to_be_taken_over_is_kept(t: &mut Trial<'_>) {
     let flow = t.flow("{name: gated, steps: {a: {await: {manual: true}}, b: {after: [a]}}}");
     let reused = |name: &str| eddyline_machine::run::Reused {
         activation: name.to_owned(),
-        how: eddyline_machine::run::Taken::Whole(eddyline_machine::run::End::Completed(json!({"n": 1}).into())),
+        how: eddyline_machine::run::TakenOver::Whole(eddyline_machine::run::End::Completed(json!({"n": 1}).into())),
         input: Some(json!([1]).into()),
         emits: vec![("e".to_owned(), json!("p").into())],
         memo: None,
@@ -124,7 +124,7 @@ pub async fn a_run_that_has_not_moved_is_not_read_again(t: &mut Trial<'_>) {
     assert!(matches!(found, Found::Run(loaded) if loaded.summary.version == Version(2)));
     assert!(matches!(t.store.load(t.new_run(), Some(Version(1))).await.unwrap(), Found::Nothing));
     assert!(matches!(t.store.load(t.new_run(), None).await.unwrap(), Found::Nothing));
-    assert_eq!(t.beside(t.new_run()).await, Beside::default());
+    assert_eq!(t.pending(t.new_run()).await, PendingWork::default());
 }
 
 pub async fn a_summary_says_when_things_happened(t: &mut Trial<'_>) {
@@ -136,8 +136,8 @@ pub async fn a_summary_says_when_things_happened(t: &mut Trial<'_>) {
     assert_eq!((summary.created_at, summary.started_at, summary.ended_at), (began, None, None));
     assert_eq!((summary.run, &summary.ns, summary.trimmed), (run, &t.ns, false));
     t.advance(5_000);
-    let timer = t.beside(run).await.timers[0];
-    t.submit_taking(run, &[Input::Due(timer.key)], &[Taken::Timer(timer.key, timer.due)]).await.unwrap();
+    let timer = t.pending(run).await.timers[0];
+    t.submit_taking(run, &[Input::Due(timer.key)], &[Consumed::Timer(timer.key, timer.due)]).await.unwrap();
     t.advance(1_000);
     t.work_off().await;
     t.advance(1_000);
@@ -165,10 +165,10 @@ pub async fn a_value_is_written_once(t: &mut Trial<'_>) {
     let mut found = t.store.values(run, &ids).await.unwrap();
     found.sort_by_key(|(id, _)| *id);
     let expected = vec![(ValueId(1), value("one")), (ValueId(2), value("two")), (ValueId(3), value("three"))];
-    assert_eq!(found, expected, "those that are there, as they were first written");
+    assert_eq!(found, expected, "existing values, as first written");
     assert_eq!(t.store.values(run, &[ValueId(2)]).await.unwrap(), expected[1..2]);
     assert!(t.store.values(run, &[]).await.unwrap().is_empty());
-    assert!(t.store.values(other, &ids).await.unwrap().is_empty(), "values are of one run");
+    assert!(t.store.values(other, &ids).await.unwrap().is_empty(), "values belong to one run");
     assert!(t.store.values(t.new_run(), &ids).await.unwrap().is_empty());
 }
 
@@ -186,7 +186,7 @@ pub async fn a_large_value_comes_back_as_it_was(t: &mut Trial<'_>) {
 
 async fn assert_loaded(t: &Trial<'_>, model: &Run, step: usize) {
     let run = model.header.run;
-    let Found::Run(loaded) = t.store.load(run, None).await.unwrap() else { panic!("the run is there") };
+    let Found::Run(loaded) = t.store.load(run, None).await.unwrap() else { panic!("the run was not found") };
     let rows = loaded.rows;
     let text = |header: &Header| serde_json::to_string(header).unwrap();
     assert_eq!(text(&rows.header), text(&model.header), "the header after step {step}");
@@ -203,13 +203,13 @@ async fn assert_loaded(t: &Trial<'_>, model: &Run, step: usize) {
     assert_eq!(values, model.values.clone().into_iter().collect::<Vec<_>>(), "the values after step {step}");
 }
 
-/// The next thing that happens to a run: a task is done, an event comes, it is paused and resumed.
+/// The next input of a run: a completed task, an event, a pause or a resume.
 async fn something(t: &Trial<'_>, run: eddyline_machine::RunId, step: usize) -> Option<Input> {
     match step {
         3 => return Some(Input::Pause { by: "ann".to_owned() }),
         4 => return Some(Input::Resume { by: "ann".to_owned() }),
         5 => {
-            let gates = t.beside(run).await.gates;
+            let gates = t.pending(run).await.gates;
             let gate = gates.iter().find(|gate| gate.arrival.as_ref().is_some_and(|it| it.gate.event.is_some()))?;
             let (activation, payload) = (gate.id.activation, json!({"paid": true}).into());
             return Some(Input::OpenGate { activation, by: OpenedBy::Event { position: 12 }, payload });

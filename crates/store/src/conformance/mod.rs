@@ -1,8 +1,8 @@
-//! What must hold of every backend: one suite, written as cases.
+//! The test suite that every backend must pass, as a list of cases.
 //!
-//! A backend says how a fresh store is opened ([`Backend`]) and writes `eddyline_store::conformance_tests!(MyBackend)`
-//! in a test file, which makes one test of each case and one of [`random_histories`]. `EDDYLINE_CASES` says how many
-//! histories there are, `EDDYLINE_SEED` which.
+//! A backend implements [`Backend`] and writes `eddyline_store::conformance_tests!(MyBackend)` in a test file, which
+//! makes one test of each case and one of [`random_histories`]. `EDDYLINE_CASES` sets the number of histories,
+//! `EDDYLINE_SEED` their seed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_debug_implementations)]
 
@@ -45,19 +45,19 @@ use everything::{Everything, Looked, assert_same, everything};
 
 pub use histories::random_histories;
 
-/// Makes fresh, empty stores for the cases. The cases own the clock.
+/// Creates empty stores for the cases. The cases own the clock.
 #[async_trait]
 pub trait Backend: Send + Sync {
     async fn open(&self, clock: Arc<ManualClock>) -> Arc<dyn Store>;
 
-    /// Closes the store and opens again what is durable of it; none if nothing is.
+    /// Closes the store and opens it again; none if the store is not durable.
     async fn reopen(&self, store: Arc<dyn Store>, clock: Arc<ManualClock>) -> Option<Arc<dyn Store>>;
 }
 
-/// When every case begins.
+/// The wall clock at the start of every case.
 const BEGINNING: Millis = 1_767_323_045_678;
 
-/// A case that takes longer waits for something that never comes. Only a safety net: no case waits for time.
+/// The timeout of a case. Only a safety net: no case waits for real time.
 const ENDLESS: Duration = Duration::from_secs(240);
 
 const ONE: &str = "{name: one, steps: {work: {}}}";
@@ -78,25 +78,25 @@ impl Case {
         let store = backend.open(clock.clone()).await;
         let mut trial = Trial { backend, drive: Drive::new(store, clock) };
         let ended = tokio::time::timeout(ENDLESS, (self.run)(&mut trial)).await;
-        assert!(ended.is_ok(), "{} does not end", self.name);
+        assert!(ended.is_ok(), "{} timed out", self.name);
     }
 }
 
-/// Every case against one backend.
+/// Runs every case against one backend.
 pub async fn run_all(backend: &dyn Backend) {
     for case in cases() {
         case.check(backend).await;
     }
 }
 
-/// The case of that name.
+/// Runs the case of that name.
 pub async fn check(backend: &dyn Backend, name: &str) {
     let cases = cases();
     let case = cases.iter().find(|case| case.name == name).expect("a case of that name");
     case.check(backend).await;
 }
 
-/// A store in the hands of a case.
+/// A store under test.
 pub struct Trial<'a> {
     backend: &'a dyn Backend,
     drive: Drive,
@@ -111,7 +111,7 @@ impl Deref for Trial<'_> {
 }
 
 impl Trial<'_> {
-    /// Closes the store and opens it again. False if nothing survives that, which ends the case.
+    /// Closes the store and opens it again. False if the store is not durable, which ends the case.
     async fn reopen(&mut self) -> bool {
         let nothing: Arc<dyn Store> = Arc::new(Memory::with_clock(self.drive.clock.clone()));
         let store = std::mem::replace(&mut self.drive.store, nothing);
@@ -136,7 +136,7 @@ impl Trial<'_> {
         assert_same(before, &self.everything().await, why);
     }
 
-    /// A queue as it is now; empty if it is not known.
+    /// The state of a queue; empty if it is not known.
     async fn queue(&self, name: &str) -> QueueState {
         let queues = self.store.queues(&self.ns).await.unwrap();
         let empty = QueueState { name: name.to_owned(), ..QueueState::default() };
@@ -144,14 +144,14 @@ impl Trial<'_> {
     }
 }
 
-/// Makes the list of the cases, and the macro that makes tests of them.
+/// Defines the list of the cases, and the macro that makes tests of them.
 macro_rules! suite {
     (($d:tt) $($area:ident: $($case:ident)+;)+) => {
         pub fn cases() -> Vec<Case> {
             vec![$($(Case { name: stringify!($case), run: |trial| Box::pin($area::$case(trial)) },)+)+]
         }
 
-        /// One test for each case of the suite, and one for random histories. The backend is an expression, made anew
+        /// One test for each case of the suite, and one for random histories. The backend is an expression, evaluated
         /// for each test.
         #[macro_export]
         macro_rules! conformance_tests {

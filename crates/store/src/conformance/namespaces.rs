@@ -21,7 +21,7 @@ pub async fn nothing_of_a_namespace_is_seen_from_another(t: &mut Trial<'_>) {
     let tokens: Vec<Option<String>> = {
         let mut tokens = Vec::new();
         for run in &runs {
-            tokens.push(t.beside(*run).await.gates[0].token.clone());
+            tokens.push(t.pending(*run).await.gates[0].token.clone());
         }
         tokens
     };

@@ -1,4 +1,4 @@
-//! Records: numbered without gaps, in one order for everybody, for ever.
+//! Records: numbered without gaps, in an order that never changes.
 
 use eddyline_machine::{Input, Log, Numbered, Op, RunId};
 use serde_json::json;
@@ -42,7 +42,7 @@ pub async fn records_are_numbered_without_gaps_while_claims_and_commits_race(t: 
     let followed = reader.await.unwrap();
     let records = t.records(run).await;
     assert_dense(&records);
-    assert_eq!(followed, records, "what was read while it was written is what is there");
+    assert_eq!(followed, records, "a concurrent reader sees the same records");
     assert_eq!(t.summary(run).await.records, records.len() as u64);
     assert!(records.last().unwrap().record.entry.is_terminal());
     assert_eq!(records.iter().filter(|record| record.record.entry.is_terminal()).count(), 1);
@@ -121,7 +121,7 @@ pub async fn logs_are_found_by_their_activation(t: &mut Trial<'_>) {
     let tasks = t.take(2).await;
     let log = |n: usize| Op::Log(Log { level: "info".to_owned(), msg: format!("line {n}"), meta: None });
     for n in 0..30 {
-        // Several in one commit, of both in turn, and some commits without any.
+        // Several in one commit, alternating between both tasks, and some commits without any.
         let logs: Vec<Input> = (0..n % 4).map(|at| t.report_of(&tasks[(n + at) % 2], log(n))).collect();
         if !logs.is_empty() {
             t.submit(run, &logs).await;

@@ -1,4 +1,4 @@
-//! What a store answered is there when it is opened again.
+//! Acknowledged writes exist after the store is opened again.
 
 use eddyline_machine::{CodeOp, Op, Start};
 use serde_json::json;
@@ -17,7 +17,7 @@ pub async fn everything_is_there_when_the_store_is_opened_again(t: &mut Trial<'_
         if !t.reopen().await {
             return;
         }
-        assert_same(&before, &t.look(durable).await, "opening it again");
+        assert_same(&before, &t.look(durable).await, "reopening");
     }
     t.advance(HOLD_MS);
     t.deliver().await;
@@ -62,7 +62,7 @@ pub async fn what_was_due_is_due_when_the_store_is_opened_again(t: &mut Trial<'_
     let run = t.start("nap", json!(null)).await;
     t.send(vec![note(run, "m1"), note(run, "m2")]).await;
     t.advance(10_000);
-    // Somebody got it, and died with the process.
+    // A caller got the items and died with the process.
     assert_eq!(t.due(Due::Timers, 10).await.items.len(), 1);
     assert_eq!(t.due(Due::Messages, 10).await.items.len(), 1);
     if !t.reopen().await {

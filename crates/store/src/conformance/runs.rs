@@ -115,8 +115,8 @@ pub async fn a_list_follows_the_status_of_its_runs(t: &mut Trial<'_>) {
     t.resume(run).await;
     expect_status(t, run, Status::Pending).await;
     t.advance(1_000);
-    let timer = t.beside(run).await.timers[0];
-    t.submit_taking(run, &[Input::Due(timer.key)], &[Taken::Timer(timer.key, timer.due)]).await.unwrap();
+    let timer = t.pending(run).await.timers[0];
+    t.submit_taking(run, &[Input::Due(timer.key)], &[Consumed::Timer(timer.key, timer.due)]).await.unwrap();
     expect_status(t, run, Status::Running).await;
     let claimed = t.take_one().await;
     expect_status(t, run, Status::Running).await;
@@ -159,7 +159,7 @@ pub async fn a_page_misses_no_run_while_others_are_started_and_change(t: &mut Tr
     expected.reverse();
     let got = paged(t, &RunFilter::default(), 2, async |at| {
         t.start_all("one", (0..3).map(|n| json!(n))).await;
-        // Runs that are ahead of the reader change, which is no reason to move.
+        // Runs that the reader has not reached yet change; their positions must not.
         t.cancel(runs[at % 5]).await;
     })
     .await;
@@ -274,7 +274,7 @@ fn both(one: &RunFilter, other: &RunFilter) -> RunFilter {
     }
 }
 
-/// The store finds what a naive filter over all runs finds, and counts as many.
+/// Compares the store with a naive filter over all runs, and the count.
 async fn check(t: &Trial<'_>, all: &[Summary], filter: &RunFilter) {
     let expected: Vec<&Summary> = all.iter().filter(|summary| matches(summary, filter)).collect();
     let found = t.store.runs(Some(&t.ns), filter, Page::default()).await.unwrap();
@@ -339,7 +339,7 @@ async fn expect_status(t: &Trial<'_>, run: RunId, expected: Status) {
     }
 }
 
-/// All runs in pages of a size, with something happening between the pages.
+/// Reads all runs in pages, calling `between` after each page.
 async fn paged(t: &Trial<'_>, filter: &RunFilter, limit: usize, between: impl AsyncFn(usize)) -> Vec<RunId> {
     let (mut got, mut after) = (Vec::new(), None);
     loop {

@@ -48,7 +48,7 @@ pub async fn of_many_starts_under_one_key_one_happens_and_all_are_told_which(t: 
         }
     }
     let winner = winner.expect("one started");
-    assert_eq!(told, vec![winner; 23], "with the fingerprint of what was asked for first");
+    assert_eq!(told, vec![winner; 23], "with the fingerprint of the first request");
     assert_eq!(t.store.count_runs(&t.ns, &RunFilter::default()).await.unwrap(), 1);
     assert_eq!(t.take(99).await.len(), 1);
 }
@@ -103,14 +103,14 @@ pub async fn trim_fully(t: &super::Drive, what: &Trim) {
     while t.store.trim(what).await.unwrap() {}
 }
 
-type Told = (eddyline_machine::RunId, [u8; 32]);
+type UsedKey = (eddyline_machine::RunId, [u8; 32]);
 
 async fn start_under(
     t: &super::Drive,
     flow: &str,
     name: &str,
     fingerprint: u8,
-) -> std::result::Result<eddyline_machine::RunId, Told> {
+) -> std::result::Result<eddyline_machine::RunId, UsedKey> {
     let run = t.new_run();
     let mut commit = t.prepare_start(flow, run, Start { input: Some(json!(1).into()), ..Start::default() }).await;
     commit.key = Some(key(flow, name, fingerprint));

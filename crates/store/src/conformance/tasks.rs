@@ -1,4 +1,4 @@
-//! Tasks as a run adds, closes and removes them.
+//! Adding, closing and removing tasks.
 
 use eddyline_machine::{Input, StepAct};
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::drive::{completion, lease, names_of, runs_of};
 use super::{CHAIN, ONE, Trial};
 use crate::*;
 
-/// Cancelling it lets the attempts in flight report, so that what they did can be undone.
+/// When it is cancelled, attempts in flight may still report, so that their effects can be undone.
 const UNDOABLE: &str = "{name: undoable, steps: {done: {undo: {run: undo}}, a: {after: [done], undo: {run: undo}}, \
                         b: {after: [done], undo: {run: undo}}}}";
 
@@ -17,7 +17,7 @@ pub async fn a_closed_task_is_not_offered_but_who_has_it_keeps_it(t: &mut Trial<
     t.complete(&first, json!(null)).await;
     let held = t.take_one().await;
     t.cancel(run).await;
-    let rows = t.beside(run).await.tasks;
+    let rows = t.pending(run).await.tasks;
     assert_eq!(
         rows.iter().map(|row| (row.closed, row.held.is_some())).collect::<Vec<_>>(),
         [(true, true), (true, false)]
@@ -29,9 +29,9 @@ pub async fn a_closed_task_is_not_offered_but_who_has_it_keeps_it(t: &mut Trial<
     let kept = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
     assert_eq!(kept, [Extended::Until { lease_until, deadline: None, closed: true, memo: None }]);
     let waiting = Lease { run, fence: rows[1].task.fence };
-    assert_eq!(t.store.extend(&t.ns, Some("w"), &[waiting]).await.unwrap(), [Extended::Lost], "nobody has that one");
+    assert_eq!(t.store.extend(&t.ns, Some("w"), &[waiting]).await.unwrap(), [Extended::Lost], "it is not claimed");
     let again = t.claim(ClaimRequest { request: held.held.request, ..t.ask() }).await.tasks;
-    assert_eq!(names_of(&again), ["a"], "a claim repeated still finds what is held");
+    assert_eq!(names_of(&again), ["a"], "a repeated claim still gets the held task");
     assert!(again.iter().all(|task| task.task.fence == held.task.fence));
 
     t.deliver().await;
@@ -64,11 +64,11 @@ pub async fn a_removed_task_is_gone(t: &mut Trial<'_>) {
     assert!(t.take(10).await.is_empty(), "a task that was removed while it waited");
     t.submit(run, &[act("a")]).await;
     assert_eq!(t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap(), [Extended::Lost]);
-    assert!(t.beside(run).await.tasks.is_empty());
+    assert!(t.pending(run).await.tasks.is_empty());
     let queue = t.queue("default").await;
     assert_eq!((queue.ready, queue.claimed), (0, 0));
     t.advance(60_000);
-    assert!(t.due(Due::Leases, 10).await.items.is_empty(), "its lease went with it");
+    assert!(t.due(Due::Leases, 10).await.items.is_empty(), "its lease was removed too");
 }
 
 pub async fn an_ended_run_has_no_tasks_and_no_timers(t: &mut Trial<'_>) {
@@ -77,11 +77,11 @@ pub async fn an_ended_run_has_no_tasks_and_no_timers(t: &mut Trial<'_>) {
     );
     let run = t.start("wide", json!(null)).await;
     let held = t.take_one().await;
-    let token = t.beside(run).await.gates.iter().find_map(|gate| gate.token.clone()).expect("a gate with a token");
+    let token = t.pending(run).await.gates.iter().find_map(|gate| gate.token.clone()).expect("a gate with a token");
     t.cancel(run).await;
-    let beside = t.beside(run).await;
-    assert!(beside.tasks.is_empty() && beside.timers.is_empty(), "{beside:?}");
-    assert!(beside.gates.iter().all(|gate| gate.closed), "{beside:?}");
+    let pending = t.pending(run).await;
+    assert!(pending.tasks.is_empty() && pending.timers.is_empty(), "{pending:?}");
+    assert!(pending.gates.iter().all(|gate| gate.closed), "{pending:?}");
     assert!(t.take(10).await.is_empty());
     assert_eq!(t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap(), [Extended::Lost]);
     let filter = GateFilter { token: Some(token), ..GateFilter::default() };
@@ -114,22 +114,22 @@ pub async fn a_task_that_a_paused_run_adds_waits_for_its_resume(t: &mut Trial<'_
     let held = t.take_one().await;
     t.pause(run).await;
     let kept = t.store.extend(&t.ns, Some("w"), &[lease(&held)]).await.unwrap();
-    assert!(matches!(kept[..], [Extended::Until { closed: false, .. }]), "who has a task keeps it");
+    assert!(matches!(kept[..], [Extended::Until { closed: false, .. }]), "a worker keeps its task");
     t.complete(&held, json!(1)).await;
-    assert_eq!(t.beside(run).await.tasks.len(), 1);
+    assert_eq!(t.pending(run).await.tasks.len(), 1);
     assert!(t.take(10).await.is_empty());
     t.resume(run).await;
     assert_eq!(names_of(&t.take(10).await), ["b"]);
 }
 
-/// There is more of it than one transition touches, so it takes several.
+/// The run has more activations than one transition touches, so the cancel takes several.
 pub async fn what_is_being_cancelled_is_not_offered_meanwhile(t: &mut Trial<'_>) {
     let flow = "{name: wide, steps: {each: {spread: 'range(1500)', max_parallel: 1500, run: h, undo: {run: u}}}}";
     let run = t.start(&t.flow(flow), json!(null)).await;
     t.deliver().await;
     let first = t.take_one().await;
     t.cancel(run).await;
-    assert!(t.beside(run).await.tasks.len() > 100, "most of it is still to be cancelled");
+    assert!(t.pending(run).await.tasks.len() > 100, "most of it is still to be cancelled");
     assert_eq!((t.take(10).await.len(), t.queue("default").await.ready), (0, 0));
     t.complete(&first, json!(1)).await;
     t.deliver().await;
@@ -144,7 +144,7 @@ pub async fn a_run_that_is_paused_and_resumed_offers_its_tasks_once(t: &mut Tria
         assert!(t.take(10).await.is_empty());
         t.resume(run).await;
     }
-    assert_eq!(names_of(&t.take(10).await), ["b"], "and not the one that a worker has");
+    assert_eq!(names_of(&t.take(10).await), ["b"], "but not the claimed one");
     t.complete(&held, json!(null)).await;
 }
 

@@ -1,4 +1,4 @@
-//! Deleting for good: only what has ended, at once out of sight, and all of it in the end.
+//! Permanent deletion: only ended runs, hidden at once, and complete in the end.
 
 use eddyline_machine::{RunId, Status, ValueId, Version};
 use serde_json::json;
@@ -18,7 +18,7 @@ pub async fn a_run_that_has_not_ended_is_left_alone(t: &mut Trial<'_>) {
         trim_fully(t, &Trim::Timeline(run)).await;
         trim_fully(t, &Trim::Run(run)).await;
     }
-    t.assert_unchanged(&before, "a run that goes on").await;
+    t.assert_unchanged(&before, "trimming a run that has not ended").await;
 }
 
 pub async fn a_trimmed_run_has_its_header_left(t: &mut Trial<'_>) {
@@ -61,7 +61,7 @@ pub async fn a_deleted_run_leaves_nothing(t: &mut Trial<'_>) {
     }
 }
 
-/// A run that goes by is not given to the next reader of the feed, and the others keep their places.
+/// Deleting a run does not free its position, and the others keep theirs.
 pub async fn places_are_not_given_twice(t: &mut Trial<'_>) {
     let first = ended(t).await;
     let place = t.summary(first).await.position;
@@ -111,7 +111,7 @@ pub async fn events_go_by_their_age(t: &mut Trial<'_>) {
     assert_eq!(read(&elsewhere.ns).await.len(), 4, "those of another namespace stay");
     t.publish(event("e0", "ping", None, json!("again"))).await;
     t.publish(event("e3", "ping", None, json!("again"))).await;
-    assert_eq!(read(&t.ns).await, ["e2", "e3", "e0"], "an id is free again when its event is gone");
+    assert_eq!(read(&t.ns).await, ["e2", "e3", "e0"], "an id is free again when its event is deleted");
 }
 
 pub async fn an_event_is_deleted_by_its_id(t: &mut Trial<'_>) {
@@ -120,7 +120,7 @@ pub async fn an_event_is_deleted_by_its_id(t: &mut Trial<'_>) {
         t.publish(event(&format!("e{n}"), "ping", None, json!(n))).await;
         elsewhere.publish(event(&format!("e{n}"), "ping", None, json!(n))).await;
     }
-    let last = t.store.event(&t.ns, "e2").await.unwrap().expect("it is kept");
+    let last = t.store.event(&t.ns, "e2").await.unwrap().expect("the event exists");
     for id in ["e0", "e2", "none"] {
         trim_fully(t, &Trim::Event { ns: t.ns.clone(), id: id.to_owned() }).await;
         assert_eq!(t.store.event(&t.ns, id).await.unwrap(), None);
@@ -131,12 +131,12 @@ pub async fn an_event_is_deleted_by_its_id(t: &mut Trial<'_>) {
     drop(elsewhere);
     if t.reopen().await {
         assert_eq!(t.publish_all(vec![event("e2", "ping", None, json!("again"))]).await, 0, "its id is free");
-        let again = t.store.event(&t.ns, "e2").await.unwrap().expect("it is kept");
+        let again = t.store.event(&t.ns, "e2").await.unwrap().expect("the event exists");
         assert!(again.position > last.position, "a reader that has seen {} would miss it", last.position);
     }
 }
 
-/// A repeat is told apart for as long as somebody may repeat; rates are kept for as long as they hold anything back.
+/// Commands are remembered for as long as they may be repeated; rates for as long as they block a claim.
 pub async fn traces_go_by_their_age(t: &mut Trial<'_>) {
     t.put(kind::LIMIT, "api", json!({"rate": {"count": 1, "per_ms": 3_600_000, "burst": 1}})).await;
     t.flow("{name: limited, steps: {work: {limits: [api]}}}");
@@ -154,8 +154,8 @@ pub async fn traces_go_by_their_age(t: &mut Trial<'_>) {
     trim_fully(t, &Trim::Traces { before }).await;
     assert!(t.command(new.clone()).await.unwrap().before, "it is known");
     let refused = t.command(old).await;
-    assert!(matches!(refused, Err(Refused::Revision { .. })), "it is not known any more: {refused:?}");
-    assert_eq!(t.take(9).await.len(), 0, "the rate still holds back");
+    assert!(matches!(refused, Err(Refused::Revision { .. })), "it is no longer known: {refused:?}");
+    assert_eq!(t.take(9).await.len(), 0, "the rate still blocks");
     t.advance(3_600_000);
     trim_fully(t, &Trim::Traces { before: t.now().await }).await;
     assert_eq!(t.take(9).await.len(), 1, "one may pass, as if the rate had been kept");
@@ -181,20 +181,20 @@ async fn ended(t: &Trial<'_>) -> RunId {
 }
 
 async fn assert_trimmed(t: &Trial<'_>, run: RunId, before: &Summary) {
-    let Found::Trimmed(summary) = t.store.load(run, None).await.unwrap() else { panic!("its header is left") };
+    let Found::Trimmed(summary) = t.store.load(run, None).await.unwrap() else { panic!("the header is missing") };
     assert_eq!(*summary, Summary { trimmed: true, records: summary.records, ..before.clone() });
     let listed = t.store.runs(Some(&t.ns), &RunFilter::default(), Page::default()).await.unwrap();
-    assert!(listed.contains(&summary), "a list says the same");
+    assert!(listed.contains(&summary), "the list has the same summary");
     assert!(t.records(run).await.is_empty());
     assert!(t.store.values(run, &ids()).await.unwrap().is_empty());
-    assert_eq!(t.beside(run).await, Beside::default());
+    assert_eq!(t.pending(run).await, PendingWork::default());
 }
 
 async fn assert_gone(t: &Trial<'_>, run: RunId) {
     assert!(matches!(t.store.load(run, None).await.unwrap(), Found::Nothing));
     assert!(t.records(run).await.is_empty());
     assert!(t.store.values(run, &ids()).await.unwrap().is_empty());
-    assert_eq!(t.beside(run).await, Beside::default());
+    assert_eq!(t.pending(run).await, PendingWork::default());
     let listed = t.store.runs(None, &RunFilter::default(), Page::default()).await.unwrap();
     assert!(listed.iter().all(|summary| summary.run != run));
     let feed = t.store.feed(&t.ns, &Feed::Runs { flow: None }, Page::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Whose turn it is: priority with ageing, and fairness between keys.
+//! The order of claims: priority with ageing, and fairness between keys.
 
 use eddyline_machine::{RunId, Start};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ pub async fn a_step_of_priority_is_worth_its_waiting_time(t: &mut Trial<'_>) {
     let low = with_priority(t, 0).await;
     t.advance(2 * AGE_MS + 1);
     let high = with_priority(t, 2).await;
-    assert_eq!(runs_of(&t.take(4).await), [low, high], "who has waited long enough goes first");
+    assert_eq!(runs_of(&t.take(4).await), [low, high], "a task that has waited long enough goes first");
 }
 
 pub async fn a_step_adds_its_priority_to_that_of_the_run(t: &mut Trial<'_>) {
@@ -90,13 +90,13 @@ pub async fn within_a_key_priority_decides(t: &mut Trial<'_>) {
     let order = runs_of(&t.take(4).await);
     let of_a: Vec<&RunId> = order.iter().filter(|run| **run != runs[2]).collect();
     assert_eq!(of_a, [&runs[1], &runs[3], &runs[0]]);
-    assert!(order[..2].contains(&runs[2]), "and the other key has its turn before the second of them");
+    assert!(order[..2].contains(&runs[2]), "the other key has its turn before the second task of this one");
 }
 
 pub async fn a_key_that_comes_back_gets_no_more_than_its_turn(t: &mut Trial<'_>) {
     t.flow(KEYED);
     t.start_all("keyed", of_key("a", 50)).await;
-    // "b" always has one task, comes back as soon as it is claimed, and so could claim every turn for itself.
+    // "b" always has one task and returns as soon as it is claimed, so it could take every turn.
     let mut served = (0, 0);
     let mut back = t.start_all("keyed", of_key("b", 1)).await[0];
     for _ in 0..20 {
@@ -129,7 +129,7 @@ pub async fn turns_are_taken_across_handlers(t: &mut Trial<'_>) {
     t.start_all("mail", of_key("a", 20)).await;
     let other = t.start_all("mail", of_key("b", 5)).await;
     let first = runs_of(&t.take(10).await);
-    assert_eq!(first.iter().filter(|run| other.contains(run)).count(), 5, "a key has one turn, whatever it runs");
+    assert_eq!(first.iter().filter(|run| other.contains(run)).count(), 5, "a key has one turn across all handlers");
 }
 
 async fn with_priority(t: &Trial<'_>, priority: i32) -> RunId {

@@ -1,4 +1,4 @@
-//! Unique keys: of the runs that have or want one, the first in line goes on, and the others get their turn.
+//! Unique keys: of the runs that have or wait for one, the first in line executes, and the others get their turn.
 
 use eddyline_machine::{CodeOp, Input, Message, MessageBody, OnConflict, Op, RunId, Start, Status, Unique};
 use serde_json::json;
@@ -19,12 +19,12 @@ pub async fn of_many_starts_under_one_unique_key_one_goes_on(t: &mut Trial<'_>) 
     let (mut winner, mut told) = (None, Vec::new());
     for racer in racing {
         match racer.await.unwrap() {
-            (run, Ok(_)) => assert_eq!(winner.replace(run), None, "two go on"),
+            (run, Ok(_)) => assert_eq!(winner.replace(run), None, "two have begun"),
             (_, Err(Refused::UniqueTaken { run })) => told.push(run),
             (_, Err(other)) => panic!("refused with {other:?}"),
         }
     }
-    assert_eq!(told, vec![winner.expect("one goes on"); 23]);
+    assert_eq!(told, vec![winner.expect("one has begun"); 23]);
     assert_eq!(t.store.count_runs(&t.ns, &RunFilter::default()).await.unwrap(), 1);
 }
 
@@ -68,7 +68,7 @@ pub async fn runs_in_line_go_on_one_after_the_other(t: &mut Trial<'_>) {
     t.deliver().await;
     for run in &line {
         assert_eq!(going(t, &line).await, vec![*run], "in the order of their starts");
-        assert!(t.beside(*run).await.first_in_line);
+        assert!(t.pending(*run).await.first_in_line);
         let task = t.take_one().await;
         assert_eq!((task.run, t.take(9).await.len()), (*run, 0));
         t.complete(&task, json!(1)).await;
@@ -78,7 +78,7 @@ pub async fn runs_in_line_go_on_one_after_the_other(t: &mut Trial<'_>) {
     started(t, &flow, under("k")).await.expect("free again");
 }
 
-/// It was written by the commit that ended the run before: nothing else has to happen for the next to go on.
+/// The turn is written by the commit that ends the previous run, so it survives a crash.
 pub async fn a_turn_that_was_not_delivered_is_still_due(t: &mut Trial<'_>) {
     let flow = t.flow(ONE);
     started(t, &flow, under("k")).await.expect("free");
@@ -106,9 +106,9 @@ pub async fn a_run_that_ends_while_it_waits_gives_its_place_up(t: &mut Trial<'_>
     let second = started(t, &flow, waiting("k")).await.expect("it waits");
     let third = started(t, &flow, waiting("k")).await.expect("it waits");
     t.cancel(second).await;
-    assert_eq!(messages_to(t, third).await, Vec::<String>::new(), "the first is still there");
+    assert_eq!(messages_to(t, third).await, Vec::<String>::new(), "the first has not ended");
     t.cancel(first).await;
-    // One that ends between its turn and hearing of it passes it on.
+    // A run that ends before its turn is delivered passes the turn on.
     assert_eq!(messages_to(t, third).await, ["turn"]);
     let fourth = started(t, &flow, waiting("k")).await.expect("it waits");
     t.cancel(third).await;
@@ -146,7 +146,7 @@ pub async fn a_line_has_a_bound(t: &mut Trial<'_>) {
     assert_eq!(started(t, &flow, waiting("k")).await, Err(Refused::LineFull));
 }
 
-/// The process may die between the commit that ends a run and the one that sets the next going.
+/// The process may die between the commit that ends a run and the one that begins the next.
 pub async fn a_line_is_there_when_the_store_is_opened_again(t: &mut Trial<'_>) {
     let flow = t.flow(ONE);
     let first = started(t, &flow, under("k")).await.expect("free");
@@ -187,7 +187,7 @@ pub async fn a_continued_run_that_never_starts_gives_its_unique_key_up(t: &mut T
     assert_eq!(messages_to(t, second).await, ["turn"]);
 }
 
-/// Continues a code run; the run that goes on, which is not stored before its start is delivered.
+/// Continues a code run; returns the new run, which is not stored before its start is delivered.
 async fn continued(t: &Drive, run: RunId) -> RunId {
     let task = t.take_one().await;
     assert_eq!(task.run, run);
@@ -211,7 +211,7 @@ async fn started(t: &Drive, flow: &str, start: Start) -> std::result::Result<Run
     t.commit(t.prepare_start(flow, run, start).await).await.map(|_| run)
 }
 
-/// Those that have begun and not ended.
+/// The runs that have begun and not ended.
 async fn going(t: &Drive, runs: &[RunId]) -> Vec<RunId> {
     let mut going = Vec::new();
     for run in runs {
@@ -223,7 +223,7 @@ async fn going(t: &Drive, runs: &[RunId]) -> Vec<RunId> {
 }
 
 async fn messages_to(t: &Drive, run: RunId) -> Vec<String> {
-    let messages = t.beside(run).await.messages;
+    let messages = t.pending(run).await.messages;
     assert!(messages.iter().all(|Message { body, .. }| !matches!(body, MessageBody::Start { .. })), "{messages:?}");
     messages.into_iter().map(|message| message.id).collect()
 }

@@ -1,4 +1,4 @@
-//! Hints: whoever waits is told that there may be something.
+//! Hints: listeners learn of each kind of change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::drive::{event, note};
 use super::{NAP, ONE, Trial};
 use crate::*;
 
-/// Only so that a hint that never comes fails the case instead of hanging it.
+/// A timeout, so that a missing hint fails the case instead of hanging it.
 const LONG: Duration = Duration::from_secs(10);
 
 pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
@@ -27,7 +27,7 @@ pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
     t.take_one().await;
     expect(&mut hints, &[Change::Run { run, ended: false }]).await;
 
-    // Of time that is up only if that is soon.
+    // Leases are hinted only if one ends soon.
     let mut hints = t.store.watch();
     t.start("start", json!(null)).await;
     expect(&mut hints, &[tasks("slow"), Change::Leases]).await;
@@ -48,7 +48,7 @@ pub async fn a_hint_comes_for_each_kind_of_change(t: &mut Trial<'_>) {
     t.put("thing", "a", json!(1)).await;
     expect(&mut hints, &[documents("thing")]).await;
 
-    // Of a queue only while there is something in it to claim.
+    // A queue is hinted only while it has tasks to claim.
     let mut hints = t.store.watch();
     t.put(kind::QUEUE, "slow", json!({"concurrency": 1})).await;
     expect(&mut hints, &[documents(kind::QUEUE), tasks("slow")]).await;
@@ -64,7 +64,7 @@ pub async fn a_hint_comes_when_there_is_room_again(t: &mut Trial<'_>) {
     expect(&mut hints, &[Change::Tasks { ns: t.ns.clone(), queue: "default".to_owned() }]).await;
 }
 
-/// A limit holds across queues, and so does the room in it.
+/// A limit applies across queues, and so does its free capacity.
 pub async fn a_hint_comes_when_a_limit_has_room_again_in_another_queue(t: &mut Trial<'_>) {
     t.flow("{name: here, steps: {work: {limits: [api]}}}");
     t.flow("{name: there, steps: {work: {limits: [api], queue: far}}}");
@@ -72,7 +72,7 @@ pub async fn a_hint_comes_when_a_limit_has_room_again_in_another_queue(t: &mut T
     t.start("here", json!(null)).await;
     let claimed = t.take_one().await;
     t.start("there", json!(null)).await;
-    // Somebody asks for it in vain: only such need to be told.
+    // A claim finds nothing: hints are only needed for such queues.
     let far = ClaimRequest { queues: vec!["far".to_owned()], ..t.ask() };
     assert!(t.claim(far).await.tasks.is_empty());
     let mut hints = t.store.watch();
@@ -110,7 +110,7 @@ pub async fn a_hint_comes_when_a_run_is_resumed(t: &mut Trial<'_>) {
     .await;
 }
 
-/// A listener that reads what a hint is about finds it.
+/// A listener that reads the store after a hint finds the change.
 pub async fn a_hint_does_not_come_before_what_it_hints_at(t: &mut Trial<'_>) {
     t.flow(ONE);
     let mut hints = t.store.watch();
@@ -132,7 +132,7 @@ pub async fn a_hint_does_not_come_before_what_it_hints_at(t: &mut Trial<'_>) {
     writing.await.unwrap();
 }
 
-/// Reads hints until all that are expected have come.
+/// Reads hints until all expected ones have come.
 async fn expect(hints: &mut Hints, expected: &[Change]) {
     let mut missing = expected.to_vec();
     while !missing.is_empty() {
@@ -141,8 +141,8 @@ async fn expect(hints: &mut Hints, expected: &[Change]) {
         };
         match changes {
             Some(Heard::Changes(changes)) => missing.retain(|change| !changes.contains(change)),
-            Some(Heard::Missed) => panic!("a few hints are too many"),
-            None => panic!("the store is gone"),
+            Some(Heard::Missed) => panic!("hints were missed"),
+            None => panic!("the store was dropped"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! JSON in a row, with a checksum over it and over what says whose row it is.
+//! JSON in a row, with a checksum over the text and over the numbers that identify the row.
 
 use crc32fast::Hasher;
 use rusqlite::Row;
@@ -6,14 +6,10 @@ use rusqlite::types::ValueRef;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::json;
-use super::trouble::{Outcome, Trouble};
+use super::sqlite_error::{SqliteError, SqliteResult};
 use crate::error::StoreError;
 
-/// Most rows have less, and are written without asking for more memory on the way.
-const USUAL_BYTES: usize = 512;
-
-/// JSON that is about to be stored. It is made by the caller, so that the writer only writes it.
+/// JSON about to be stored. The caller serialises it, to keep that work off the writer.
 #[derive(Debug)]
 pub(super) struct Body {
     pub text: String,
@@ -22,14 +18,13 @@ pub(super) struct Body {
 
 impl Body {
     pub fn of(value: &(impl Serialize + ?Sized)) -> Result<Body, StoreError> {
-        let mut text = String::with_capacity(USUAL_BYTES);
-        json::write(&mut text, value)
-            .map_err(|error| StoreError::Unavailable(format!("it can't be written as JSON: {error}")))?;
+        let text = serde_json::to_string(value)
+            .map_err(|error| StoreError::Unavailable(format!("cannot serialise a row to JSON: {error}")))?;
         let crc = crc32fast::hash(text.as_bytes());
         Ok(Body { text, crc })
     }
 
-    /// The checksum of the row: of the text and of the numbers by which the row is found.
+    /// The checksum of the row: over the text and the numbers that identify the row.
     pub fn seal(&self, numbers: &[i64]) -> u32 {
         seal(self.crc, numbers)
     }
@@ -43,15 +38,15 @@ fn seal(text: u32, numbers: &[i64]) -> u32 {
     hasher.finalize()
 }
 
-/// The columns `crc` and `body` of a row, the first at `at`, checked before anything is made of them. `name` says which
-/// row it is, in words for people.
+/// Reads the columns `crc` and `body` of a row, the first at `at`, and verifies the checksum before parsing. `name`
+/// describes the row in error messages.
 pub(super) fn read<T: DeserializeOwned>(
     row: &Row<'_>,
     at: usize,
     numbers: &[i64],
     name: impl Fn() -> String,
-) -> Outcome<T> {
-    let damaged = |why: &str| Trouble::Corrupt(format!("{} {why}", name()));
+) -> SqliteResult<T> {
+    let damaged = |why: &str| SqliteError::Corrupt(format!("{} {why}", name()));
     let stored: i64 = row.get(at)?;
     let text = match row.get_ref(at + 1)? {
         ValueRef::Text(text) => text,
@@ -63,8 +58,7 @@ pub(super) fn read<T: DeserializeOwned>(
     parse(text).map_err(|error| damaged(&format!("can't be read: {error}")))
 }
 
-/// What was stored was bounded when it came in; here it is only nested a little deeper, which must not make it
-/// unreadable.
+/// Parses without a depth limit: values were bounded on the way in, and rows nest them a little deeper.
 fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     let mut json = serde_json::Deserializer::from_slice(text);
     json.disable_recursion_limit();

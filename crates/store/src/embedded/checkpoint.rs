@@ -1,8 +1,8 @@
-//! Copying the log back into the database, beside the writer.
+//! Checkpoints: copying the log back into the database, concurrently with the writer.
 //!
-//! A passive checkpoint waits for nobody and stops nobody, so it runs while groups are committed. It can't make the log
-//! start over while it is written to; that is left to the writer, between two groups, when the log has become long. Most
-//! of it is copied back by then, so that takes little.
+//! A passive checkpoint neither waits nor blocks, so it runs while groups are committed. It cannot restart the log
+//! while it is written to; the writer does that between two groups, when the log has become long. Most of the log is
+//! copied by then, so the restart is quick.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,38 +14,38 @@ use tokio::sync::mpsc::WeakSender;
 use super::files;
 use super::restore::SERVED_MS;
 use super::shared::Shared;
+use super::sqlite_error::{Severity, SqliteError, SqliteResult};
 use super::stats::count;
-use super::trouble::{Gravity, Outcome, Trouble};
 use super::writer::Request;
 
-/// How often it is looked after the log.
+/// How often the log is checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// It is looked at the files every so many times, if nobody writes.
+/// The files are checked every `FILES_EVERY` rounds.
 const FILES_EVERY: u32 = 5;
-/// How often it is copied back in a row, if there is much again.
+/// The most checkpoints in a row while the log keeps growing.
 const ROUNDS: usize = 4;
-/// After a checkpoint or a note found no space, the next is tried so much later.
+/// The delay before the next try after a checkpoint or a note failed for lack of space.
 const RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mode {
-    /// Only says how long the log is.
+    /// Only measures the log.
     Look,
     Passive,
     Restart,
     Truncate,
 }
 
-/// In frames: pages with their headers.
+/// Lengths in frames: pages with their headers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Done {
-    /// It could not do all of it, since somebody reads or writes.
+    /// A reader or writer kept it from finishing.
     pub busy: bool,
     pub log: i64,
     pub copied: i64,
 }
 
-pub(super) fn run(conn: &Connection, mode: Mode) -> Outcome<Done> {
+pub(super) fn run(conn: &Connection, mode: Mode) -> SqliteResult<Done> {
     let sql = match mode {
         Mode::Look => "PRAGMA wal_checkpoint(NOOP)",
         Mode::Passive => "PRAGMA wal_checkpoint(PASSIVE)",
@@ -56,18 +56,18 @@ pub(super) fn run(conn: &Connection, mode: Mode) -> Outcome<Done> {
     Ok(conn.prepare_cached(sql)?.query_row([], row)?)
 }
 
-/// A checkpoint that finds no space is tried again later: the log still has everything. Anything else the disk says
-/// means that it can't be trusted.
-pub(super) fn failed(shared: &Shared, trouble: Trouble) {
-    match trouble.gravity() {
-        Gravity::Fatal => shared.disk_failed(&trouble.into_error()),
-        Gravity::Full | Gravity::Locked | Gravity::Passing => {
-            tracing::warn!(error = %trouble.into_error(), "the log could not be copied back yet");
+/// A checkpoint that fails for lack of space or a lock is retried later: the log still has everything. After any other
+/// disk error the disk cannot be trusted.
+pub(super) fn failed(shared: &Shared, error: SqliteError) {
+    match error.severity() {
+        Severity::Fatal => shared.disk_failed(&error.into_error()),
+        Severity::Full | Severity::Locked | Severity::Passing => {
+            tracing::warn!(error = %error.into_error(), "the log checkpoint failed; it will be retried");
         }
     }
 }
 
-/// The thread that looks after the log, and after the clock while nothing is written.
+/// The background thread: checkpoints the log, checks the files, adjusts store time and notes that the store is served.
 #[derive(Debug)]
 pub(super) struct Keeper {
     conn: Connection,
@@ -76,7 +76,7 @@ pub(super) struct Keeper {
     page_bytes: u64,
 }
 
-/// Tells the keeper to end.
+/// Stops the keeper.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     ended: Mutex<bool>,
@@ -89,7 +89,7 @@ impl Stop {
         self.woken.notify_all();
     }
 
-    /// Waits; true if it is time to end.
+    /// Waits; true if the keeper should stop.
     fn wait(&self, time: Duration) -> bool {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let (ended, _) =
@@ -99,7 +99,7 @@ impl Stop {
 }
 
 impl Keeper {
-    pub fn new(conn: Connection, shared: Arc<Shared>, writer: WeakSender<Request>) -> Outcome<Keeper> {
+    pub fn new(conn: Connection, shared: Arc<Shared>, writer: WeakSender<Request>) -> SqliteResult<Keeper> {
         let page_bytes: i64 = conn.pragma_query_value(None, "page_size", |row| row.get(0))?;
         Ok(Keeper { conn, shared, writer, page_bytes: page_bytes as u64 })
     }
@@ -120,20 +120,20 @@ impl Keeper {
             if commits == std::mem::replace(&mut seen, commits) {
                 continue;
             }
-            if let Err(trouble) = self.look() {
-                failed(&self.shared, trouble);
+            if let Err(error) = self.look() {
+                failed(&self.shared, error);
                 pause = RETRY;
-                // It is still to be done, even if nothing is committed any more.
+                // Retry even if there are no further commits.
                 seen = 0;
             }
         }
     }
 
-    fn look(&self) -> Outcome<()> {
+    fn look(&self) -> SqliteResult<()> {
         let bytes = |frames: i64| frames.max(0) as u64 * self.page_bytes;
         let mut is_long = false;
-        // Under load much is written while it copies. What is left when the log starts over is copied by the writer, and
-        // everybody waits for that.
+        // Under load the log grows during a checkpoint. The writer must copy what is left before it restarts the log,
+        // and all callers wait for that.
         for _ in 0..ROUNDS {
             let found = run(&self.conn, Mode::Look)?;
             if bytes(found.log - found.copied) < self.shared.options.checkpoint_bytes {
@@ -142,7 +142,7 @@ impl Keeper {
             let done = run(&self.conn, Mode::Passive)?;
             count(&self.shared.counters.checkpoints, 1);
             let file = files::bytes(&files::log(&self.shared.dir));
-            tracing::debug!(busy = done.busy, log = done.log, copied = done.copied, file, "copied the log back");
+            tracing::debug!(busy = done.busy, log = done.log, copied = done.copied, file, "checkpointed the log");
             is_long = bytes(done.log) > self.shared.options.restart_bytes;
         }
         if is_long {
@@ -151,8 +151,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// While somebody has a task and nobody writes, it is noted every now and then that somebody serves. `noted`: when the
-    /// writer was last asked to.
+    /// While tasks are claimed and nothing is written, has the writer record periodically that the store is served.
+    /// `noted`: when the writer was last asked to.
     fn note_service(&self, noted: &mut Option<Instant>) {
         let refused = self.shared.refused.load(Ordering::Relaxed);
         if refused && noted.is_some_and(|at| at.elapsed() < RETRY) {
@@ -160,7 +160,7 @@ impl Keeper {
         }
         let unnoted = self.shared.time.now() - self.shared.served_at.load(Ordering::Relaxed);
         if unnoted >= SERVED_MS
-            && self.shared.tasks().lines.any_held()
+            && self.shared.tasks().queues.any_held()
             && let Some(writer) = self.writer.upgrade()
         {
             let _ = writer.try_send(Request::Serving);

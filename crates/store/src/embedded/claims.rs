@@ -1,4 +1,4 @@
-//! Tasks on disk: added, claimed, gone.
+//! Tasks on disk: adding, claiming and removing them.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use super::body::{self, Body};
 use super::encode::EncodedRun;
 use super::group::{Added, Group};
 use super::schema::key_of;
-use super::trouble::{Outcome, Trouble};
+use super::sqlite_error::{SqliteError, SqliteResult};
 use crate::claim::{ClaimRequest, Claimed, Claims, Held, RequestId};
-use crate::lines::{Lines, Picked, Queued};
 use crate::query::Change;
+use crate::task_queues::{Picked, Queued, TaskQueues};
 
 impl Group<'_> {
-    /// Changes the tasks of a run in the mirror, which needs no reading: the rows follow in [`Group::write_tasks`].
-    pub fn change_tasks(&mut self, lines: &mut Lines, encoded: &EncodedRun) {
+    /// Changes the tasks of a run in the mirror, without disk access; [`Group::write_tasks`] writes the rows.
+    pub fn change_tasks(&mut self, queues: &mut TaskQueues, encoded: &EncodedRun) {
         let (ns, header) = (&encoded.commit.ns, &encoded.commit.transition.header);
         let (run, changes) = (header.run, &encoded.commit.transition.tasks);
         self.touched.run(run);
-        if changes.is_empty() && !lines.knows(run) {
+        if changes.is_empty() && !queues.knows(run) {
             return;
         }
-        for queue in lines.set_run(ns, run, &header.flow, header.holds_tasks(), encoded.memo) {
+        for queue in queues.set_run(ns, run, &header.flow, header.holds_tasks(), encoded.memo) {
             self.hint(Change::Tasks { ns: ns.clone(), queue });
         }
-        let mut place = self.kept.place;
+        let mut place = self.cache.place;
         for (change, added) in changes.iter().zip(&encoded.tasks) {
             match (change, added) {
                 (TaskChange::Add(_), Some(added)) => {
@@ -36,40 +36,40 @@ impl Group<'_> {
                     let (queued_at, place) = (self.now, place as u64);
                     let start_by = task.start_timeout_ms.map(|ms| queued_at + ms);
                     self.touched.task(run, task.fence);
-                    lines.add(run, Queued { task, queued_at, place, start_by, closed: false, held: None });
+                    queues.add(run, Queued { task, queued_at, place, start_by, closed: false, held: None });
                 }
                 (TaskChange::Add(_), None) => {}
                 (TaskChange::Close(fence), _) => {
                     self.touched.task(run, *fence);
-                    lines.close(run, *fence);
+                    queues.close(run, *fence);
                 }
                 (TaskChange::Remove(fence), _) => {
-                    self.touched.removed(run, *fence, lines.held(run, *fence));
-                    for queue in lines.remove(run, *fence) {
+                    self.touched.removed(run, *fence, queues.held(run, *fence));
+                    for queue in queues.remove(run, *fence) {
                         self.hint(Change::Tasks { ns: ns.clone(), queue });
                     }
                 }
             }
         }
-        lines.forget_idle(run);
+        queues.forget_idle(run);
     }
 
-    /// Writes what [`Group::change_tasks`] changed.
-    pub fn write_tasks(&mut self, position: i64, encoded: &EncodedRun) -> Outcome<()> {
+    /// Writes the changes of [`Group::change_tasks`].
+    pub fn write_tasks(&mut self, position: i64, encoded: &EncodedRun) -> SqliteResult<()> {
         let (ns, transition) = (&encoded.commit.ns, &encoded.commit.transition);
         let run = transition.header.run;
         for (change, added) in transition.tasks.iter().zip(&encoded.tasks) {
             match (change, added) {
                 (TaskChange::Add(_), Some(added)) => {
                     let task = &added.task;
-                    self.kept.place += 1;
-                    self.kept.keep_body(run, task);
+                    self.cache.place += 1;
+                    self.cache.keep_body(run, task);
                     self.hint(Change::Tasks { ns: ns.clone(), queue: task.queue.clone() });
                     if task.start_timeout_ms.is_some() {
                         self.hint(Change::Leases);
                     }
                     let key = key_of(position, task.fence.0);
-                    let added = Added { task: added.clone(), place: self.kept.place, closed: false, held: None };
+                    let added = Added { task: added.clone(), place: self.cache.place, closed: false, held: None };
                     self.added.insert(key, added);
                 }
                 (TaskChange::Add(_), None) => {}
@@ -83,7 +83,7 @@ impl Group<'_> {
                     }
                 }
                 (TaskChange::Remove(fence), _) => {
-                    self.kept.drop_body(run, *fence);
+                    self.cache.drop_body(run, *fence);
                     let key = key_of(position, fence.0);
                     if self.added.remove(&key).is_none() {
                         self.write("DELETE FROM tasks WHERE key = ?1", [key])?;
@@ -94,14 +94,14 @@ impl Group<'_> {
         Ok(())
     }
 
-    pub fn claim(&mut self, request: &ClaimRequest) -> Outcome<Claims> {
+    pub fn claim(&mut self, request: &ClaimRequest) -> SqliteResult<Claims> {
         let (picked, retry_at, full) = {
-            let lines = &mut self.shared.tasks().lines;
-            let (picked, retry_at) = lines.claim(request, self.now);
-            let full = picked.len() < request.max && lines.is_full(request);
+            let queues = &mut self.shared.tasks().queues;
+            let (picked, retry_at) = queues.claim(request, self.now);
+            let full = picked.len() < request.max && queues.is_full(request);
             (picked, retry_at, full)
         };
-        // All of them before the first is written: if that fails, each is taken back.
+        // Mark all before writing the first: if the group fails, every one is restored.
         for picked in picked.iter().filter(|picked| !picked.before) {
             self.touched.task(picked.run, picked.fence);
             self.claimed(&request.ns, picked.run, picked.fence);
@@ -113,11 +113,11 @@ impl Group<'_> {
         Ok(Claims { tasks, retry_at, full })
     }
 
-    /// Records the claim of a task and gives it out.
-    fn hand_over(&mut self, picked: Picked) -> Outcome<Claimed> {
+    /// Records the claim of a task and returns the task.
+    fn hand_over(&mut self, picked: Picked) -> SqliteResult<Claimed> {
         let Picked { run, fence, held, before } = picked;
-        let missing = || Trouble::Corrupt(format!("tasks: task {fence} of run {run} has no run"));
-        let head = self.kept.head(self.conn, run)?.ok_or_else(missing)?;
+        let missing = || SqliteError::Corrupt(format!("tasks: task {fence} of run {run} has no run"));
+        let head = self.cache.head(self.conn, run)?.ok_or_else(missing)?;
         let (position, version) = (head.position, head.version);
         let (ns, flow) = (head.ns.clone(), head.facts.flow.clone());
         if !before {
@@ -128,7 +128,7 @@ impl Group<'_> {
         let task = self.task(run, fence, key)?;
         if !before {
             let record = [task.started(Some(held.worker.clone()))];
-            let body = Body::of(&record).map_err(|error| Trouble::Impossible(error.to_string()))?;
+            let body = Body::of(&record).map_err(|error| SqliteError::Impossible(error.to_string()))?;
             self.append(position, first, 1, version, None, &body)?;
             match self.added.get_mut(&key) {
                 Some(added) => added.held = Some(held.clone()),
@@ -140,17 +140,17 @@ impl Group<'_> {
         Ok(Claimed { ns, run, flow, task, held })
     }
 
-    fn task(&self, run: RunId, fence: Fence, key: i64) -> Outcome<Arc<Task>> {
+    fn task(&self, run: RunId, fence: Fence, key: i64) -> SqliteResult<Arc<Task>> {
         if let Some(added) = self.added.get(&key) {
             return Ok(added.task.task.clone());
         }
-        if let Some(task) = self.kept.body(run, fence) {
+        if let Some(task) = self.cache.body(run, fence) {
             return Ok(task);
         }
         read_task(self.conn, run, key)
     }
 
-    fn write_claim(&mut self, key: i64, held: &Held) -> Outcome<()> {
+    fn write_claim(&mut self, key: i64, held: &Held) -> SqliteResult<()> {
         self.write(
             "UPDATE tasks SET worker = ?2, request = ?3, since = ?4, lease_ms = ?5, lease_until = ?6, deadline = ?7, \
              build = ?8, memo = ?9 WHERE key = ?1",
@@ -169,8 +169,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Writes the tasks that the group added and did not take away again, with their claims.
-    pub fn write_added(&mut self) -> Outcome<()> {
+    /// Writes the tasks that the group added and did not remove again, with their claims.
+    pub fn write_added(&mut self) -> SqliteResult<()> {
         let now = self.now;
         for (key, added) in std::mem::take(&mut self.added) {
             let held = added.held.as_ref();
@@ -199,12 +199,12 @@ impl Group<'_> {
     }
 }
 
-fn read_task(conn: &Connection, run: RunId, key: i64) -> Outcome<Arc<Task>> {
+fn read_task(conn: &Connection, run: RunId, key: i64) -> SqliteResult<Arc<Task>> {
     let mut statement = conn.prepare_cached("SELECT crc, body FROM tasks WHERE key = ?1")?;
     let mut rows = statement.query([key])?;
     match rows.next()? {
         Some(row) => Ok(Arc::new(body::read(row, 0, &[key], || name(run, key))?)),
-        None => Err(Trouble::Corrupt(format!("{} is missing", name(run, key)))),
+        None => Err(SqliteError::Corrupt(format!("{} is missing", name(run, key)))),
     }
 }
 

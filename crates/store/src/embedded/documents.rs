@@ -1,4 +1,4 @@
-//! Documents, with the messages and events that belong to them.
+//! Commits of documents, with their messages and events.
 
 use std::result::Result as Verdict;
 
@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, params};
 use super::body::Body;
 use super::encode::EncodedDocuments;
 use super::group::{Group, UsedUp};
-use super::trouble::Outcome;
+use super::sqlite_error::SqliteResult;
 use crate::commit::{CommandId, Committed};
 use crate::document::{DocumentChange, DocumentKey, Expect};
 use crate::error::Refused;
@@ -16,7 +16,7 @@ use crate::ids::Namespace;
 use crate::query::Change;
 
 impl Group<'_> {
-    pub fn commit_documents(&mut self, encoded: &EncodedDocuments) -> Outcome<Verdict<Committed, Refused>> {
+    pub fn commit_documents(&mut self, encoded: &EncodedDocuments) -> SqliteResult<Verdict<Committed, Refused>> {
         let commit = &encoded.commit;
         if let Some(at) = self.find_document_command(commit.command)? {
             return Ok(Ok(Committed { at, first: 0, before: true, repeats: 0 }));
@@ -42,7 +42,7 @@ impl Group<'_> {
         for (to, id) in &commit.drops {
             self.drop_message(*to, id)?;
             // A continued run whose start is dropped is never stored.
-            if self.kept.head(self.conn, *to)?.is_none() {
+            if self.cache.head(self.conn, *to)?.is_none() {
                 self.leave_line(&commit.ns, *to)?;
             }
         }
@@ -51,26 +51,26 @@ impl Group<'_> {
         Ok(Ok(Committed { at: now, first: 0, before: false, repeats }))
     }
 
-    fn find_document_command(&self, command: CommandId) -> Outcome<Option<i64>> {
+    fn find_document_command(&self, command: CommandId) -> SqliteResult<Option<i64>> {
         let mut statement = self.conn.prepare_cached("SELECT at FROM commands WHERE id = ?1")?;
         Ok(statement.query_row([command.0.as_bytes()], |row| row.get(0)).optional()?)
     }
 
-    fn revision_of(&self, ns: &Namespace, key: &DocumentKey) -> Outcome<Option<u64>> {
+    fn revision_of(&self, ns: &Namespace, key: &DocumentKey) -> SqliteResult<Option<u64>> {
         let mut statement =
             self.conn.prepare_cached("SELECT revision FROM documents WHERE kind = ?1 AND id = ?2 AND ns = ?3")?;
         let revision = statement.query_row(params![key.kind, key.id, ns.as_str()], |row| row.get::<_, i64>(0));
         Ok(revision.optional()?.map(|revision| revision as u64))
     }
 
-    fn change_document(&mut self, ns: &Namespace, change: &DocumentChange, body: Option<&Body>) -> Outcome<()> {
+    fn change_document(&mut self, ns: &Namespace, change: &DocumentChange, body: Option<&Body>) -> SqliteResult<()> {
         let key = &change.key;
         self.documents_moved = true;
         if let Some(old) = self.revision_of(ns, key)? {
             self.used_up(UsedUp::Item(Item::Document(ns.clone(), key.clone(), old)));
         }
         self.touched.document(ns, key);
-        let queues = self.shared.tasks().lines.set_rules(ns, key, change.body.as_ref());
+        let queues = self.shared.tasks().queues.set_rules(ns, key, change.body.as_ref());
         for queue in queues {
             self.hint(Change::Tasks { ns: ns.clone(), queue });
         }
@@ -82,9 +82,9 @@ impl Group<'_> {
             )?;
             return Ok(());
         };
-        self.kept.revision += 1;
+        self.cache.revision += 1;
         self.revision_moved = true;
-        let (revision, now) = (self.kept.revision, self.now);
+        let (revision, now) = (self.cache.revision, self.now);
         self.write(
             "INSERT INTO documents (ns, kind, id, revision, due, changed_at, crc, body) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) \

@@ -1,11 +1,11 @@
-//! What is due, each item handed out to one caller at a time.
+//! Due items, each handed out to one caller at a time.
 //!
-//! What is due is read from the disk, and who got it is remembered in memory. What is held by others is passed over, so
-//! as many more rows are read as there are items held: they must not keep later ones from being handed out.
+//! Due items are read from disk; holds are kept in memory. Items held by other callers are skipped, so the read limit
+//! is raised by the number of held items: they must not hide later ones.
 //!
-//! An item may be used up between the read and the hold; then no commit would ever release the hold. So every item is
-//! looked up again after its hold was taken ([`still_there`]): a commit before that is seen, a commit after that
-//! releases the hold.
+//! A commit may consume an item between the read and the hold; then no commit would ever release the hold. So every
+//! item is looked up again after its hold was taken ([`still_there`]): an earlier commit is seen by that lookup, a
+//! later one releases the hold.
 
 use std::collections::BTreeSet;
 
@@ -14,21 +14,21 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use super::list::{DOCUMENT, document};
-use super::load::{Inbox, inbox, timer};
+use super::load::{StoredMessages, inbox, timer};
 use super::options::call;
 use super::readers::renew_snapshot;
 use super::shared::Shared;
+use super::sqlite_error::SqliteResult;
 use super::timers;
-use super::trouble::Outcome;
 use crate::document::Document;
 use crate::holds::{Holds, Item, next_in};
 use crate::ids::Namespace;
 use crate::query::*;
 
-/// So many rows of runs that were looked at already are stepped over, before the others are found by an index.
+/// After skipping this many rows of runs already examined, the remaining runs are found by an index.
 const MOST_REPEATS: usize = 10_000;
 
-/// Items of one answer.
+/// The most items in one batch.
 const MOST: usize = 100_000;
 
 fn bounded(limit: usize) -> usize {
@@ -40,15 +40,15 @@ pub(super) fn leases(shared: &Shared, skip: &[Namespace], limit: usize) -> DueBa
     let tasks = &mut *shared.tasks();
     tasks.holds.expire(now);
     let holds = &mut tasks.holds;
-    let up = tasks.lines.time_up(now, skip, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
-    // What is up and not among these is held by somebody, unless there was no room for it.
-    let next = if up.len() >= limit { Some(now) } else { tasks.lines.next_expiry(now) };
+    let up = tasks.queues.time_up(now, skip, limit, |run, fence| holds.take(Item::Lease(run, fence), now));
+    // Expired tasks that are not in `up` are held by another caller, unless `limit` cut them off.
+    let next = if up.len() >= limit { Some(now) } else { tasks.queues.next_expiry(now) };
     let items = up.into_iter();
     let items = items.map(|up| DueItem::Lease { ns: up.ns, run: up.run, task: up.task, why: up.why, claim: up.claim });
     DueBatch { items: items.collect(), next_in: next_in(next, now, &tasks.holds) }
 }
 
-pub(super) fn timers(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> Outcome<DueBatch> {
+pub(super) fn timers(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> SqliteResult<DueBatch> {
     let (now, wall, limit) = (shared.time.now(), shared.time.wall(), bounded(limit));
     let most = limit + held(shared, now) + 1;
     let mut found = Vec::new();
@@ -84,14 +84,14 @@ pub(super) fn timers(conn: &Connection, shared: &Shared, skip: &str, limit: usiz
     Ok(DueBatch { items, next_in: next_in(next, now, &shared.tasks().holds) })
 }
 
-/// Those of the held items that are still stored; the holds of the others are released.
+/// Returns the held items that are still stored; releases the holds of the others.
 fn still_there<T>(
     conn: &Connection,
     shared: &Shared,
     held: Vec<T>,
     item: impl Fn(&T) -> Item,
-    is_there: impl Fn(&T) -> Outcome<bool>,
-) -> Outcome<Vec<T>> {
+    is_there: impl Fn(&T) -> SqliteResult<bool>,
+) -> SqliteResult<Vec<T>> {
     renew_snapshot(conn)?;
     let mut kept = Vec::with_capacity(held.len());
     for one in held {
@@ -104,7 +104,7 @@ fn still_there<T>(
     Ok(kept)
 }
 
-fn timer_is_there(conn: &Connection, run: RunId, timer: &TimerRow) -> Outcome<bool> {
+fn timer_is_there(conn: &Connection, run: RunId, timer: &TimerRow) -> SqliteResult<bool> {
     let (activation, kind, fence) = timers::columns(timer.key);
     let mut statement = conn.prepare_cached(
         "SELECT 1 FROM timers WHERE run = (SELECT position FROM runs WHERE id = ?1) AND activation = ?2 AND kind = ?3 \
@@ -119,7 +119,7 @@ fn due_timers(
     clock: Millis,
     skip: &str,
     most: usize,
-) -> Outcome<Vec<(Namespace, RunId, TimerRow)>> {
+) -> SqliteResult<Vec<(Namespace, RunId, TimerRow)>> {
     let mut statement = conn.prepare_cached(
         "SELECT timers.activation, timers.kind, timers.fence, timers.due, timers.wall, runs.ns, runs.id \
          FROM timers CROSS JOIN runs ON runs.position = timers.run WHERE timers.wall = ?1 AND timers.due <= ?2 \
@@ -135,24 +135,24 @@ fn due_timers(
     Ok(found)
 }
 
-fn next_timer(conn: &Connection, wall: bool, clock: Millis) -> Outcome<Option<Millis>> {
+fn next_timer(conn: &Connection, wall: bool, clock: Millis) -> SqliteResult<Option<Millis>> {
     let mut statement = conn.prepare_cached("SELECT min(due) FROM timers WHERE wall = ?1 AND due > ?2")?;
     Ok(statement.query_row(params![wall, clock], |row| row.get(0))?)
 }
 
-pub(super) fn messages(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> Outcome<DueBatch> {
+pub(super) fn messages(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> SqliteResult<DueBatch> {
     let (now, limit) = (shared.time.now(), bounded(limit));
     let (found, mut more) = waiting(conn, shared, skip, now, limit)?;
     call(&shared.options.after_due_read);
     let mut tasks = shared.tasks();
     tasks.holds.expire(now);
     let read = found.len();
-    let mut free = |(_, to, inbox): &Waiting| tasks.holds.take_messages(*to, &inbox.messages, now);
-    let held: Vec<Waiting> = found.into_iter().filter(|found| free(found)).collect();
+    let mut free = |(_, to, inbox): &WaitingMessages| tasks.holds.take_messages(*to, &inbox.messages, now);
+    let held: Vec<WaitingMessages> = found.into_iter().filter(|found| free(found)).collect();
     drop(tasks);
     renew_snapshot(conn)?;
     let mut items = Vec::with_capacity(held.len());
-    for (ns, to, Inbox { mut messages, bytes, .. }) in held {
+    for (ns, to, StoredMessages { mut messages, bytes, .. }) in held {
         let mut gone = Vec::new();
         for (at, message) in messages.iter().enumerate().rev() {
             if !message_is_there(conn, to, &message.id)? {
@@ -167,20 +167,26 @@ pub(super) fn messages(conn: &Connection, shared: &Shared, skip: &str, limit: us
             items.push(DueItem::Messages { ns, to, messages, bytes });
         }
     }
-    // Somebody else was faster with some of them, and there may be new ones for the same run.
+    // Another caller got or consumed some of them first, and there may be new messages to the same run.
     more |= items.len() < read;
     Ok(DueBatch { items, next_in: next_in(more.then_some(now), now, &shared.tasks().holds) })
 }
 
-fn message_is_there(conn: &Connection, to: RunId, id: &str) -> Outcome<bool> {
+fn message_is_there(conn: &Connection, to: RunId, id: &str) -> SqliteResult<bool> {
     let mut statement = conn.prepare_cached("SELECT 1 FROM messages WHERE target = ?1 AND id = ?2")?;
     Ok(statement.exists(params![to.0.as_bytes(), id])?)
 }
 
-type Waiting = (Namespace, RunId, Inbox);
+type WaitingMessages = (Namespace, RunId, StoredMessages);
 
-/// The oldest messages of up to so many runs that nobody delivers yet, and whether there are more.
-fn waiting(conn: &Connection, shared: &Shared, skip: &str, now: Millis, limit: usize) -> Outcome<(Vec<Waiting>, bool)> {
+/// The oldest messages to up to `limit` runs whose messages are not held, and whether there are more.
+fn waiting(
+    conn: &Connection,
+    shared: &Shared,
+    skip: &str,
+    now: Millis,
+    limit: usize,
+) -> SqliteResult<(Vec<WaitingMessages>, bool)> {
     let mut inboxes =
         Inboxes { conn, shared, now, limit, found: Vec::new(), bytes: 0, seen: BTreeSet::new(), more: false };
     let mut statement = conn.prepare_cached(
@@ -198,7 +204,7 @@ fn waiting(conn: &Connection, shared: &Shared, skip: &str, now: Millis, limit: u
         }
         repeats += 1;
         if repeats > MOST_REPEATS {
-            // Many messages for few runs: their rows are not stepped over one by one.
+            // Many messages to few runs: stop skipping their rows one by one.
             drop(rows);
             for (to, ns) in other_targets(conn, &inboxes.seen, skip)? {
                 if !inboxes.look_at(ns, to)? {
@@ -211,21 +217,21 @@ fn waiting(conn: &Connection, shared: &Shared, skip: &str, now: Millis, limit: u
     Ok((inboxes.found, inboxes.more))
 }
 
-/// What was found while runs were looked at that have messages.
+/// Collects the messages of runs.
 struct Inboxes<'a> {
     conn: &'a Connection,
     shared: &'a Shared,
     now: Millis,
     limit: usize,
-    found: Vec<Waiting>,
+    found: Vec<WaitingMessages>,
     bytes: usize,
     seen: BTreeSet<RunId>,
     more: bool,
 }
 
 impl Inboxes<'_> {
-    /// False if there was no room for what the run has.
-    fn look_at(&mut self, ns: Namespace, to: RunId) -> Outcome<bool> {
+    /// Adds the messages of a run; false if the batch is full.
+    fn look_at(&mut self, ns: Namespace, to: RunId) -> SqliteResult<bool> {
         if !self.seen.insert(to) || self.shared.tasks().holds.messages_held(to, self.now) {
             return Ok(true);
         }
@@ -240,9 +246,9 @@ impl Inboxes<'_> {
     }
 }
 
-/// The runs besides these that have messages, the one with the oldest first. Each is found by the index, however many
-/// messages the one before it has.
-fn other_targets(conn: &Connection, seen: &BTreeSet<RunId>, skip: &str) -> Outcome<Vec<(RunId, Namespace)>> {
+/// The runs not in `seen` that have messages, the one with the oldest message first. Each is found by the index,
+/// regardless of how many messages the previous one has.
+fn other_targets(conn: &Connection, seen: &BTreeSet<RunId>, skip: &str) -> SqliteResult<Vec<(RunId, Namespace)>> {
     let mut next = conn.prepare_cached("SELECT target FROM messages WHERE target > ?1 ORDER BY target LIMIT 1")?;
     let mut oldest = conn.prepare_cached(
         "SELECT place, ns FROM messages WHERE target = ?1 AND ns NOT IN (SELECT value FROM json_each(?2)) \
@@ -263,7 +269,7 @@ fn other_targets(conn: &Connection, seen: &BTreeSet<RunId>, skip: &str) -> Outco
     Ok(found.into_iter().map(|(_, to, ns)| (to, ns)).collect())
 }
 
-pub(super) fn documents(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> Outcome<DueBatch> {
+pub(super) fn documents(conn: &Connection, shared: &Shared, skip: &str, limit: usize) -> SqliteResult<DueBatch> {
     let (now, wall, limit) = (shared.time.now(), shared.time.wall(), bounded(limit));
     let most = limit + held(shared, now) + 1;
     let found = due_documents(conn, wall, skip, most)?;
@@ -288,14 +294,14 @@ pub(super) fn documents(conn: &Connection, shared: &Shared, skip: &str, limit: u
     Ok(DueBatch { items, next_in: next_in(next, now, &shared.tasks().holds) })
 }
 
-fn document_is_there(conn: &Connection, document: &Document) -> Outcome<bool> {
+fn document_is_there(conn: &Connection, document: &Document) -> SqliteResult<bool> {
     let mut statement =
         conn.prepare_cached("SELECT 1 FROM documents WHERE kind = ?1 AND id = ?2 AND ns = ?3 AND revision = ?4")?;
     let key = &document.key;
     Ok(statement.exists(params![key.kind, key.id, document.ns.as_str(), document.revision as i64])?)
 }
 
-fn due_documents(conn: &Connection, wall: Millis, skip: &str, most: usize) -> Outcome<Vec<Document>> {
+fn due_documents(conn: &Connection, wall: Millis, skip: &str, most: usize) -> SqliteResult<Vec<Document>> {
     let mut statement = conn.prepare_cached(&format!(
         "SELECT {DOCUMENT} FROM documents WHERE due IS NOT NULL AND due <= ?1 \
          AND ns NOT IN (SELECT value FROM json_each(?2)) ORDER BY due, ns, kind, id LIMIT ?3"
@@ -308,13 +314,13 @@ fn due_documents(conn: &Connection, wall: Millis, skip: &str, most: usize) -> Ou
     Ok(found)
 }
 
-fn next_document(conn: &Connection, wall: Millis) -> Outcome<Option<Millis>> {
+fn next_document(conn: &Connection, wall: Millis) -> SqliteResult<Option<Millis>> {
     let mut statement =
         conn.prepare_cached("SELECT due FROM documents WHERE due IS NOT NULL AND due > ?1 ORDER BY due LIMIT 1")?;
     Ok(statement.query_row([wall], |row| row.get(0)).optional()?)
 }
 
-/// How many items somebody has.
+/// The number of held items.
 fn held(shared: &Shared, now: Millis) -> usize {
     let holds: &mut Holds = &mut shared.tasks().holds;
     holds.expire(now);

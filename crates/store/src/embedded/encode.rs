@@ -1,4 +1,4 @@
-//! Commands as rows. Made where the caller waits, so that the one thread that writes does little else.
+//! Commands encoded as rows, on the caller's thread, so that the single writer does little more than write.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) enum Encoded {
 pub(super) struct EncodedRun {
     pub commit: RunCommit,
     pub status: Status,
-    /// The newest change of a code run's memo.
+    /// The newest change in a code run's memo.
     pub memo: u64,
     pub header: Body,
     pub activations: Vec<Body>,
@@ -34,7 +34,7 @@ pub(super) struct EncodedRun {
     pub events: Vec<Body>,
 }
 
-/// A task that is added.
+/// A task to add.
 #[derive(Debug, Clone)]
 pub(super) struct EncodedTask {
     pub task: Arc<Task>,
@@ -44,7 +44,7 @@ pub(super) struct EncodedTask {
 #[derive(Debug)]
 pub(super) struct EncodedDocuments {
     pub commit: DocumentCommit,
-    /// None deletes.
+    /// None deletes the document.
     pub documents: Vec<Option<Body>>,
     pub messages: Vec<Body>,
     pub events: Vec<Body>,
@@ -58,7 +58,7 @@ pub(super) fn encode(command: Command) -> Result<Encoded> {
 }
 
 impl Encoded {
-    /// Roughly how much it adds to the group that it is in.
+    /// Roughly how many bytes it adds to its group.
     pub fn bytes(&self) -> usize {
         let all = |bodies: &[Body]| bodies.iter().map(|body| body.text.len()).sum::<usize>();
         match self {
@@ -125,7 +125,7 @@ fn events(events: &[NewEvent]) -> Result<Vec<Body>> {
     events.iter().map(|event| Body::of(&event.payload)).collect()
 }
 
-/// Keys have room for so many numbers of a run; one more would be a row of the next run.
+/// Row keys have room for [`MOST_NUMBERS`] numbers per run; a larger number would be the key of another run.
 fn check_numbers(commit: &RunCommit) -> Result<()> {
     let transition = &*commit.transition;
     let fence = |change: &TaskChange| match change {
@@ -137,7 +137,7 @@ fn check_numbers(commit: &RunCommit) -> Result<()> {
     let most = activations.chain(values).chain(transition.tasks.iter().map(fence)).max();
     match most {
         Some(most) if most >= MOST_NUMBERS => Err(StoreError::Unavailable(format!(
-            "run {} has grown too large: it may have {MOST_NUMBERS} activations, values and tasks",
+            "run {} is too large: it may have at most {MOST_NUMBERS} activations, values and tasks",
             transition.header.run
         ))),
         _ => Ok(()),

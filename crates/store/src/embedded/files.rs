@@ -1,4 +1,4 @@
-//! The files of a store: how they are opened, and what can be told about them before they are.
+//! The files of a store: creating, opening and checking them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::Read;
@@ -9,24 +9,24 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::options::Options;
-use super::trouble::{Outcome, Trouble};
+use super::sqlite_error::{SqliteError, SqliteResult};
 use crate::error::StoreError;
 
 const PAGE_BYTES: u64 = 4_096;
-/// The file system that writes the log in one piece (`gather.c`).
+/// The SQLite VFS that gathers writes to the log (`gather.c`).
 const GATHER: &str = "eddyline-gather";
-/// How long a connection waits for another; only a tool that looks into the file from outside makes it wait.
+/// How long a connection waits for a lock; only an external tool that has the file open makes it wait.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
-/// Prepared statements that a connection keeps.
+/// Prepared statements cached per connection.
 const STATEMENTS: usize = 128;
-/// More than hot runs need, and no more: whenever a page was split, SQLite goes over all of its cache at the commit.
+/// A little more than hot runs need, not larger: after a page split SQLite scans its whole cache at the commit.
 const WRITER_CACHE_KIB: i64 = 16 << 10;
 const READER_CACHE_KIB: i64 = 8 << 10;
 
-/// A store holds every payload in clear: nobody but its owner reads it.
+/// A store contains every payload in plain text: only its owner may read it.
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
-/// What group and others may do.
+/// The permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
 const DATABASE: &str = "eddyline.db";
@@ -55,7 +55,7 @@ pub(super) fn lock(dir: &Path) -> PathBuf {
     dir.join(LOCK)
 }
 
-/// The note of what is being handled.
+/// The note of the runs being decided on.
 pub(super) fn handling(dir: &Path) -> PathBuf {
     dir.join(HANDLING)
 }
@@ -64,10 +64,10 @@ pub(super) fn bytes(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |meta| meta.len())
 }
 
-/// Makes the directory, durably: a store whose directory is gone after a power cut has lost everything. One that is there
-/// and holds nothing but a store is closed to others; one that holds anything else is somebody's, and is left as it is.
+/// Creates the directory durably: if a power cut loses the directory, the store has lost everything. An existing
+/// directory with only a store in it is made private; one with other files keeps its permissions.
 pub(super) fn make_directory(dir: &Path) -> Result<(), StoreError> {
-    let failed = |error: std::io::Error| StoreError::Unavailable(format!("{} can't be made: {error}", dir.display()));
+    let failed = |error: std::io::Error| StoreError::Unavailable(format!("cannot create {}: {error}", dir.display()));
     if dir.is_dir() {
         if is_ours_alone(dir) {
             close_to_others(dir, DIRECTORY_MODE);
@@ -79,7 +79,7 @@ pub(super) fn make_directory(dir: &Path) -> Result<(), StoreError> {
     sync_directory(parent_of(dir)).map_err(failed)
 }
 
-/// Makes the directories that are missing above one, each durable in the one above it.
+/// Creates missing parent directories, each synced in its own parent.
 fn make_parents(dir: &Path) -> std::io::Result<()> {
     let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.is_dir()).collect();
     for dir in missing.into_iter().rev() {
@@ -95,12 +95,12 @@ pub(super) fn parent_of(dir: &Path) -> &Path {
     dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a file of the store to be read and written, and makes it if it is not there.
+/// Opens a file of the store for reading and writing, creating it if necessary.
 pub(super) fn open_private(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(FILE_MODE).open(path)
 }
 
-/// SQLite gives its other files the mode of the database, so the database is made before SQLite would.
+/// SQLite gives its other files the mode of the database file, so that file is created here, before SQLite would.
 fn make_private(dir: &Path) -> std::io::Result<()> {
     open_private(&database(dir))?;
     for path in [database(dir), log(dir), log_index(dir), lock(dir), handling(dir)] {
@@ -109,13 +109,13 @@ fn make_private(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Takes from others what an earlier version, or somebody's umask, has given them.
+/// Revokes permissions of group and others that an earlier version or a umask granted.
 fn close_to_others(path: &Path, mode: u32) {
     let Ok(found) = fs::metadata(path) else { return };
     if found.permissions().mode() & OTHERS != 0
         && let Err(error) = fs::set_permissions(path, Permissions::from_mode(mode))
     {
-        tracing::warn!(path = %path.display(), %error, "others may read the store: its permissions can't be changed");
+        tracing::warn!(path = %path.display(), %error, "cannot restrict permissions; other users may read the store");
     }
 }
 
@@ -129,24 +129,25 @@ pub(super) fn sync_directory(dir: &Path) -> std::io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// The connection that writes.
-pub(super) fn open_writer(dir: &Path, options: &Options) -> Outcome<Connection> {
+/// The connection of the writer.
+pub(super) fn open_writer(dir: &Path, options: &Options) -> SqliteResult<Connection> {
     let private = make_private(dir);
-    private.map_err(|error| Trouble::Impossible(format!("{} can't be opened: {error}", database(dir).display())))?;
+    private.map_err(|error| SqliteError::Impossible(format!("cannot open {}: {error}", database(dir).display())))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags_and_vfs(database(dir), flags, GATHER)?;
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "page_size", PAGE_BYTES as i64)?;
     let mode: String = conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     if mode != "wal" {
-        return Err(Trouble::Impossible(format!("{} can't be kept with a write-ahead log", dir.display())));
+        let why = format!("the file system of {} does not support a write-ahead log", dir.display());
+        return Err(SqliteError::Impossible(why));
     }
-    // Not NORMAL: what was acknowledged must survive a power cut.
+    // Not NORMAL: acknowledged commits must survive a power cut.
     conn.pragma_update(None, "synchronous", "FULL")?;
-    // The log is copied back by a thread of its own; a commit must not do it.
+    // A thread of its own checkpoints the log; a commit must not.
     conn.pragma_update(None, "wal_autocheckpoint", 0)?;
-    // It has grown beyond that by the time it starts over, and to cut it off only makes it grow again: to write where
-    // nothing was written before takes twice as long.
+    // The log exceeds `restart_bytes` when it restarts. Truncating it to that size would only make it grow again, and
+    // appending to a file takes twice as long as overwriting it.
     conn.pragma_update(None, "journal_size_limit", 2 * options.restart_bytes as i64)?;
     settle(&conn, WRITER_CACHE_KIB)?;
     if let Some(most) = options.max_bytes {
@@ -157,7 +158,7 @@ pub(super) fn open_writer(dir: &Path, options: &Options) -> Outcome<Connection> 
 }
 
 /// A connection that only reads.
-pub(super) fn open_reader(dir: &Path) -> Outcome<Connection> {
+pub(super) fn open_reader(dir: &Path) -> SqliteResult<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(database(dir), flags)?;
     conn.busy_timeout(BUSY)?;
@@ -165,10 +166,10 @@ pub(super) fn open_reader(dir: &Path) -> Outcome<Connection> {
     Ok(conn)
 }
 
-/// The connection that copies the log back.
-pub(super) fn open_checkpointer(dir: &Path) -> Outcome<Connection> {
+/// The connection of the checkpointing thread.
+pub(super) fn open_checkpointer(dir: &Path) -> SqliteResult<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // It writes no log, but it meets quotas like the writer.
+    // It writes no log, but needs the VFS's mapping of quota errors to "disk full".
     let conn = Connection::open_with_flags_and_vfs(database(dir), flags, GATHER)?;
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "synchronous", "FULL")?;
@@ -176,7 +177,7 @@ pub(super) fn open_checkpointer(dir: &Path) -> Outcome<Connection> {
     Ok(conn)
 }
 
-fn settle(conn: &Connection, cache_kib: i64) -> Outcome<()> {
+fn settle(conn: &Connection, cache_kib: i64) -> SqliteResult<()> {
     conn.pragma_update(None, "foreign_keys", false)?;
     conn.pragma_update(None, "temp_store", "MEMORY")?;
     conn.pragma_update(None, "cache_size", -cache_kib)?;
@@ -184,19 +185,19 @@ fn settle(conn: &Connection, cache_kib: i64) -> Outcome<()> {
     Ok(())
 }
 
-/// A backup that was interrupted is no store, and a store must not be made in its place.
+/// Refuses a directory with an interrupted backup: opening it would create an empty store there.
 pub(super) fn refuse_unfinished(dir: &Path) -> Result<(), StoreError> {
     if unfinished(dir).exists() && bytes(&database(dir)) == 0 {
         return Err(StoreError::Corrupt(format!(
-            "{} holds a backup that was interrupted ({UNFINISHED}). Delete it and make the backup again",
+            "{} contains an interrupted backup ({UNFINISHED}). Delete it and make the backup again",
             dir.display()
         )));
     }
     Ok(())
 }
 
-/// What the first page says is compared with the file, which tells a file that is cut short or something else altogether
-/// at the cost of one read. A page that is damaged inside is found when it is used: by SQLite, or by a row's checksum.
+/// Compares the database header with the file, at the cost of one read: detects a truncated file and a file that is no
+/// database. Damage inside a page is detected when the page is used: by SQLite, or by a row's checksum.
 pub(super) fn check(dir: &Path) -> Result<(), StoreError> {
     let path = database(dir);
     let Ok(mut file) = File::open(&path) else { return Ok(()) };
@@ -206,7 +207,7 @@ pub(super) fn check(dir: &Path) -> Result<(), StoreError> {
     }
     let damaged = |why: String| StoreError::Corrupt(format!("{} {why}. Restore it from a backup", path.display()));
     let mut header = [0; 100];
-    file.read_exact(&mut header).map_err(|_| damaged(format!("is cut short: it has {length} bytes")))?;
+    file.read_exact(&mut header).map_err(|_| damaged(format!("is truncated: it has {length} bytes")))?;
     if !header.starts_with(b"SQLite format 3\0") {
         return Err(damaged("is not a database".to_owned()));
     }
@@ -215,12 +216,12 @@ pub(super) fn check(dir: &Path) -> Result<(), StoreError> {
         1 => 65_536,
         bytes => bytes,
     };
-    // Only while the two counters agree is the page count kept up to date. And while there is a log, pages that the
-    // first one counts may be in there instead.
+    // The page count is valid only if the two change counters agree. And while there is a log, counted pages may be in
+    // the log instead.
     let counted = number(24) == number(92) && bytes(&log(dir)) == 0;
     let expected = number(28) * page;
     if counted && length < expected {
-        return Err(damaged(format!("is cut short: it has {length} bytes and should have {expected}")));
+        return Err(damaged(format!("is truncated: it has {length} bytes and should have {expected}")));
     }
     Ok(())
 }

@@ -1,24 +1,25 @@
 /*
- * A file system for SQLite (a VFS, https://sqlite.org/vfs.html) that writes the log in one piece.
+ * An SQLite VFS (https://sqlite.org/vfs.html) that writes the log in one piece.
  *
  * SQLite writes its log page by page, and each page as a header of 24 bytes and a body: two system calls for 4 KiB, and
- * hundreds for a group of commits. Here everything goes to the usual file system, but writes to a log that follow one
- * another are kept and go there together. Nobody can tell the difference:
+ * hundreds for a group of commits. This VFS passes every call on to the default VFS, but buffers consecutive writes to
+ * a log and passes them on together. The difference is not observable. The buffer is flushed
  *
- *   - before a sync, what was kept is written, and if that fails the sync fails;
- *   - before the log is read, measured, cut or closed through this file, what was kept is written;
- *   - before other connections are told of new pages, which is what the barrier of the shared memory is for, what was
- *     kept is written, so that they find them in the file even where nothing is synced;
- *   - before a lock is taken or given back, what was kept is written: nothing is left for when another may write.
+ *   - before a sync; if the flush fails, the sync fails;
+ *   - before the log is read, measured, truncated or closed through this file;
+ *   - before other connections learn of new pages (the shared-memory barrier), so that they find the pages in the file
+ *     even if nothing is synced;
+ *   - before a lock is taken or released, so that nothing is unwritten when another connection may write.
  *
- * A write that fails spoils the transaction it belongs to and nothing else. Until that has let go of the lock on writing,
- * every further use of the log fails the same way, so it can't be committed; whatever it left in the file lies behind the
- * last commit, where nobody reads it, and the next transaction writes over it. This needs `synchronous=FULL`, which the
- * store uses: only then is the log synced, and a failure told, before others hear of a commit.
+ * A failed write fails its transaction and nothing else. Until that transaction has released the write lock, every
+ * further use of the log fails the same way, so it cannot commit; whatever it left in the file lies behind the last
+ * commit, where it is never read, and the next transaction overwrites it. This requires `synchronous=FULL`, which the
+ * store uses: only then is the log synced, and a failure reported, before a commit becomes visible to others.
  *
- * SQLite knows a full disk by ENOSPC alone. A quota that is used up and a file that may not grow are the same here.
+ * SQLite recognises a full disk by ENOSPC alone. This VFS also reports an exhausted quota (EDQUOT) and the file size
+ * limit (EFBIG) as a full disk.
  *
- * It holds no locks and knows no threads: SQLite uses a file from one thread at a time.
+ * It needs no locks: SQLite uses a file from one thread at a time.
  */
 
 #include <errno.h>
@@ -26,26 +27,26 @@
 
 #include <sqlite3.h>
 
-/* How much is kept at most: 31 pages with their headers. The usual file system takes less than 128 KiB at a time. */
+/* The size of the buffer: 31 pages with their headers. The default VFS takes less than 128 KiB at a time. */
 #define MOST_BYTES (127 << 10)
 
-/* The lock on writing among those of the shared memory, as the format of the log has it (https://sqlite.org/walformat.html). */
+/* The index of the write lock among the shared-memory locks (https://sqlite.org/walformat.html). */
 #define WRITE_LOCK 0
 
 typedef struct Gathered Gathered;
 
 struct Gathered {
-    /* First, since SQLite knows it as this. */
+    /* Must come first: SQLite uses a pointer to this struct as its file object. */
     sqlite3_file base;
-    /* The file as the usual file system has it, right behind this one in memory. */
+    /* The file of the default VFS, allocated right behind this struct. */
     sqlite3_file *file;
-    /* Of a database the log, while it is open; of a log the database. Otherwise nothing. */
+    /* Of a database: its log, while that is open. Of a log: its database. NULL otherwise. */
     Gathered *other;
     int is_log;
-    /* Why something could not be written, until the transaction that it was part of is over. */
+    /* The error of a failed write, until the end of its transaction. */
     int failed;
-    /* What is kept, and where it belongs. */
-    char *kept;
+    /* The buffered bytes, their number and their offset in the file. */
+    char *buffer;
     int length;
     sqlite3_int64 at;
 };
@@ -54,7 +55,7 @@ static Gathered *gathered(sqlite3_file *base) {
     return (Gathered *)base;
 }
 
-/* Writes to the file itself. */
+/* Writes through the default VFS. */
 static int pass_on(Gathered *self, const void *bytes, int count, sqlite3_int64 at) {
     int result = self->file->pMethods->xWrite(self->file, bytes, count, at);
     int why = 0;
@@ -63,13 +64,13 @@ static int pass_on(Gathered *self, const void *bytes, int count, sqlite3_int64 a
     return why == EDQUOT || why == EFBIG ? SQLITE_FULL : result;
 }
 
-/* Writes what is kept. If that fails it is forgotten: whoever is told so takes everything back. */
+/* Flushes the buffer. If that fails the buffer is dropped: the caller rolls back the transaction. */
 static int release(Gathered *self) {
     int length = self->length;
     if (self->failed != SQLITE_OK) return self->failed;
     if (length == 0) return SQLITE_OK;
     self->length = 0;
-    self->failed = pass_on(self, self->kept, length, self->at);
+    self->failed = pass_on(self, self->buffer, length, self->at);
     return self->failed;
 }
 
@@ -81,10 +82,10 @@ static int gather_write(sqlite3_file *base, const void *bytes, int count, sqlite
             int result = release(self);
             if (result != SQLITE_OK) return result;
         }
-        if (self->kept == NULL) self->kept = sqlite3_malloc(MOST_BYTES);
-        if (self->kept != NULL && count <= MOST_BYTES - self->length) {
+        if (self->buffer == NULL) self->buffer = sqlite3_malloc(MOST_BYTES);
+        if (self->buffer != NULL && count <= MOST_BYTES - self->length) {
             if (self->length == 0) self->at = at;
-            memcpy(self->kept + self->length, bytes, (size_t)count);
+            memcpy(self->buffer + self->length, bytes, (size_t)count);
             self->length += count;
             return SQLITE_OK;
         }
@@ -127,11 +128,11 @@ static int gather_close(sqlite3_file *base) {
     int written = release(self);
     int closed = self->file->pMethods->xClose(self->file);
     if (self->other != NULL) self->other->other = NULL;
-    sqlite3_free(self->kept);
+    sqlite3_free(self->buffer);
     return written != SQLITE_OK ? written : closed;
 }
 
-/* The log of a database is about to be seen, or written, by others. */
+/* Flushes the log of a database, before other connections may read or write it. */
 static void share(Gathered *self) {
     if (self->other != NULL) release(self->other);
 }
@@ -146,12 +147,12 @@ static int gather_shm_lock(sqlite3_file *base, int offset, int count, int flags)
     Gathered *self = gathered(base);
     int ends = offset == WRITE_LOCK && (flags & SQLITE_SHM_UNLOCK) && (flags & SQLITE_SHM_EXCLUSIVE);
     share(self);
-    /* The transaction is over. If something of it could not be written, it was taken back. */
+    /* The transaction is over. If a write of it failed, it was rolled back. */
     if (ends && self->other != NULL) self->other->failed = SQLITE_OK;
     return self->file->pMethods->xShmLock(self->file, offset, count, flags);
 }
 
-/* From here on everything is passed on as it is. */
+/* The following calls are passed on unchanged. */
 
 static int gather_lock(sqlite3_file *base, int lock) {
     sqlite3_file *file = gathered(base)->file;
@@ -229,7 +230,7 @@ static int gather_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *base, i
     self->file->pMethods = NULL;
     result = usual->xOpen(usual, name, self->file, flags, opened);
     if (self->file->pMethods == NULL) return result;
-    /* A file without shared memory can have no log. */
+    /* A file without shared memory cannot have a log. */
     if (result == SQLITE_OK && self->file->pMethods->iVersion < 3) result = SQLITE_CANTOPEN;
     if (result != SQLITE_OK) {
         self->file->pMethods->xClose(self->file);
@@ -245,8 +246,8 @@ static int gather_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *base, i
 }
 
 /*
- * Makes it known to SQLite under its name, when the program starts; nobody has it who does not ask for it. Of the usual
- * file system only opening is done otherwise. Its other functions do not look at whose they are.
+ * Registers the VFS by name when the program starts; it is not the default. Only xOpen differs from the default VFS,
+ * whose other functions do not use their vfs argument.
  */
 __attribute__((constructor)) static void eddyline_gather(void) {
     static sqlite3_vfs gathering;

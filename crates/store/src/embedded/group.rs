@@ -1,10 +1,10 @@
-//! A group: what many callers want, carried out in one transaction.
+//! A group: the requests of many callers in one transaction (group commit).
 //!
-//! Every command is checked completely before any of its writes, so a refusal leaves nothing to undo, and one refused
-//! command never sinks the others. What can't be told from the rows is remembered here until the group is durable.
+//! Every command is checked completely before its first write, so a refusal leaves nothing to undo, and a refused
+//! command does not affect the others. State that is not in the rows is kept here until the group is durable.
 //!
-//! The mirror of the tasks is locked for single decisions only, never while the disk is used: heartbeats and the state of
-//! queues need it too, and must not wait for a disk.
+//! The mirror of the tasks is locked for single decisions only, never during disk access: heartbeats and queue
+//! statistics need it too and must not wait for the disk.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use rusqlite::{CachedStatement, Connection, Params, params};
 
 use super::body::Body;
 use super::encode::{Encoded, EncodedTask};
-use super::kept::Kept;
 use super::options::call;
 use super::shared::Shared;
+use super::sqlite_error::SqliteResult;
 use super::touched::Touched;
-use super::trouble::Outcome;
+use super::writer_cache::WriterCache;
 use crate::Written;
 use crate::claim::{ClaimRequest, Held, Lease};
 use crate::commit::NewEvent;
@@ -25,21 +25,21 @@ use crate::holds::{Holds, Item};
 use crate::ids::Namespace;
 use crate::query::Change;
 
-/// Hints of a group are compared with each other up to this many; beyond, some come twice.
+/// Hints of a group are deduplicated up to this many; beyond, some are sent twice.
 const COMPARED: usize = 32;
 
-/// A commit that takes longer than this takes a good part of the leases that are given out with it.
+/// A commit that takes longer than this has used up a good part of the leases granted in it.
 const LONG_COMMIT_MS: Millis = 1_000;
 
 pub(super) struct Group<'a> {
     pub conn: &'a Connection,
-    pub kept: &'a mut Kept,
+    pub cache: &'a mut WriterCache,
     pub shared: &'a Shared,
-    /// What is to be taken back if the group can't be written.
+    /// What to restore if the group cannot be written.
     pub touched: Touched,
     pub now: Millis,
     pub begun: bool,
-    /// Tasks that were added, by key, and not written yet: those that are claimed in the same group are written once.
+    /// Added tasks, by key, not written yet: a task claimed in the same group is written only once.
     pub added: BTreeMap<i64, Added>,
     pub runs: Vec<(RunId, bool)>,
     pub changes: Vec<Change>,
@@ -50,7 +50,7 @@ pub(super) struct Group<'a> {
     pub documents_moved: bool,
     used_up: Vec<UsedUp>,
     claimed: Vec<(Namespace, Lease)>,
-    /// Those that the group has carried out, by where their text is: a group carries out few, many times.
+    /// The statements used by the group, by the address of their text: a group uses few, many times.
     statements: Vec<(&'static str, CachedStatement<'a>)>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Added {
     pub held: Option<Held>,
 }
 
-/// What nobody else needs to be kept from any more, once the group is durable.
+/// A consumed item whose hold is released once the group is durable.
 #[derive(Debug)]
 pub(super) enum UsedUp {
     Item(Item),
@@ -70,11 +70,11 @@ pub(super) enum UsedUp {
 }
 
 impl<'a> Group<'a> {
-    pub fn new(conn: &'a Connection, kept: &'a mut Kept, shared: &'a Shared) -> Group<'a> {
+    pub fn new(conn: &'a Connection, cache: &'a mut WriterCache, shared: &'a Shared) -> Group<'a> {
         Group {
             conn,
-            touched: Touched::new(kept.numbers()),
-            kept,
+            touched: Touched::new(cache.numbers()),
+            cache,
             shared,
             now: shared.time.now(),
             begun: false,
@@ -91,7 +91,7 @@ impl<'a> Group<'a> {
     }
 
     /// One call of [`crate::Store::commit`].
-    pub fn commit(&mut self, commands: &[Encoded], claims: &[ClaimRequest]) -> Outcome<Written> {
+    pub fn commit(&mut self, commands: &[Encoded], claims: &[ClaimRequest]) -> SqliteResult<Written> {
         let mut written = Written::default();
         for command in commands {
             written.commands.push(match command {
@@ -105,15 +105,15 @@ impl<'a> Group<'a> {
         Ok(written)
     }
 
-    /// Writes what was put off.
-    pub fn finish(&mut self) -> Outcome<()> {
+    /// Writes what was deferred to the end of the group.
+    pub fn finish(&mut self) -> SqliteResult<()> {
         self.write_added()?;
         let spent = {
-            let lines = &mut self.shared.tasks().lines;
-            self.changes.retain(|change| lines.is_worth(change, self.now));
-            lines.take_spent()
+            let queues = &mut self.shared.tasks().queues;
+            self.changes.retain(|change| queues.is_worth(change, self.now));
+            queues.take_spent()
         };
-        // All of them before the first is written: if that fails, each is taken back.
+        // Mark all before writing the first: if the group fails, every one is restored.
         spent.iter().for_each(|(key, _)| self.touched.bucket(key));
         for (key, bucket) in spent {
             self.write(
@@ -133,17 +133,16 @@ impl<'a> Group<'a> {
             )?;
         }
         if self.gates_moved {
-            self.set_meta("gate", self.kept.gate)?;
+            self.set_meta("gate", self.cache.gate)?;
         }
         if self.revision_moved {
-            self.set_meta("revision", self.kept.revision)?;
+            self.set_meta("revision", self.cache.revision)?;
         }
         Ok(())
     }
 
-    /// Carries out a statement that writes, beginning the transaction if it is the first: a group that writes nothing
-    /// costs no sync.
-    pub fn write(&mut self, sql: &'static str, params: impl Params) -> Outcome<usize> {
+    /// Executes a write statement, beginning the transaction if it is the first: a group without writes costs no sync.
+    pub fn write(&mut self, sql: &'static str, params: impl Params) -> SqliteResult<usize> {
         call(&self.shared.options.inside_commit);
         if !self.begun {
             self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -160,7 +159,7 @@ impl<'a> Group<'a> {
         Ok(self.statements[at].1.execute(params)?)
     }
 
-    pub fn set_meta(&mut self, name: &str, value: i64) -> Outcome<()> {
+    pub fn set_meta(&mut self, name: &str, value: i64) -> SqliteResult<()> {
         self.write("INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
         Ok(())
     }
@@ -175,21 +174,21 @@ impl<'a> Group<'a> {
         self.used_up.push(what);
     }
 
-    /// A task is given out with the commit.
+    /// Notes a task that is claimed with the commit.
     pub fn claimed(&mut self, ns: &Namespace, run: RunId, fence: Fence) {
         self.claimed.push((ns.clone(), Lease { run, fence }));
     }
 
-    /// After a commit that took long: nobody knew of the leases before, so they run from now on.
+    /// After a slow commit: the workers learn of their leases only now, so the leases run from now on.
     pub fn renew_leases(&self) {
         let now = self.shared.time.now();
         if now - self.now > LONG_COMMIT_MS {
-            let lines = &mut self.shared.tasks().lines;
-            self.claimed.iter().for_each(|(ns, lease)| _ = lines.extend(ns, None, *lease, now));
+            let queues = &mut self.shared.tasks().queues;
+            self.claimed.iter().for_each(|(ns, lease)| _ = queues.extend(ns, None, *lease, now));
         }
     }
 
-    /// After the commit: what was used up is let go of.
+    /// After the commit: releases the holds of consumed items.
     pub fn release(&mut self, holds: &mut Holds) {
         for what in self.used_up.drain(..) {
             match what {
@@ -204,24 +203,24 @@ impl<'a> Group<'a> {
         std::mem::take(&mut self.changes).into_iter().chain(runs).collect()
     }
 
-    pub fn send(&mut self, ns: &Namespace, message: &Message, body: &Body) -> Outcome<()> {
-        let place = self.kept.message + 1;
+    pub fn send(&mut self, ns: &Namespace, message: &Message, body: &Body) -> SqliteResult<()> {
+        let place = self.cache.message + 1;
         let sent = self.write(
             "INSERT INTO messages (place, ns, target, id, crc, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
              ON CONFLICT (target, id) DO NOTHING",
             params![place, ns.as_str(), message.to.0.as_bytes(), message.id, body.seal(&[place]), body.text],
         )?;
         if sent > 0 {
-            self.kept.message = place;
+            self.cache.message = place;
             self.hint(Change::Messages);
         }
         Ok(())
     }
 
-    pub fn drop_message(&mut self, to: RunId, id: &str) -> Outcome<()> {
+    pub fn drop_message(&mut self, to: RunId, id: &str) -> SqliteResult<()> {
         self.write("DELETE FROM messages WHERE target = ?1 AND id = ?2", params![to.0.as_bytes(), id])?;
         self.used_up(UsedUp::Message(to, id.to_owned()));
-        // Others for the same run may have waited for this one.
+        // Later messages to the same run may have waited for this one.
         let mut others = self.conn.prepare_cached("SELECT 1 FROM messages WHERE target = ?1")?;
         if others.exists([to.0.as_bytes()])? {
             self.hint(Change::Messages);
@@ -229,8 +228,8 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// How many of them were kept already.
-    pub fn publish(&mut self, ns: &Namespace, events: &[NewEvent], bodies: &[Body]) -> Outcome<u32> {
+    /// Returns how many of the events were already stored.
+    pub fn publish(&mut self, ns: &Namespace, events: &[NewEvent], bodies: &[Body]) -> SqliteResult<u32> {
         let mut repeats = 0;
         for (event, body) in events.iter().zip(bodies) {
             repeats += u32::from(!self.publish_one(ns, event, body)?);
@@ -238,17 +237,17 @@ impl<'a> Group<'a> {
         Ok(repeats)
     }
 
-    /// False if it was kept already.
-    fn publish_one(&mut self, ns: &Namespace, event: &NewEvent, body: &Body) -> Outcome<bool> {
+    /// False if it was already stored.
+    fn publish_one(&mut self, ns: &Namespace, event: &NewEvent, body: &Body) -> SqliteResult<bool> {
         if let Some(position) = self.find_event(ns, &event.id)? {
-            if position > self.kept.forgotten.get(ns).copied().unwrap_or(0) {
+            if position > self.cache.forgotten.get(ns).copied().unwrap_or(0) {
                 return Ok(false);
             }
-            // It is going, so to everybody else it is gone.
+            // It is being trimmed, so readers already do not see it.
             self.write("DELETE FROM events WHERE position = ?1", [position])?;
         }
-        self.kept.event += 1;
-        let (position, now) = (self.kept.event, self.now);
+        self.cache.event += 1;
+        let (position, now) = (self.cache.event, self.now);
         self.write(
             "INSERT INTO events (position, ns, id, name, key, at, crc, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             params![
@@ -266,7 +265,7 @@ impl<'a> Group<'a> {
         Ok(true)
     }
 
-    fn find_event(&self, ns: &Namespace, id: &str) -> Outcome<Option<i64>> {
+    fn find_event(&self, ns: &Namespace, id: &str) -> SqliteResult<Option<i64>> {
         let mut statement = self.conn.prepare_cached("SELECT position FROM events WHERE ns = ?1 AND id = ?2")?;
         let mut rows = statement.query(params![ns.as_str(), id])?;
         Ok(rows.next()?.map(|row| row.get(0)).transpose()?)

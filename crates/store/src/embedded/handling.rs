@@ -1,6 +1,6 @@
-//! The note of what this process is handling: a small file beside the database, written without a sync. It is for the
-//! case that the process dies, and the kernel keeps what was written then. After a power cut it may say anything old;
-//! then a run is handled with care for nothing.
+//! The note of the runs that this process is deciding on: a small file next to the database, written without a sync. It
+//! survives a crash of the process, because the kernel has the written pages. After a power cut it may be outdated;
+//! then a run is suspected without reason, which is harmless.
 
 use std::fmt;
 use std::os::unix::fs::FileExt;
@@ -16,18 +16,18 @@ use super::files;
 use crate::error::{Result, StoreError};
 use crate::handling::Handling;
 
-/// Runs that are noted at most; a batch has fewer.
+/// The most runs in a note; a batch has fewer.
 const MOST: usize = 1_024;
 const MAGIC: [u8; 4] = *b"EDH1";
 const HEAD: usize = 12;
 const ID: usize = 16;
 
-/// How long a thread that must not wait for a disk waits for the note, which usually takes microseconds.
+/// How long a thread that must not block on the disk waits for the note, which usually takes microseconds.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Note {
-    /// What was noted when the last process ended.
+    /// The note that the previous process left.
     before: Handling,
     scribe: Scribe,
 }
@@ -35,7 +35,7 @@ pub(super) struct Note {
 impl Note {
     pub fn open(dir: &Path) -> Result<Note> {
         let path = files::handling(dir);
-        let failed = |error| StoreError::Unavailable(format!("{} can't be opened: {error}", path.display()));
+        let failed = |error| StoreError::Unavailable(format!("cannot open {}: {error}", path.display()));
         let file = files::open_private(&path).map_err(failed)?;
         let mut bytes = vec![0; HEAD + MOST * ID];
         let mut read = 0;
@@ -45,7 +45,7 @@ impl Note {
                 more => read += more,
             }
         }
-        // Nobody is refused because it can't be noted what would be suspected.
+        // A note that cannot be written must not fail a commit.
         let write = move |handling: &Handling| drop(file.write_all_at(&written(handling), 0));
         Ok(Note { before: parse(&bytes[..read]), scribe: Scribe::start(write)? })
     }
@@ -54,14 +54,13 @@ impl Note {
         &self.before
     }
 
-    /// Writes a note in place of the one before. A thread that may not wait for the disk has it written by another one,
-    /// and goes on when that takes too long.
+    /// Replaces the note. Without `may_wait` another thread writes it, and this one waits for at most `PATIENCE`.
     pub fn write(&self, handling: &Handling, may_wait: bool) {
         self.scribe.write(handling, may_wait);
     }
 }
 
-/// In one piece, so that a process that dies meanwhile has noted all of it or nothing.
+/// Encodes a note for a single write, so that a crash leaves the whole note or the previous one.
 fn written(handling: &Handling) -> Vec<u8> {
     let apart = handling.apart.len().min(MOST);
     let batch = handling.batch.len().min(MOST - apart);
@@ -75,55 +74,56 @@ fn written(handling: &Handling) -> Vec<u8> {
     bytes
 }
 
-/// Writes the newest note, on the thread that notes or on one of its own. No lock is held meanwhile.
+/// Writes the newest note, on the calling thread or on its own. No lock is held meanwhile.
 struct Scribe {
-    desk: Arc<Desk>,
+    writer: Arc<NoteWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Desk {
+struct NoteWriter {
     write: Box<dyn Fn(&Handling) + Send + Sync>,
-    state: Mutex<State>,
+    state: Mutex<NoteState>,
     change: Condvar,
 }
 
-/// What the thread has to write.
+/// The work of the thread.
 #[derive(Default)]
-struct State {
+struct NoteState {
     next: Option<Handling>,
     asked: u64,
-    /// The last of these that is written. While it is behind, nobody else writes: an old note must not come last.
+    /// The last of `asked` that is written. While it is behind, no other thread writes: an old note must not overwrite
+    /// a newer one.
     written: u64,
     ended: bool,
 }
 
 impl Scribe {
     fn start(write: impl Fn(&Handling) + Send + Sync + 'static) -> Result<Scribe> {
-        let desk = Arc::new(Desk { write: Box::new(write), state: Mutex::default(), change: Condvar::new() });
-        let served = desk.clone();
+        let writer = Arc::new(NoteWriter { write: Box::new(write), state: Mutex::default(), change: Condvar::new() });
+        let served = writer.clone();
         let thread = super::spawn("eddyline-note", move || served.run())?;
-        Ok(Scribe { desk, thread: Some(thread) })
+        Ok(Scribe { writer, thread: Some(thread) })
     }
 
     fn write(&self, handling: &Handling, may_wait: bool) {
-        let mut state = self.desk.state();
+        let mut state = self.writer.state();
         if may_wait && state.written == state.asked {
             drop(state);
-            return (self.desk.write)(handling);
+            return (self.writer.write)(handling);
         }
         state.next = Some(handling.clone());
         state.asked += 1;
         let asked = state.asked;
-        self.desk.change.notify_all();
-        let unwritten = |state: &mut State| state.written < asked;
-        drop(self.desk.change.wait_timeout_while(state, PATIENCE, unwritten));
+        self.writer.change.notify_all();
+        let unwritten = |state: &mut NoteState| state.written < asked;
+        drop(self.writer.change.wait_timeout_while(state, PATIENCE, unwritten));
     }
 }
 
 impl Drop for Scribe {
     fn drop(&mut self) {
-        self.desk.state().ended = true;
-        self.desk.change.notify_all();
+        self.writer.state().ended = true;
+        self.writer.change.notify_all();
         self.thread.take().map(JoinHandle::join);
     }
 }
@@ -134,7 +134,7 @@ impl fmt::Debug for Scribe {
     }
 }
 
-impl Desk {
+impl NoteWriter {
     fn run(&self) {
         let mut state = self.state();
         loop {
@@ -153,7 +153,7 @@ impl Desk {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NoteState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -202,13 +202,13 @@ mod tests {
     #[test]
     fn whoever_must_not_wait_for_a_disk_that_hangs_does_not_and_the_newest_note_is_written_last() {
         let (hang, hung) = std::sync::mpsc::channel();
-        let (go_on, gone_on) = std::sync::mpsc::channel::<()>();
-        let (found, gone_on) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(gone_on));
+        let (resume, resumed) = std::sync::mpsc::channel::<()>();
+        let (found, resumed) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(resumed));
         let noted = found.clone();
         let scribe = Scribe::start(move |handling: &Handling| {
             if handling.apart.len() == 1 {
                 hang.send(()).unwrap();
-                let _ = gone_on.lock().unwrap().recv();
+                let _ = resumed.lock().unwrap().recv();
             }
             noted.lock().unwrap().push(handling.clone());
         });
@@ -218,12 +218,12 @@ mod tests {
         let since = std::time::Instant::now();
         scribe.write(&first, false);
         hung.recv().unwrap();
-        // Even one that may wait does not write past it.
+        // Even a caller that may wait does not overtake the pending note.
         scribe.write(&second, true);
         scribe.write(&last, true);
         assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
         assert!(found.lock().unwrap().is_empty());
-        go_on.send(()).unwrap();
+        resume.send(()).unwrap();
         drop(scribe);
         assert_eq!(*found.lock().unwrap(), [first, last]);
     }

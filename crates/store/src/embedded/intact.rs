@@ -1,5 +1,5 @@
-//! Whether the files of a store are still those that were opened. A file that is removed or replaced while it is open goes
-//! on taking writes, which nobody will ever find again.
+//! Detects removed or replaced files. A file that is removed or replaced while it is open still accepts writes, which
+//! are lost when it is closed.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::files;
 
-/// A file as the system knows it, whatever its name.
+/// Device and inode.
 type Identity = (u64, u64);
 
 #[derive(Debug)]
@@ -16,26 +16,26 @@ pub(super) struct Intact {
 }
 
 impl Intact {
-    /// The files as they are right after everything was opened.
+    /// Records the files right after everything was opened.
     pub fn new(dir: &Path) -> Intact {
         let paths = [dir.to_owned(), files::database(dir), files::log(dir), files::log_index(dir), files::lock(dir)];
         let known = |path: PathBuf| fs::metadata(&path).ok().map(|found| (path, identity(&found)));
         Intact { opened: paths.into_iter().filter_map(known).collect() }
     }
 
-    /// What happened to the first that is not there any more.
+    /// Fails with a description of the first file that was removed or replaced.
     pub fn check(&self) -> Result<(), String> {
         for (path, opened) in &self.opened {
             let what = match fs::metadata(path) {
                 Ok(found) if identity(&found) == *opened => continue,
                 Ok(_) => "was replaced",
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => "was removed",
-                // Who may not look, or can't, knows nothing of it.
+                // No access, or an IO error: this says nothing about the file.
                 Err(_) => continue,
             };
             return Err(format!(
-                "{} {what} while the store was open. Nothing is written any more: stop this process, put the files back \
-                 as they were or restore a backup, and start it again",
+                "{} {what} while the store was open. Writes are refused: stop this process, put the files back or \
+                 restore a backup, and start it again",
                 path.display()
             ));
         }

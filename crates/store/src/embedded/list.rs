@@ -1,4 +1,4 @@
-//! Reading across runs.
+//! Reads across runs: lists, feeds and counts.
 
 use eddyline_machine::record::GateReason;
 use eddyline_machine::{Data, Millis, RunId, Status};
@@ -8,13 +8,13 @@ use uuid::Uuid;
 
 use super::body;
 use super::load::{GATE, SUMMARY, gate, summary};
-use super::trouble::Outcome;
+use super::sqlite_error::SqliteResult;
 use crate::document::{Document, DocumentKey};
 use crate::ids::Namespace;
 use crate::query::*;
 
-/// Conditions that all must hold, with their parameters. Only the text of the conditions makes the statement, so there
-/// are few of them, and they stay prepared.
+/// Conditions joined by AND, with their parameters. Values are bound, not inlined, so there are few distinct statements
+/// and they stay in the cache.
 #[derive(Debug, Default)]
 struct Where {
     conditions: Vec<String>,
@@ -22,7 +22,7 @@ struct Where {
 }
 
 impl Where {
-    /// Every `?` in the condition stands for the value.
+    /// Every `?` in the condition is replaced by the parameter of this value.
     fn and(&mut self, condition: &str, value: impl Into<Value>) {
         self.values.push(value.into());
         self.conditions.push(condition.replace('?', &format!("?{}", self.values.len())));
@@ -46,14 +46,14 @@ impl Where {
         }
     }
 
-    /// All rows of `sql`, which says everything but the conditions and what comes `after` them.
+    /// All rows of the statement `sql` + conditions + `after`.
     fn all<T>(
         &self,
         conn: &Connection,
         sql: &str,
         after: &str,
-        read: impl Fn(&Row<'_>) -> Outcome<T>,
-    ) -> Outcome<Vec<T>> {
+        read: impl Fn(&Row<'_>) -> SqliteResult<T>,
+    ) -> SqliteResult<Vec<T>> {
         let mut statement = conn.prepare_cached(&format!("{sql}{}{after}", self.text()))?;
         let mut rows = statement.query(params_from_iter(&self.values))?;
         let mut found = Vec::new();
@@ -64,7 +64,12 @@ impl Where {
     }
 }
 
-pub(super) fn runs(conn: &Connection, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Outcome<Vec<Summary>> {
+pub(super) fn runs(
+    conn: &Connection,
+    ns: Option<&Namespace>,
+    filter: &RunFilter,
+    page: Page,
+) -> SqliteResult<Vec<Summary>> {
     let mut wanted = matching(ns, filter);
     if let Some(before) = page.after {
         wanted.and("runs.position < ?", clamped(before));
@@ -73,31 +78,31 @@ pub(super) fn runs(conn: &Connection, ns: Option<&Namespace>, filter: &RunFilter
     wanted.all(conn, &sql, &after, summary)
 }
 
-/// What stands before the conditions, and after them.
+/// The parts of the statement before and after the conditions.
 fn runs_text(filter: &RunFilter, page: Page) -> (String, String) {
     let limit = page.limit.min(MAX_PAGE);
     let order = format!(" ORDER BY runs.position DESC LIMIT {limit}");
     if filter.ended_before.is_none() {
         return (format!("SELECT {SUMMARY} FROM runs"), order);
     }
-    // Which they are is told by an index of ends alone, and only these are read. The plus keeps the runs from being
-    // walked through in the order that is asked for, which begins with those that ended last.
+    // The inner SELECT finds the runs in an index by end; only those rows are read. The unary plus keeps SQLite from
+    // scanning by position instead, which would start with the newest runs.
     let sql = format!("SELECT {SUMMARY} FROM runs WHERE runs.position IN (SELECT runs.position FROM runs");
     (sql, format!(" ORDER BY +runs.position DESC LIMIT {limit}){order}"))
 }
 
-pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) -> Outcome<u64> {
+pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) -> SqliteResult<u64> {
     let wanted = matching(Some(ns), filter);
     let mut statement = conn.prepare_cached(&format!("SELECT count(*) FROM runs{}", wanted.text()))?;
     let count: i64 = statement.query_row(params_from_iter(&wanted.values), |row| row.get(0))?;
     Ok(count as u64)
 }
 
-/// By the index of runs that go on, so that those that have ended are not read.
+/// By the index of runs that have not ended, so that ended runs are not read.
 const GOING: &str = "SELECT ns, flow, status, count(*) FROM runs INDEXED BY runs_going WHERE ended_at IS NULL \
                      GROUP BY ns, flow, status";
 
-pub(super) fn going(conn: &Connection) -> Outcome<Vec<GoingRuns>> {
+pub(super) fn going(conn: &Connection) -> SqliteResult<Vec<GoingRuns>> {
     let mut statement = conn.prepare_cached(GOING)?;
     let mut rows = statement.query([])?;
     let mut found = Vec::new();
@@ -124,7 +129,7 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
         several => wanted.any_of("runs.status", several.iter().map(|status| status.as_str().to_owned())),
     }
     if ns.is_none() && !filter.status.is_empty() && filter.status.iter().all(|status| !status.is_end()) {
-        // Written out, so that the index of what goes on is found.
+        // A literal condition, so that SQLite can use the partial index `runs_going`.
         wanted.only("runs.ended_at IS NULL");
     }
     if let Some(id) = &filter.external_id {
@@ -148,7 +153,7 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     if let Some(before) = filter.ended_before {
         wanted.and("runs.ended_at < ?", before);
     }
-    // Written out, so that the index of what is left to trim is found.
+    // Literals, so that SQLite can use the partial indexes `runs_by_end` and `runs_trimmed`.
     match filter.trimmed {
         Some(true) => wanted.only("runs.trimmed = 1"),
         Some(false) => wanted.only("runs.trimmed = 0"),
@@ -162,14 +167,14 @@ pub(super) fn gates(
     ns: Option<&Namespace>,
     filter: &GateFilter,
     page: Page,
-) -> Outcome<Vec<GateRow>> {
+) -> SqliteResult<Vec<GateRow>> {
     let mut wanted = Where::default();
-    // Those of a run are found by its key, and not among all of the namespace.
+    // Find the gates of a run by the run, not by the index over the namespace.
     let of_run = filter.run.is_some() && filter.token.is_none();
     if let Some(ns) = ns {
         wanted.and(if of_run { "+gates.ns = ?" } else { "gates.ns = ?" }, ns.as_str().to_owned());
     }
-    // The gates of a run that is trimmed are on their way out.
+    // The gates of a trimmed run are being deleted.
     wanted.only("runs.trimmed = 0");
     match &filter.token {
         Some(token) => wanted.and("gates.token = ?", token.clone()),
@@ -213,7 +218,7 @@ pub(super) fn reason_text(reason: GateReason) -> &'static str {
 
 pub(super) const DOCUMENT: &str = "crc, body, ns, kind, id, revision, due, changed_at";
 
-pub(super) fn document(row: &Row<'_>) -> Outcome<Document> {
+pub(super) fn document(row: &Row<'_>) -> SqliteResult<Document> {
     let (ns, kind, id): (String, String, String) = (row.get(2)?, row.get(3)?, row.get(4)?);
     let (revision, changed_at): (i64, i64) = (row.get(5)?, row.get(7)?);
     let body = body::read(row, 0, &[revision, changed_at], || format!("documents: {kind} {id} of {ns}"))?;
@@ -232,7 +237,7 @@ pub(super) fn documents(
     ns: Option<&Namespace>,
     filter: &DocumentFilter,
     limit: usize,
-) -> Outcome<Vec<Document>> {
+) -> SqliteResult<Vec<Document>> {
     let mut wanted = Where::default();
     wanted.and("kind = ?", filter.kind.clone());
     if let Some(ns) = ns {
@@ -248,7 +253,7 @@ pub(super) fn documents(
     match (&filter.after, &filter.after_ns) {
         (Some(after), None) => wanted.and("id > ?", after.clone()),
         (Some(after), Some(ns)) => {
-            // The first condition finds the place by the index, the second is exact.
+            // The first condition seeks in the index, the second is exact.
             wanted.and("id >= ?", after.clone());
             wanted.values.push(ns.as_str().to_owned().into());
             let at = wanted.values.len();
@@ -260,7 +265,7 @@ pub(super) fn documents(
     wanted.all(conn, &format!("SELECT {DOCUMENT} FROM documents"), &order, document)
 }
 
-pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -> Outcome<Vec<FeedItem>> {
+pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -> SqliteResult<Vec<FeedItem>> {
     match feed {
         Feed::Runs { flow } => fed_runs(conn, ns, flow.as_deref(), page),
         Feed::Events { name, key, since } => {
@@ -271,7 +276,7 @@ pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -
     }
 }
 
-fn fed_runs(conn: &Connection, ns: &Namespace, flow: Option<&str>, page: Page) -> Outcome<Vec<FeedItem>> {
+fn fed_runs(conn: &Connection, ns: &Namespace, flow: Option<&str>, page: Page) -> SqliteResult<Vec<FeedItem>> {
     let mut wanted = Where::default();
     wanted.and("ns = ?", ns.as_str().to_owned());
     if let Some(flow) = flow {
@@ -285,8 +290,8 @@ fn fed_runs(conn: &Connection, ns: &Namespace, flow: Option<&str>, page: Page) -
     })
 }
 
-/// The position of the first event of a namespace that is there and was published at a moment or later, or one before it.
-fn first_event(conn: &Connection, ns: &Namespace, since: Option<Millis>) -> Outcome<Option<i64>> {
+/// A position at or before the first visible event of a namespace published at `since` or later.
+fn first_event(conn: &Connection, ns: &Namespace, since: Option<Millis>) -> SqliteResult<Option<i64>> {
     let mut statement = conn.prepare_cached("SELECT position + 1 FROM forgotten WHERE ns = ?1")?;
     let there: Option<i64> = statement.query_row([ns.as_str()], |row| row.get(0)).optional()?;
     let there = there.unwrap_or(0);
@@ -314,7 +319,7 @@ fn fed_events_where(
     if let Some(key) = key {
         wanted.and("key = ?", key.to_owned());
     }
-    // The plus keeps it from being looked for by time: the page goes by position.
+    // The unary plus keeps SQLite from using the index by time: pages are ordered by position.
     if let Some(since) = since {
         wanted.and("+at >= ?", since);
     }
@@ -322,7 +327,7 @@ fn fed_events_where(
     wanted
 }
 
-fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> Outcome<Vec<FeedItem>> {
+fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> SqliteResult<Vec<FeedItem>> {
     let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
     wanted.all(conn, EVENTS, &order, |row| {
         let (position, at): (i64, i64) = (row.get(2)?, row.get(3)?);
@@ -332,7 +337,7 @@ fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> 
     })
 }
 
-pub(super) fn event(conn: &Connection, ns: &Namespace, id: &str) -> Outcome<Option<EventState>> {
+pub(super) fn event(conn: &Connection, ns: &Namespace, id: &str) -> SqliteResult<Option<EventState>> {
     let Some(first) = first_event(conn, ns, None)? else { return Ok(None) };
     let mut statement = conn.prepare_cached(
         "SELECT position, at, name, key, gates_opened FROM events WHERE ns = ?1 AND id = ?2 AND +position >= ?3",
@@ -351,7 +356,7 @@ pub(super) fn event(conn: &Connection, ns: &Namespace, id: &str) -> Outcome<Opti
 
 const EVENTS: &str = "SELECT crc, body, position, at, id, name, key FROM events";
 
-/// Positions are integers to SQLite; one beyond them is beyond everything.
+/// SQLite integers are signed; a larger position is after every row.
 fn clamped(position: u64) -> i64 {
     i64::try_from(position).unwrap_or(i64::MAX)
 }
@@ -362,7 +367,7 @@ mod tests {
     use super::super::schema::migrate;
     use super::*;
 
-    /// How the runs are found.
+    /// Checks the query plan.
     #[track_caller]
     fn check(ns: Option<&Namespace>, filter: &RunFilter, after: Option<u64>, expected: &[&str]) {
         let mut conn = Connection::open_in_memory().unwrap();

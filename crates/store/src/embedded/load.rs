@@ -1,4 +1,4 @@
-//! Reading one run.
+//! Reads of one run.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use uuid::Uuid;
 use super::body;
 use super::claims::{self, HELD};
 use super::schema::{key_of, number_of};
+use super::sqlite_error::{SqliteError, SqliteResult};
 use super::timers;
-use super::transition::header_numbers;
-use super::trouble::{Outcome, Trouble};
 use super::unique;
+use super::write_run::header_numbers;
 use crate::ids::Namespace;
-use crate::lines::Lines;
 use crate::query::*;
+use crate::task_queues::TaskQueues;
 
-/// The columns of a [`Summary`]. How many records there are is told by the last of them.
+/// The columns of a [`Summary`]. The number of records comes from the last row of records.
 pub(super) const SUMMARY: &str = "runs.id, runs.ns, runs.position, runs.created_at, runs.started_at, runs.ended_at, \
      runs.trimmed, CASE runs.trimmed WHEN 0 THEN (SELECT first + count - 1 FROM records WHERE run = runs.position \
      ORDER BY first DESC, row DESC LIMIT 1) END, runs.crc, runs.header";
 
-pub(super) fn summary(row: &Row<'_>) -> Outcome<Summary> {
+pub(super) fn summary(row: &Row<'_>) -> SqliteResult<Summary> {
     let run = RunId(Uuid::from_bytes(row.get(0)?));
     let header: Header = body::read(row, 8, &header_numbers(run), || format!("runs: the header of run {run}"))?;
     Ok(Summary {
@@ -42,13 +42,13 @@ pub(super) fn summary(row: &Row<'_>) -> Outcome<Summary> {
     })
 }
 
-pub(super) fn summary_of(conn: &Connection, run: RunId) -> Outcome<Option<Summary>> {
+pub(super) fn summary_of(conn: &Connection, run: RunId) -> SqliteResult<Option<Summary>> {
     let mut statement = conn.prepare_cached(&format!("SELECT {SUMMARY} FROM runs WHERE id = ?1"))?;
     let mut rows = statement.query([run.0.as_bytes()])?;
     rows.next()?.map(summary).transpose()
 }
 
-pub(super) fn load(conn: &Connection, run: RunId, since: Option<Version>) -> Outcome<Found> {
+pub(super) fn load(conn: &Connection, run: RunId, since: Option<Version>) -> SqliteResult<Found> {
     if let Some(since) = since
         && is_at(conn, run, since)?
     {
@@ -78,13 +78,13 @@ pub(super) fn load(conn: &Connection, run: RunId, since: Option<Version>) -> Out
     Ok(Found::Run(Box::new(Loaded { summary, rows })))
 }
 
-/// Without the header, which need not be read when it is known.
-fn is_at(conn: &Connection, run: RunId, version: Version) -> Outcome<bool> {
+/// Whether a run is at a version, without reading its header.
+fn is_at(conn: &Connection, run: RunId, version: Version) -> SqliteResult<bool> {
     let mut statement = conn.prepare_cached("SELECT 1 FROM runs WHERE id = ?1 AND version = ?2 AND trimmed = 0")?;
     Ok(statement.exists(params![run.0.as_bytes(), version.0 as i64])?)
 }
 
-fn activations<T: DeserializeOwned>(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<T>> {
+fn activations<T: DeserializeOwned>(conn: &Connection, run: RunId, position: i64) -> SqliteResult<Vec<T>> {
     let mut statement =
         conn.prepare_cached("SELECT crc, body, key FROM activations WHERE key >= ?1 AND key < ?2 ORDER BY key")?;
     let mut rows = statement.query([key_of(position, 0), key_of(position + 1, 0)])?;
@@ -92,9 +92,12 @@ fn activations<T: DeserializeOwned>(conn: &Connection, run: RunId, position: i64
     while let Some(row) = rows.next()? {
         let key: i64 = row.get(2)?;
         let name = || format!("activations: activation {} of run {run}", number_of(key));
-        // They are numbered without gaps, and found by their number.
+        // Activations are numbered without gaps.
         if number_of(key) != found.len() as u64 {
-            return Err(Trouble::Corrupt(format!("activations: activation {} of run {run} is missing", found.len())));
+            return Err(SqliteError::Corrupt(format!(
+                "activations: activation {} of run {run} is missing",
+                found.len()
+            )));
         }
         found.push(body::read(row, 0, &[key], name)?);
     }
@@ -105,8 +108,8 @@ fn keyed<K: Ord, V>(
     conn: &Connection,
     position: i64,
     sql: &str,
-    read: impl Fn(&Row<'_>) -> Outcome<(K, V)>,
-) -> Outcome<BTreeMap<K, V>> {
+    read: impl Fn(&Row<'_>) -> SqliteResult<(K, V)>,
+) -> SqliteResult<BTreeMap<K, V>> {
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query([position])?;
     let mut found = BTreeMap::new();
@@ -118,27 +121,32 @@ fn keyed<K: Ord, V>(
 }
 
 /// The position of a run, unless its timeline was trimmed.
-fn position(conn: &Connection, run: RunId) -> Outcome<Option<i64>> {
+fn position(conn: &Connection, run: RunId) -> SqliteResult<Option<i64>> {
     let mut statement = conn.prepare_cached("SELECT position FROM runs WHERE id = ?1 AND trimmed = 0")?;
     Ok(statement.query_row([run.0.as_bytes()], |row| row.get(0)).optional()?)
 }
 
-/// So many values, of so many bytes in all, are read by the thread that asks for them: to read and parse more takes longer
-/// than a thread that serves others should.
+/// Up to this many values and bytes are read on the calling thread; reading and parsing more would block it for too
+/// long.
 pub(super) const FEW_VALUES: usize = 64;
 const FEW_BYTES: i64 = 64 << 10;
 
-/// The values, unless they are large.
-pub(super) fn few_values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Option<Vec<(ValueId, Data)>>> {
+/// The values, or none if they are larger than [`FEW_BYTES`] in all.
+pub(super) fn few_values(conn: &Connection, run: RunId, ids: &[ValueId]) -> SqliteResult<Option<Vec<(ValueId, Data)>>> {
     values_within(conn, run, ids, FEW_BYTES)
 }
 
-pub(super) fn values(conn: &Connection, run: RunId, ids: &[ValueId]) -> Outcome<Vec<(ValueId, Data)>> {
+pub(super) fn values(conn: &Connection, run: RunId, ids: &[ValueId]) -> SqliteResult<Vec<(ValueId, Data)>> {
     Ok(values_within(conn, run, ids, i64::MAX)?.unwrap_or_default())
 }
 
-/// The same, unless they have more than so many bytes together: of those that do not fit, only the length is read.
-fn values_within(conn: &Connection, run: RunId, ids: &[ValueId], bytes: i64) -> Outcome<Option<Vec<(ValueId, Data)>>> {
+/// The values, or none if they have more than `bytes` in all: of a value that does not fit, only the length is read.
+fn values_within(
+    conn: &Connection,
+    run: RunId,
+    ids: &[ValueId],
+    bytes: i64,
+) -> SqliteResult<Option<Vec<(ValueId, Data)>>> {
     let Some(position) = position(conn, run)? else { return Ok(Some(Vec::new())) };
     let mut statement = conn.prepare_cached(
         "SELECT crc, CASE WHEN octet_length(body) <= ?2 THEN body END, octet_length(body) FROM \"values\" WHERE key = ?1",
@@ -158,11 +166,11 @@ fn values_within(conn: &Connection, run: RunId, ids: &[ValueId], bytes: i64) -> 
     Ok(Some(found))
 }
 
-pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -> Outcome<Vec<Numbered>> {
+pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -> SqliteResult<Vec<Numbered>> {
     let limit = limit.min(MAX_PAGE);
     let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
     let Ok(after) = i64::try_from(after) else { return Ok(Vec::new()) };
-    // A row holds several records: the first may begin before the one that is wanted.
+    // A row contains several records: the first row may begin before the first record wanted.
     let mut statement = conn.prepare_cached(
         "SELECT crc, body, first, count, ts FROM records WHERE run = ?1 AND count > 0 AND first >= \
          (SELECT coalesce(max(first), 0) FROM records WHERE run = ?1 AND first <= ?2) ORDER BY first",
@@ -175,7 +183,7 @@ pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -
         let (first, count, ts, packed) = packed(row, run, position)?;
         let expected = next.replace(first + count).unwrap_or(first.min(after + 1));
         if first != expected {
-            return Err(Trouble::Corrupt(format!("records: record {expected} of run {run} is missing")));
+            return Err(SqliteError::Corrupt(format!("records: record {expected} of run {run} is missing")));
         }
         let numbered = packed.into_iter().zip(first..).filter(|(_, n)| *n > after);
         let room = limit - found.len();
@@ -184,14 +192,14 @@ pub(super) fn records(conn: &Connection, run: RunId, after: u64, limit: usize) -
     Ok(found)
 }
 
-/// The logs of one activation: the rows that have some are known by an index of their own.
+/// The logs of one activation, found by the table `logs`, which lists the rows of records that contain some.
 pub(super) fn logs(
     conn: &Connection,
     run: RunId,
     activation: &str,
     after: u64,
     limit: usize,
-) -> Outcome<Vec<Numbered>> {
+) -> SqliteResult<Vec<Numbered>> {
     let limit = limit.min(MAX_PAGE);
     let Some(position) = position(conn, run)? else { return Ok(Vec::new()) };
     let Ok(after) = i64::try_from(after) else { return Ok(Vec::new()) };
@@ -215,28 +223,28 @@ pub(super) fn logs(
     Ok(found)
 }
 
-/// A row of records: the number of the first, how many there are, when they were written, and the records.
-fn packed(row: &Row<'_>, run: RunId, position: i64) -> Outcome<(i64, i64, i64, Vec<Record>)> {
+/// A row of records: the number of the first, their count, when they were written, and the records.
+fn packed(row: &Row<'_>, run: RunId, position: i64) -> SqliteResult<(i64, i64, i64, Vec<Record>)> {
     let (first, count, ts): (i64, i64, i64) = (row.get(2)?, row.get(3)?, row.get(4)?);
     let name = || format!("records: records {first} to {} of run {run}", first + count - 1);
     let packed: Vec<Record> = body::read(row, 0, &[position, first, count, ts], name)?;
     if packed.len() as i64 != count {
-        return Err(Trouble::Corrupt(format!("{} are {}", name(), packed.len())));
+        return Err(SqliteError::Corrupt(format!("{} are {}", name(), packed.len())));
     }
     Ok((first, count, ts, packed))
 }
 
-/// What hangs on a run. Who has a task is as it is on disk.
-pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
+/// The pending work of a run. Leases are as on disk; [`complete`] updates them.
+pub(super) fn pending(conn: &Connection, run: RunId) -> SqliteResult<PendingWork> {
     let messages = inbox(conn, run)?.messages;
     let mut statement = conn.prepare_cached("SELECT position, trimmed FROM runs WHERE id = ?1")?;
     let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let Some((position, trimmed)) = found else {
         let mut statement = conn.prepare_cached("SELECT ns FROM messages WHERE target = ?1 LIMIT 1")?;
         let ns: Option<String> = statement.query_row([run.0.as_bytes()], |row| row.get(0)).optional()?;
-        return Ok(Beside { messages, unstored_in: ns.as_deref().map(Namespace::new), ..Beside::default() });
+        return Ok(PendingWork { messages, unstored_in: ns.as_deref().map(Namespace::new), ..PendingWork::default() });
     };
-    Ok(Beside {
+    Ok(PendingWork {
         tasks: tasks(conn, run, position)?,
         timers: timers_of(conn, run, position)?,
         gates: if trimmed { Vec::new() } else { gates(conn, run, position)? },
@@ -246,7 +254,7 @@ pub(super) fn beside(conn: &Connection, run: RunId) -> Outcome<Beside> {
     })
 }
 
-fn tasks(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TaskRow>> {
+fn tasks(conn: &Connection, run: RunId, position: i64) -> SqliteResult<Vec<TaskRow>> {
     let mut statement = conn.prepare_cached(&format!(
         "SELECT crc, body, key, queued_at, closed, {HELD} FROM tasks WHERE key >= ?1 AND key < ?2 ORDER BY key"
     ))?;
@@ -266,7 +274,7 @@ fn tasks(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TaskRow>> 
     Ok(found)
 }
 
-fn timers_of(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TimerRow>> {
+fn timers_of(conn: &Connection, run: RunId, position: i64) -> SqliteResult<Vec<TimerRow>> {
     let mut statement = conn.prepare_cached(
         "SELECT activation, kind, fence, due, wall FROM timers WHERE run = ?1 ORDER BY activation, kind, fence",
     )?;
@@ -279,18 +287,18 @@ fn timers_of(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<TimerR
 }
 
 /// Columns activation, kind, fence, due and wall, from the first on.
-pub(super) fn timer(row: &Row<'_>, run: RunId) -> Outcome<TimerRow> {
+pub(super) fn timer(row: &Row<'_>, run: RunId) -> SqliteResult<TimerRow> {
     let kind: i64 = row.get(1)?;
     let key = timers::key(row.get(0)?, kind, row.get(2)?)
-        .ok_or_else(|| Trouble::Corrupt(format!("timers: a timer of run {run} is of kind {kind}")))?;
+        .ok_or_else(|| SqliteError::Corrupt(format!("timers: a timer of run {run} is of kind {kind}")))?;
     Ok(TimerRow { key, due: row.get(3)?, wall: row.get(4)? })
 }
 
-/// The columns of a [`GateRow`] but the id of its run.
+/// The columns of a [`GateRow`] except the id of its run.
 pub(super) const GATE: &str = "gates.crc, gates.body, gates.ns, gates.position, gates.activation, gates.token, gates.at, gates.deadline, \
      gates.closed, gates.run";
 
-pub(super) fn gate(row: &Row<'_>, run: RunId) -> Outcome<GateRow> {
+pub(super) fn gate(row: &Row<'_>, run: RunId) -> SqliteResult<GateRow> {
     let activation: u32 = row.get(4)?;
     let arrival = match row.get::<_, Option<i64>>(6)? {
         None => None,
@@ -310,7 +318,7 @@ pub(super) fn gate(row: &Row<'_>, run: RunId) -> Outcome<GateRow> {
     })
 }
 
-fn gates(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<GateRow>> {
+fn gates(conn: &Connection, run: RunId, position: i64) -> SqliteResult<Vec<GateRow>> {
     let mut statement = conn.prepare_cached(&format!("SELECT {GATE} FROM gates WHERE run = ?1 ORDER BY activation"))?;
     let mut rows = statement.query([position])?;
     let mut found = Vec::new();
@@ -320,24 +328,23 @@ fn gates(conn: &Connection, run: RunId, position: i64) -> Outcome<Vec<GateRow>> 
     Ok(found)
 }
 
-/// The oldest messages to a run. Which they are is told by the index alone, so that the others are not read.
 /// The oldest messages to a run.
-pub(super) struct Inbox {
+pub(super) struct StoredMessages {
     pub messages: Vec<Message>,
-    /// How large they are as JSON.
+    /// Their size as JSON.
     pub bytes: usize,
-    /// There are others.
+    /// There are more.
     pub more: bool,
 }
 
-/// Up to [`MAX_INBOX`] and [`MAX_INBOX_BYTES`] of them.
-pub(super) fn inbox(conn: &Connection, to: RunId) -> Outcome<Inbox> {
+/// Reads up to [`MAX_INBOX`] and [`MAX_INBOX_BYTES`], found in the index alone, so that other messages are not read.
+pub(super) fn inbox(conn: &Connection, to: RunId) -> SqliteResult<StoredMessages> {
     let mut statement = conn.prepare_cached(
         "SELECT crc, body, place, id FROM messages WHERE place IN \
          (SELECT place FROM messages WHERE target = ?1 ORDER BY +place LIMIT ?2) ORDER BY place",
     )?;
     let mut rows = statement.query(params![to.0.as_bytes(), MAX_INBOX as i64 + 1])?;
-    let mut found = Inbox { messages: Vec::new(), bytes: 0, more: false };
+    let mut found = StoredMessages { messages: Vec::new(), bytes: 0, more: false };
     while let Some(row) = rows.next()? {
         let bytes = row.get_ref(1)?.as_bytes().map_or(0, <[u8]>::len);
         let fits = found.messages.len() < MAX_INBOX && found.bytes + bytes <= MAX_INBOX_BYTES;
@@ -353,15 +360,15 @@ pub(super) fn inbox(conn: &Connection, to: RunId) -> Outcome<Inbox> {
     Ok(found)
 }
 
-/// Tasks as they are now: what is on disk says who has a task, and the mirror how far the lease was extended, or what keeps
-/// the task from being claimed.
-pub(super) fn complete(rows: &mut [TaskRow], run: RunId, lines: &Lines, now: Millis) {
+/// Completes tasks from the mirror. The disk says who holds a task; the mirror, how far the lease was extended or which
+/// bound keeps the task from being claimed.
+pub(super) fn complete(rows: &mut [TaskRow], run: RunId, queues: &TaskQueues, now: Millis) {
     for row in rows {
-        match (&row.held, lines.held(run, row.task.fence)) {
+        match (&row.held, queues.held(run, row.task.fence)) {
             (Some(held), Some(known)) if (held.request, held.since) == (known.request, known.since) => {
                 row.held = Some(known.clone());
             }
-            (None, None) => row.bound = lines.bound(run, row.task.fence, now),
+            (None, None) => row.bound = queues.bound(run, row.task.fence, now),
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! One process has a directory at a time: two writers would each trust what they have in memory.
+//! The lock on the directory. Only one process may have it: each writer trusts its own memory.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -10,7 +10,7 @@ use eddyline_machine::Millis;
 use super::files;
 use crate::error::StoreError;
 
-/// Held for as long as it lives. The system lets go of it when the process ends, however it ends.
+/// Held until dropped. The operating system releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: File,
@@ -20,7 +20,7 @@ impl Lock {
     pub fn take(dir: &Path, wall: Millis) -> Result<Lock, StoreError> {
         let path = files::lock(dir);
         let failed =
-            |error: std::io::Error| StoreError::Unavailable(format!("{} can't be locked: {error}", path.display()));
+            |error: std::io::Error| StoreError::Unavailable(format!("cannot lock {}: {error}", path.display()));
         let mut file = files::open_private(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
@@ -41,7 +41,7 @@ fn taken(dir: &Path, file: &mut File) -> StoreError {
         holder => holder,
     };
     StoreError::Unavailable(format!(
-        "the directory {} is in use by {holder}. Stop that process first, or use another directory",
+        "{} is locked by {holder}; stop that process or use another directory",
         dir.display()
     ))
 }

@@ -1,27 +1,27 @@
-//! Time, when a store is opened: it goes on from the latest moment that is stored, or from the wall clock's if that is
-//! later. A wall clock that is wrong at one start must not cost data, and can be set right afterwards.
+//! Store time when a store is opened: it continues from the latest stored time, or from the wall clock if that is
+//! later. Starting once with a wrong wall clock must not cost data, and can be corrected afterwards.
 
 use eddyline_machine::Millis;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::restore::meta;
-use super::trouble::Outcome;
+use super::sqlite_error::SqliteResult;
 
 /// If time has jumped by more than this since the store was last open, the wall clock may be wrong.
 const JUMP_MS: Millis = 24 * 60 * 60 * 1_000;
-/// So long is nothing deleted for its age then.
+/// For how long retention then deletes nothing.
 const WAIT_MS: Millis = 60 * 60 * 1_000;
-/// A wall clock that is behind by less is nothing to talk about.
+/// A wall clock that is behind by less is not reported.
 const BEHIND_MS: Millis = 2_000;
 
-/// From when on things may be deleted for their age.
+/// From when on retention may delete.
 pub(super) const DELETIONS_FROM: &str = "deletions_from";
-/// Rows up to these have times from before the clock was reset.
+/// Rows up to these positions have times from before the clock was reset.
 const RESET_RECORDS: &str = "reset_records";
 const RESET_EVENTS: &str = "reset_events";
 
-/// The latest moment that is stored.
-pub(super) fn latest(conn: &Connection) -> Outcome<Millis> {
+/// The latest stored time.
+pub(super) fn latest(conn: &Connection) -> SqliteResult<Millis> {
     let mut latest = meta(conn, "served_at")?;
     let (records, events) = (meta(conn, RESET_RECORDS)?, meta(conn, RESET_EVENTS)?);
     for (sql, after) in [
@@ -35,8 +35,8 @@ pub(super) fn latest(conn: &Connection) -> Outcome<Millis> {
     Ok(latest)
 }
 
-/// From when on things may be deleted for their age, if the store is opened at `wall`.
-pub(super) fn deletions_from(conn: &Connection, latest: Millis, wall: Millis) -> Outcome<Millis> {
+/// From when on retention may delete, if the store is opened at `wall`.
+pub(super) fn deletions_from(conn: &Connection, latest: Millis, wall: Millis) -> SqliteResult<Millis> {
     let noted = meta(conn, DELETIONS_FROM)?;
     if latest == 0 || wall - latest <= JUMP_MS {
         return Ok(noted);
@@ -44,30 +44,30 @@ pub(super) fn deletions_from(conn: &Connection, latest: Millis, wall: Millis) ->
     let hours = (wall - latest) / (60 * 60 * 1_000);
     tracing::warn!(
         hours,
-        "the clock is more than a day ahead of when the store was last open: nothing is deleted for its age in the next \
+        "the clock is more than a day ahead of when the store was last open: retention deletes nothing for the next \
          hour. If the clock is wrong, stop this process, set the clock and start once with --reset-clock"
     );
     Ok(noted.max(wall + WAIT_MS))
 }
 
-/// Says that the wall clock is behind what is stored.
+/// Warns if the wall clock is behind store time.
 pub(super) fn tell_behind(latest: Millis, wall: Millis) {
     let seconds = (latest - wall) / 1_000;
     if latest - wall > BEHIND_MS {
         tracing::warn!(
             seconds,
-            "the clock is behind the store's time, which never goes back: times in lists will be ahead of the clock. If \
-             the store was opened with a wrong clock, start once with --reset-clock"
+            "the clock is behind store time, which never goes back: new times will be ahead of the clock. If the store \
+             was opened with a wrong clock, start once with --reset-clock"
         );
     }
 }
 
-/// Sets the store's time back to the wall clock's. Waits keep the time that is left of them; moments that lie ahead become
-/// now. What can't be changed, the times in timelines and of events, stays as it is.
-pub(super) fn reset_clock(conn: &Connection, latest: Millis, wall: Millis) -> Outcome<()> {
+/// Sets store time back to the wall clock. Waits keep their remaining time; past times that lie ahead of the wall clock
+/// become now. The times in timelines and of events cannot change and stay as they are.
+pub(super) fn reset_clock(conn: &Connection, latest: Millis, wall: Millis) -> SqliteResult<()> {
     let by = latest - wall;
     if by <= 0 {
-        tracing::info!("the store's time is not ahead of the clock: there is nothing to reset");
+        tracing::info!("store time is not ahead of the clock: nothing to reset");
         return Ok(());
     }
     let tx = conn.unchecked_transaction()?;
@@ -99,6 +99,6 @@ pub(super) fn reset_clock(conn: &Connection, latest: Millis, wall: Millis) -> Ou
         tx.execute(last, [name])?;
     }
     tx.commit()?;
-    tracing::warn!(seconds = by / 1_000, "the store's time was set back to the clock's");
+    tracing::warn!(seconds = by / 1_000, "store time was set back to the clock");
     Ok(())
 }

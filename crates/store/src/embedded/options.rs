@@ -1,41 +1,40 @@
-//! How a store is opened.
+//! The options of an embedded store.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::clock::{Clock, SystemClock};
 
-/// Called by a thread of the store at a point of interest.
+/// Called by a thread of the store at a certain point.
 pub type Hook = Arc<dyn Fn() + Send + Sync>;
 
-/// How an embedded store is opened; what is not said is taken from [`Options::default`].
+/// How to open an embedded store.
 #[derive(Clone)]
 pub struct Options {
     pub clock: Arc<dyn Clock>,
-    /// Sets the store's time back to the clock's, if the store was once opened with a clock that was ahead.
+    /// Sets store time back to the clock, if the store was once opened with a clock that was ahead.
     pub reset_clock: bool,
     /// Threads that read, each with a connection of its own.
     pub readers: usize,
-    /// What to do when the disk can't be trusted any more, or a thread of the store panicked. The store is closed by then.
-    /// The default says so on stderr and ends the process: whatever it still holds in memory may be ahead of what is
-    /// stored.
+    /// Called when the disk can no longer be trusted or a thread of the store panicked, after the store was closed. The
+    /// default prints the reason to stderr and aborts the process, whose memory may be ahead of the disk.
     pub on_failure: Arc<dyn Fn(&StoreFailure) + Send + Sync>,
-    /// When the log has grown by so much, it is copied back into the database while writing goes on.
+    /// When the log has grown by this much, it is checkpointed, concurrently with writes.
     pub checkpoint_bytes: u64,
-    /// When the log is larger than this, the writer makes it start over.
+    /// When the log is larger than this, the writer restarts it.
     pub restart_bytes: u64,
-    /// The database grows to at most this, as if the disk were full then.
+    /// The most bytes of the database file; beyond, writes fail as if the disk were full.
     pub max_bytes: Option<u64>,
-    /// Inside a group of commits, before each time that it uses the disk. For tests with a disk that hangs.
+    /// Called inside a group, before each disk access. For tests with a disk that hangs.
     pub inside_commit: Option<Hook>,
-    /// Right before and right after a group of commits becomes durable. For tests that cut the power there.
+    /// Called right before and right after a group becomes durable. For tests that cut the power there.
     pub before_commit: Option<Hook>,
     pub after_commit: Option<Hook>,
-    /// After what is due was read and before it is handed out. For tests that use it up just then.
+    /// Called after due items were read and before they are handed out. For tests that consume them in between.
     pub after_due_read: Option<Hook>,
 }
 
-/// Why a store gave up.
+/// Why a store failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreFailure {
     pub directory: String,
@@ -45,7 +44,7 @@ pub struct StoreFailure {
 impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let StoreFailure { directory, reason } = self;
-        write!(f, "the store in {directory} gave up: {reason}. Nothing was acknowledged that is not stored")
+        write!(f, "the store in {directory} failed: {reason}. All acknowledged commits are stored")
     }
 }
 

@@ -1,4 +1,4 @@
-//! The threads that read, each with a connection of its own: beside the writer, and never in its way.
+//! The reader threads, each with its own connection. They neither block the writer nor wait for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::files;
 use super::shared::Shared;
-use super::threads::{said, spawn_essential};
-use super::trouble::{Outcome, Trouble};
+use super::sqlite_error::{SqliteError, SqliteResult};
+use super::threads::{panic_message, spawn_essential};
 use super::watch::{For, Watch};
 use crate::error::{Result, StoreError};
 
-/// Reads that may wait for a thread; further callers wait for room.
+/// The capacity of the queue of reads; further callers wait for room.
 const WAITING: usize = 1_024;
 
 type Job = Box<dyn FnOnce(&Connection) + Send>;
@@ -24,7 +24,7 @@ type Jobs = Arc<Mutex<mpsc::Receiver<Job>>>;
 pub(super) struct Readers {
     jobs: Option<mpsc::Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
-    /// For what is read in less time than it takes to wake a thread.
+    /// For reads that take less time than waking a thread.
     quick: Mutex<Option<Connection>>,
     watch: Arc<Watch>,
 }
@@ -34,10 +34,10 @@ impl Readers {
         let (dir, count) = (&shared.dir, shared.options.readers);
         let (jobs, queue) = mpsc::channel(WAITING);
         let queue: Jobs = Arc::new(Mutex::new(queue));
-        let quick = files::open_reader(dir).map_err(Trouble::into_error)?;
+        let quick = files::open_reader(dir).map_err(SqliteError::into_error)?;
         let mut readers = Readers { jobs: Some(jobs), threads: Vec::new(), quick: Mutex::new(Some(quick)), watch };
         for n in 0..count.max(1) {
-            let conn = files::open_reader(dir).map_err(Trouble::into_error)?;
+            let conn = files::open_reader(dir).map_err(SqliteError::into_error)?;
             let queue = queue.clone();
             let thread = spawn_essential(&format!("eddyline-read-{n}"), shared, move || serve(&conn, &queue))?;
             readers.threads.push(thread);
@@ -45,10 +45,10 @@ impl Readers {
         Ok(readers)
     }
 
-    /// Reads on one of the threads, everything as of one moment.
+    /// Reads on one of the threads, from one snapshot.
     pub async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Connection) -> Outcome<T> + Send + 'static,
+        read: impl FnOnce(&Connection) -> SqliteResult<T> + Send + 'static,
     ) -> Result<T> {
         let closed = || StoreError::Closed("it was closed by its owner".to_owned());
         let (answer, answered) = oneshot::channel();
@@ -60,11 +60,11 @@ impl Readers {
         answered.await.map_err(|_| closed())?
     }
 
-    /// Reads a few rows that are found by their keys: on this thread, unless another one does so or this one must not
-    /// wait for a disk.
+    /// Reads a few rows by key: on this thread, unless another thread is doing so or this one must not block on the
+    /// disk.
     pub async fn read_few<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Connection) -> Outcome<T> + Send + 'static,
+        read: impl FnOnce(&Connection) -> SqliteResult<T> + Send + 'static,
     ) -> Result<T> {
         if let Ok(quick) = self.quick.try_lock()
             && let Some(conn) = &*quick
@@ -75,7 +75,7 @@ impl Readers {
         self.read(read).await
     }
 
-    /// Ends the threads when they have done what waits.
+    /// Stops the threads after they have finished the queued reads.
     pub fn stop(&mut self) {
         self.jobs = None;
         *self.quick.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
@@ -95,27 +95,27 @@ fn serve(conn: &Connection, queue: &Jobs) {
     }
 }
 
-/// Ends the snapshot of a read that goes on: what is read from here on is as of now.
-pub(super) fn renew_snapshot(conn: &Connection) -> Outcome<()> {
+/// Continues a read on a new snapshot.
+pub(super) fn renew_snapshot(conn: &Connection) -> SqliteResult<()> {
     conn.prepare_cached("COMMIT")?.execute([])?;
     conn.prepare_cached("BEGIN")?.execute([])?;
     Ok(())
 }
 
-/// Everything as of one moment. A read that panics is an error for its caller, and the connection is used again: what is
-/// left of the read is rolled back before the next one.
-fn at_one_moment<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Result<T> {
+/// Reads from one snapshot. A panic becomes an error for the caller; the connection is reused, and the transaction left
+/// open is rolled back before the next read.
+fn at_one_moment<T>(conn: &Connection, read: impl FnOnce(&Connection) -> SqliteResult<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(|| in_transaction(conn, read))) {
-        Ok(outcome) => outcome.map_err(Trouble::into_error),
+        Ok(outcome) => outcome.map_err(SqliteError::into_error),
         Err(panic) => {
-            let said = said(&*panic);
-            tracing::error!("a read panicked: {said}");
-            Err(StoreError::Unavailable(format!("the read panicked: {said}")))
+            let message = panic_message(&*panic);
+            tracing::error!("a read panicked: {message}");
+            Err(StoreError::Unavailable(format!("the read panicked: {message}")))
         }
     }
 }
 
-fn in_transaction<T>(conn: &Connection, read: impl FnOnce(&Connection) -> Outcome<T>) -> Outcome<T> {
+fn in_transaction<T>(conn: &Connection, read: impl FnOnce(&Connection) -> SqliteResult<T>) -> SqliteResult<T> {
     if !conn.is_autocommit() {
         conn.execute_batch("ROLLBACK")?;
     }

@@ -1,20 +1,20 @@
-//! The tables, named after the words of the design, and the steps from one version of them to the next.
+//! The tables and their migrations.
 //!
-//! A run is known to the other tables by its position, an integer. Rows that belong to a run and a number of it are kept
-//! under one integer key made of both ([`key_of`]): the table is its own index, and what a run has lies together.
-//! Records are only ever appended, so they have a row number of their own and a slim index.
+//! Other tables refer to a run by its position, an integer. Rows that belong to a run and a number within it have one
+//! integer key made of both ([`key_of`]): the table needs no other index, and the rows of a run are adjacent. Records
+//! are only appended, so they have their own row number and a small index.
 
 use rusqlite::Connection;
 
-use super::trouble::{Outcome, Trouble};
+use super::sqlite_error::{SqliteError, SqliteResult};
 use crate::error::StoreError;
 
-/// Says whose file it is, in the header of the database: `Eddy`.
+/// The `application_id` in the database header: `Eddy`.
 const APPLICATION: i64 = 0x4564_6479;
 
-/// How many bits of a key are the number within the run. The rest, 37 bits, is left for the run.
+/// The bits of a key for the number within the run. The other 37 are for the run.
 const NUMBER_BITS: u32 = 26;
-/// Numbers of activations, values and fences of a run stay below this. A run that had so many would not fit in memory.
+/// Numbers of activations, values and fences of a run stay below this. A run with this many would not fit in memory.
 pub(super) const MOST_NUMBERS: u64 = 1 << NUMBER_BITS;
 
 /// The key of a row that belongs to a run and a number.
@@ -26,7 +26,7 @@ pub(super) fn number_of(key: i64) -> u64 {
     key as u64 & (MOST_NUMBERS - 1)
 }
 
-/// Each takes the database one version further. What was released is never changed; a new step is appended.
+/// The migrations, one per version. Released steps never change; append new ones.
 const STEPS: &[&str] = &[
     "
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -213,13 +213,13 @@ CREATE TABLE buckets (
     PRIMARY KEY (ns, kind, name, key, keyed)
 ) WITHOUT ROWID;
 
--- Runs of which the header is gone and the rest is still being deleted.
+-- Runs whose header is deleted and whose other rows are still being deleted.
 CREATE TABLE leaving (run INTEGER PRIMARY KEY, id BLOB NOT NULL);
--- Events of a namespace up to this position are gone, even if their rows are still there.
+-- Events of a namespace up to this position are deleted, even if their rows still exist.
 CREATE TABLE forgotten (ns TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID;
 ",
     "
--- What goes on, whatever its namespace; and headers, which are kept longer than what belongs to them.
+-- Runs that have not ended, in all namespaces; and trimmed runs, whose headers are kept longer than the rest.
 CREATE INDEX runs_going ON runs (status) WHERE ended_at IS NULL;
 CREATE INDEX runs_trimmed ON runs (ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
 ",
@@ -227,7 +227,7 @@ CREATE INDEX runs_trimmed ON runs (ended_at) WHERE ended_at IS NOT NULL AND trim
 -- The run at the top of the tree that a child is part of. Only its descendants are counted.
 ALTER TABLE runs ADD COLUMN root BLOB;
 CREATE INDEX runs_by_root ON runs (root, ns) WHERE root IS NOT NULL;
--- Where the events of a moment begin: their times go up with their positions.
+-- To find the first event at a time: times grow with positions.
 CREATE INDEX events_by_time ON events (ns, at);
 ",
     "
@@ -245,8 +245,8 @@ INSERT OR IGNORE INTO logs (run, activation, first)
         AND record.value ->> '$.kind' = 'runner.log' AND record.value ->> '$.data.stepKey' IS NOT NULL;
 ",
     "
--- Runs that have or want a unique key, in line: the first of a line goes on, the others wait. A run can be in line before it
--- is stored, so it is named by its id.
+-- Runs that have or wait for a unique key: the first in line executes, the others wait. A run can be in line before it
+-- is stored, so it is identified by its id.
 CREATE TABLE lines (
     place INTEGER PRIMARY KEY,
     ns TEXT NOT NULL,
@@ -258,14 +258,14 @@ CREATE UNIQUE INDEX lines_by_run ON lines (run);
 CREATE INDEX lines_by_key ON lines (ns, flow, key);
 ",
     "
--- How long runs are kept is set for each namespace.
+-- Retention is set per namespace.
 DROP INDEX runs_by_end;
 DROP INDEX runs_trimmed;
 CREATE INDEX runs_by_end ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 0;
 CREATE INDEX runs_trimmed ON runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed = 1;
--- What became of an event.
+-- The number of gates an event opened.
 ALTER TABLE events ADD COLUMN gates_opened INTEGER NOT NULL DEFAULT 0;
--- The run that a retry or a rerun is one of.
+-- The run that this one is a retry or rerun of.
 ALTER TABLE runs ADD COLUMN retry_of BLOB;
 UPDATE runs SET retry_of = unhex(replace(header ->> '$.retry_of', '-', ''))
     WHERE json_valid(header) AND header ->> '$.retry_of' IS NOT NULL;
@@ -273,22 +273,22 @@ CREATE INDEX runs_by_retry_of ON runs (retry_of, ns) WHERE retry_of IS NOT NULL;
 ",
 ];
 
-/// Brings the tables up to date, all steps or none. A database of a newer version is left alone.
+/// Migrates the tables to the current version, all steps or none. Refuses a database of a newer version.
 pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
     let version = check_version(conn)?;
     if version == STEPS.len() {
         return Ok(());
     }
-    run_steps(conn, version).map_err(Trouble::into_error)
+    run_steps(conn, version).map_err(SqliteError::into_error)
 }
 
 fn check_version(conn: &Connection) -> Result<usize, StoreError> {
     let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let read = || -> Outcome<(i64, i64, i64)> {
+    let read = || -> SqliteResult<(i64, i64, i64)> {
         let tables = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
         Ok((pragma("application_id")?, pragma("user_version")?, tables))
     };
-    let (application, version, tables) = read().map_err(Trouble::into_error)?;
+    let (application, version, tables) = read().map_err(SqliteError::into_error)?;
     let path = conn.path().unwrap_or_default();
     if application != APPLICATION && (application != 0 || version != 0 || tables != 0) {
         return Err(StoreError::Corrupt(format!("{path} is the database of another program, not an Eddyline store")));
@@ -296,14 +296,14 @@ fn check_version(conn: &Connection) -> Result<usize, StoreError> {
     match usize::try_from(version) {
         Ok(version) if version <= STEPS.len() => Ok(version),
         _ => Err(StoreError::Unavailable(format!(
-            "{path} has tables of version {version}, and this Eddyline knows them up to {}: start the newer Eddyline that \
-             wrote it, or restore a backup from before",
+            "{path} has schema version {version}, but this Eddyline supports versions up to {}: start the newer \
+             Eddyline that wrote it, or restore an older backup",
             STEPS.len()
         ))),
     }
 }
 
-fn run_steps(conn: &mut Connection, from: usize) -> Outcome<()> {
+fn run_steps(conn: &mut Connection, from: usize) -> SqliteResult<()> {
     let tx = conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     for step in STEPS.iter().skip(from) {
         tx.execute_batch(step)?;

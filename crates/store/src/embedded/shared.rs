@@ -1,14 +1,14 @@
-//! What the threads of a store have in common.
+//! State shared by the threads of a store.
 //!
-//! **The mirror.** [`Tasks::lines`] mirrors the table of tasks, and the writer changes it while it works on a group, so
-//! between a change and its commit the mirror is ahead of the disk. What can be seen of that is harmless: nobody knows of
-//! a claim before its answer, which comes after the commit, so nobody can extend or report it; what is handed out as due
-//! is checked again by the writer when it is used up; the state of a queue is a snapshot anyway. What a decision rests
-//! on, namely who has a task ([`crate::Store::beside`]), is read from the disk, and only how far its lease was extended
-//! is taken from here. When a commit fails, what it changed in the mirror is read from the disk again; a worker that asked
-//! in between may have been told that its task is gone, which costs at most the attempt.
+//! **The mirror.** [`TaskMirror::queues`] mirrors the table of tasks. The writer changes it while it works on a group,
+//! so until the commit the mirror is ahead of the disk. What others can see of that is harmless: a claim is known only
+//! after the commit, so no worker can extend or report it before; the writer checks due items again when they are
+//! consumed; the state of a queue is a snapshot anyway. The holder of a task, on which decisions depend
+//! ([`crate::Store::pending`]), is read from disk; only the extension of its lease is taken from the mirror. When a
+//! commit fails, its changes to the mirror are undone by reading the disk again; a heartbeat in between may have been
+//! told that its task is lost, which costs at most the attempt.
 //!
-//! Threads of a runtime take the lock on the mirror, so nobody holds it while a disk is used.
+//! Runtime threads lock the mirror, so it is never locked during disk access.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
@@ -21,7 +21,7 @@ use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
 use crate::hints::Teller;
 use crate::holds::Holds;
-use crate::lines::Lines;
+use crate::task_queues::TaskQueues;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -30,32 +30,32 @@ pub(super) struct Shared {
     pub time: StoreTime,
     pub hints: Teller,
     pub counters: Counters,
-    /// Until when it is on disk that somebody served.
+    /// The stored time until which the store was served.
     pub served_at: AtomicI64,
-    /// From when on things may be deleted for their age.
+    /// From when on retention may delete.
     pub deletions_from: AtomicI64,
     /// The last group could not be written.
     pub refused: AtomicBool,
-    /// The files that are open; known once all of them are.
+    /// The open files; set once all of them are open.
     pub intact: OnceLock<Intact>,
-    /// The log is long enough for the writer to start it over.
+    /// The log is long enough for the writer to restart it.
     pub log_is_long: AtomicBool,
-    /// Commits that changed documents.
+    /// The number of commits that changed documents.
     pub documents_changed: AtomicU64,
-    tasks: Mutex<Tasks>,
+    tasks: Mutex<TaskMirror>,
     failed: OnceLock<String>,
-    /// What happened to the files, if anything did.
+    /// Which file was removed or replaced, if any.
     lost: OnceLock<String>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Tasks {
-    pub lines: Lines,
+pub(super) struct TaskMirror {
+    pub queues: TaskQueues,
     pub holds: Holds,
 }
 
 impl Shared {
-    pub fn new(dir: PathBuf, options: Options, time: StoreTime, lines: Lines) -> Shared {
+    pub fn new(dir: PathBuf, options: Options, time: StoreTime, queues: TaskQueues) -> Shared {
         Shared {
             dir,
             options,
@@ -68,17 +68,17 @@ impl Shared {
             intact: OnceLock::new(),
             log_is_long: AtomicBool::new(false),
             documents_changed: AtomicU64::new(0),
-            tasks: Mutex::new(Tasks { lines, holds: Holds::default() }),
+            tasks: Mutex::new(TaskMirror { queues, holds: Holds::default() }),
             failed: OnceLock::new(),
             lost: OnceLock::new(),
         }
     }
 
-    pub fn tasks(&self) -> MutexGuard<'_, Tasks> {
+    pub fn tasks(&self) -> MutexGuard<'_, TaskMirror> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses to go on after a failure.
+    /// Fails once the store has failed.
     pub fn check(&self) -> Result<()> {
         match self.failed.get() {
             Some(reason) => Err(StoreError::Closed(reason.clone())),
@@ -86,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Refuses to write after a failure, or when the files are gone.
+    /// Fails once the store has failed or its files were removed or replaced.
     pub fn check_files(&self) -> Result<()> {
         self.check()?;
         match self.lost.get() {
@@ -95,27 +95,26 @@ impl Shared {
         }
     }
 
-    /// Looks whether the files are still there. If they are not, nothing more is written: it would be lost. What was
-    /// opened can still be read. The process goes on, since one that is started in its place would find no store there
-    /// and make an empty one.
+    /// Checks whether the files still exist. If not, writes are refused, because they would be lost; reads still work.
+    /// The process keeps running: a restarted one would find no store and create an empty one.
     pub fn look_at_files(&self) {
         if let Some(Err(what)) = self.intact.get().map(Intact::check)
             && self.lost.set(what.clone()).is_ok()
         {
-            tracing::error!(directory = %self.dir.display(), what, "the files of the store are gone");
+            tracing::error!(directory = %self.dir.display(), what, "files were removed or replaced; writes are refused");
         }
     }
 
-    /// The disk can't be trusted any more.
+    /// Closes the store because its disk can no longer be trusted.
     pub fn disk_failed(&self, error: &StoreError) {
-        self.fail(&format!("its disk can't be trusted any more ({error}); check it before starting again"));
+        self.fail(&format!("its disk can no longer be trusted ({error}); check the disk before restarting"));
     }
 
-    /// Closes the store for good, then tells whoever wants to know.
+    /// Closes the store permanently and calls `on_failure`.
     pub fn fail(&self, reason: &str) {
         if self.failed.set(reason.to_owned()).is_ok() {
             let failure = StoreFailure { directory: self.dir.display().to_string(), reason: reason.to_owned() };
-            tracing::error!(directory = %failure.directory, reason, "the store gave up");
+            tracing::error!(directory = %failure.directory, reason, "the store failed");
             (self.options.on_failure)(&failure);
         }
     }

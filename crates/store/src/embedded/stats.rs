@@ -1,23 +1,23 @@
-//! What the store has done since it was opened, in numbers.
+//! Counters of the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counted since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Calls that came to the writer.
+    /// Requests to the writer.
     pub requests: u64,
-    /// Groups of calls that the writer took on.
+    /// Groups of requests.
     pub groups: u64,
     /// Groups that became durable, each with one sync. The others had nothing to write.
     pub commits: u64,
     /// Groups that failed and were rolled back.
     pub rollbacks: u64,
-    /// Times that the log was copied back into the database.
+    /// Checkpoints of the log.
     pub checkpoints: u64,
-    /// Times that the log was made to start over.
+    /// Restarts of the log.
     pub restarts: u64,
-    /// Bytes in the log's file now.
+    /// The current size of the log file.
     pub log_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The key of a timer as columns, in the order of the keys.
+//! Timer keys as columns, which sort like the keys.
 
 use eddyline_machine::{ActId, Fence, TimerKey, TimerKind};
 

@@ -1,5 +1,5 @@
-//! What a group has changed in memory. A group that could not be written is taken back by reading just this from the
-//! disk again: that costs as much as the group, however much is queued.
+//! What a group has changed in memory. If the group cannot be written, only this is read from disk again: the cost
+//! depends on the group, not on the number of queued tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,35 +9,35 @@ use serde_json::Value;
 
 use super::body;
 use super::claims::{HELD, held, name};
-use super::kept::{Kept, Numbers};
 use super::restore;
 use super::schema::key_of;
 use super::shared::Shared;
-use super::trouble::Outcome;
+use super::sqlite_error::SqliteResult;
+use super::writer_cache::{Numbers, WriterCache};
 use crate::claim::Held;
 use crate::document::{DocumentKey, kind};
 use crate::ids::Namespace;
-use crate::lines::{Bucket, BucketKey, Lines, Queued};
+use crate::task_queues::{Bucket, BucketKey, Queued, TaskQueues};
 
-/// Tasks of a run by their fences, each with what was known of its claim when it was removed.
-type Tasks = BTreeMap<Fence, Option<Held>>;
+/// Tasks of a run by fence, each with its claim if it was removed.
+type TouchedTasks = BTreeMap<Fence, Option<Held>>;
 
 #[derive(Debug)]
 pub(super) struct Touched {
-    /// The numbers that were given out last when the group began.
+    /// The last numbers assigned when the group began.
     numbers: Numbers,
-    /// Runs, with those of their tasks that were added, closed, claimed or removed; how far the lease of one that was
-    /// removed had been extended is known from nowhere else.
-    runs: BTreeMap<RunId, Tasks>,
+    /// Runs, with their tasks that were added, closed, claimed or removed. For a removed task this is the only copy of
+    /// how far its lease had been extended.
+    runs: BTreeMap<RunId, TouchedTasks>,
     rules: Vec<(Namespace, DocumentKey)>,
     buckets: BTreeSet<BucketKey>,
-    /// Up to where events were gone before.
+    /// The previous values of `WriterCache::forgotten`.
     forgotten: BTreeMap<Namespace, Option<i64>>,
 }
 
-/// The same as it is on disk.
+/// The same as stored on disk.
 struct OnDisk {
-    runs: Vec<(RunId, Tasks, Option<RunOnDisk>)>,
+    runs: Vec<(RunId, TouchedTasks, Option<RunOnDisk>)>,
     rules: Vec<(Namespace, DocumentKey, Option<Value>)>,
     buckets: Vec<(BucketKey, Option<Bucket>)>,
 }
@@ -96,27 +96,27 @@ impl Touched {
         self.forgotten.entry(ns.clone()).or_insert(before);
     }
 
-    /// Makes memory what the disk says, after the transaction was rolled back. Nobody waits while it is read.
-    pub fn take_back(mut self, conn: &Connection, kept: &mut Kept, shared: &Shared) -> Outcome<()> {
-        kept.set_numbers(self.numbers);
+    /// Restores memory from disk after the transaction was rolled back. The mirror is not locked while reading.
+    pub fn take_back(mut self, conn: &Connection, cache: &mut WriterCache, shared: &Shared) -> SqliteResult<()> {
+        cache.set_numbers(self.numbers);
         for (run, fences) in &self.runs {
-            kept.forget(*run);
-            fences.keys().for_each(|fence| kept.drop_body(*run, *fence));
+            cache.forget(*run);
+            fences.keys().for_each(|fence| cache.drop_body(*run, *fence));
         }
         for (ns, before) in std::mem::take(&mut self.forgotten) {
             match before {
-                Some(before) => kept.forgotten.insert(ns, before),
-                None => kept.forgotten.remove(&ns),
+                Some(before) => cache.forgotten.insert(ns, before),
+                None => cache.forgotten.remove(&ns),
             };
         }
-        let spent = shared.tasks().lines.take_spent();
+        let spent = shared.tasks().queues.take_spent();
         self.buckets.extend(spent.into_iter().map(|(key, _)| key));
         let found = self.read(conn)?;
-        found.put_into(&mut shared.tasks().lines, shared.time.now());
+        found.put_into(&mut shared.tasks().queues, shared.time.now());
         Ok(())
     }
 
-    fn read(self, conn: &Connection) -> Outcome<OnDisk> {
+    fn read(self, conn: &Connection) -> SqliteResult<OnDisk> {
         let mut found = OnDisk { runs: Vec::new(), rules: Vec::new(), buckets: Vec::new() };
         for (run, fences) in self.runs {
             let of_run = read_run(conn, run, fences.keys())?;
@@ -135,27 +135,27 @@ impl Touched {
 }
 
 impl OnDisk {
-    fn put_into(self, lines: &mut Lines, now: Millis) {
+    fn put_into(self, queues: &mut TaskQueues, now: Millis) {
         for (ns, key, rules) in &self.rules {
-            lines.set_rules(ns, key, rules.as_ref());
+            queues.set_rules(ns, key, rules.as_ref());
         }
         for (key, bucket) in self.buckets {
             match bucket {
-                Some(bucket) => lines.set_bucket(key, bucket),
-                None => lines.drop_bucket(&key),
+                Some(bucket) => queues.set_bucket(key, bucket),
+                None => queues.drop_bucket(&key),
             }
         }
         for (run, fences, on_disk) in self.runs {
             let (mut known, mut starts) = (BTreeMap::new(), BTreeMap::new());
             for (fence, removed) in fences {
-                starts.extend(lines.start_by(run, fence).map(|by| (fence, by)));
-                known.extend(lines.held(run, fence).cloned().or(removed).map(|held| (fence, held)));
-                lines.remove(run, fence);
+                starts.extend(queues.start_by(run, fence).map(|by| (fence, by)));
+                known.extend(queues.held(run, fence).cloned().or(removed).map(|held| (fence, held)));
+                queues.remove(run, fence);
             }
             if let Some(on_disk) = on_disk {
-                on_disk.put_into(lines, run, &known, &starts, now);
+                on_disk.put_into(queues, run, &known, &starts, now);
             }
-            lines.forget_idle(run);
+            queues.forget_idle(run);
         }
     }
 }
@@ -163,31 +163,35 @@ impl OnDisk {
 impl RunOnDisk {
     fn put_into(
         self,
-        lines: &mut Lines,
+        queues: &mut TaskQueues,
         run: RunId,
         known: &BTreeMap<Fence, Held>,
         starts: &BTreeMap<Fence, Millis>,
         now: Millis,
     ) {
-        if self.tasks.is_empty() && !lines.knows(run) {
+        if self.tasks.is_empty() && !queues.knows(run) {
             return;
         }
-        lines.set_run(&self.ns, run, &self.flow, self.paused, self.memo);
+        queues.set_run(&self.ns, run, &self.flow, self.paused, self.memo);
         for TaskOnDisk { task, place, queued_at, start_by, closed, held } in self.tasks {
             let held = held.map(|held| match known.get(&task.fence) {
-                // How far it was extended is known only in memory.
+                // Extensions are only in memory.
                 Some(known) if known.request == held.request && known.since == held.since => known.clone(),
-                // It is another claim, of which nothing is known: it gets its full time.
+                // Another claim, unknown in memory: it gets its full time.
                 _ => Held { lease_until: held.lease_until.max(now + held.lease_ms), ..held },
             });
-            // What was added to it while nobody served is known only in memory, too.
+            // So are credits for time without service.
             let start_by = start_by.map(|by| starts.get(&task.fence).map_or(by, |known| by.max(*known)));
-            lines.add(run, Queued { task: &task, queued_at, place, start_by, closed, held });
+            queues.add(run, Queued { task: &task, queued_at, place, start_by, closed, held });
         }
     }
 }
 
-fn read_run<'f>(conn: &Connection, run: RunId, fences: impl Iterator<Item = &'f Fence>) -> Outcome<Option<RunOnDisk>> {
+fn read_run<'f>(
+    conn: &Connection,
+    run: RunId,
+    fences: impl Iterator<Item = &'f Fence>,
+) -> SqliteResult<Option<RunOnDisk>> {
     let mut statement = conn.prepare_cached("SELECT position, ns, flow, paused, memo FROM runs WHERE id = ?1")?;
     let found = statement.query_row([run.0.as_bytes()], |row| {
         let ns = Namespace::new(&row.get::<_, String>(1)?);
@@ -202,7 +206,7 @@ fn read_run<'f>(conn: &Connection, run: RunId, fences: impl Iterator<Item = &'f 
     Ok(Some(of_run))
 }
 
-fn read_task(conn: &Connection, run: RunId, key: i64) -> Outcome<Option<TaskOnDisk>> {
+fn read_task(conn: &Connection, run: RunId, key: i64) -> SqliteResult<Option<TaskOnDisk>> {
     let mut statement =
         conn.prepare_cached(&format!("SELECT place, queued_at, closed, crc, body, {HELD} FROM tasks WHERE key = ?1"))?;
     let mut rows = statement.query(params![key])?;

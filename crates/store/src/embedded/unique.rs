@@ -6,14 +6,14 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::body::Body;
 use super::group::Group;
-use super::trouble::{Outcome, Trouble};
+use super::sqlite_error::{SqliteError, SqliteResult};
 use crate::LINE_LIMIT;
 use crate::commit::RunCommit;
 use crate::error::Refused;
 use crate::ids::Namespace;
 
 /// Whether a run is the first in its line.
-pub(super) fn is_first(conn: &Connection, run: RunId) -> Outcome<bool> {
+pub(super) fn is_first(conn: &Connection, run: RunId) -> SqliteResult<bool> {
     let mut statement = conn.prepare_cached(
         "SELECT 1 FROM lines AS own WHERE own.run = ?1 AND NOT EXISTS (SELECT 1 FROM lines AS other \
          WHERE other.ns = own.ns AND other.flow = own.flow AND other.key = own.key AND other.place < own.place)",
@@ -23,7 +23,7 @@ pub(super) fn is_first(conn: &Connection, run: RunId) -> Outcome<bool> {
 
 impl Group<'_> {
     /// Why a start cannot join the line of its key.
-    pub fn refused_by_line(&self, commit: &RunCommit) -> Outcome<Option<Refused>> {
+    pub fn refused_by_line(&self, commit: &RunCommit) -> SqliteResult<Option<Refused>> {
         let header = &commit.transition.header;
         let Some(unique) = &header.unique else { return Ok(None) };
         let line = self.line(&commit.ns, &header.flow, unique)?;
@@ -35,7 +35,7 @@ impl Group<'_> {
         })
     }
 
-    pub fn join_line(&mut self, commit: &RunCommit) -> Outcome<()> {
+    pub fn join_line(&mut self, commit: &RunCommit) -> SqliteResult<()> {
         let (ns, header) = (&commit.ns, &commit.transition.header);
         let Some(unique) = &header.unique else { return Ok(()) };
         let line = self.line(ns, &header.flow, unique)?;
@@ -57,8 +57,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// A run that has ended leaves its line, or passes its place on to the run that it is continued as.
-    pub fn end_in_line(&mut self, ns: &Namespace, header: &Header) -> Outcome<()> {
+    /// An ended run leaves its line, or hands its place to the run that continues it.
+    pub fn end_in_line(&mut self, ns: &Namespace, header: &Header) -> SqliteResult<()> {
         if header.phase != Phase::Ended || header.unique.is_none() {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    pub fn leave_line(&mut self, ns: &Namespace, run: RunId) -> Outcome<()> {
+    pub fn leave_line(&mut self, ns: &Namespace, run: RunId) -> SqliteResult<()> {
         let was_first = is_first(self.conn, run)?;
         let Some((flow, key)) = self.line_of(run)? else { return Ok(()) };
         self.write("DELETE FROM lines WHERE run = ?1", [run.0.as_bytes()])?;
@@ -78,18 +78,18 @@ impl Group<'_> {
         Ok(())
     }
 
-    fn line_of(&self, run: RunId) -> Outcome<Option<(String, String)>> {
+    fn line_of(&self, run: RunId) -> SqliteResult<Option<(String, String)>> {
         let mut statement = self.conn.prepare_cached("SELECT flow, key FROM lines WHERE run = ?1")?;
         let found = statement.query_row([run.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?)));
         Ok(found.optional()?)
     }
 
-    fn line(&self, ns: &Namespace, flow: &str, unique: &Unique) -> Outcome<Vec<RunId>> {
+    fn line(&self, ns: &Namespace, flow: &str, unique: &Unique) -> SqliteResult<Vec<RunId>> {
         self.line_from(ns, flow, &unique.key, LINE_LIMIT)
     }
 
     /// The first runs in a line.
-    fn line_from(&self, ns: &Namespace, flow: &str, key: &str, most: usize) -> Outcome<Vec<RunId>> {
+    fn line_from(&self, ns: &Namespace, flow: &str, key: &str, most: usize) -> SqliteResult<Vec<RunId>> {
         let mut statement = self
             .conn
             .prepare_cached("SELECT run FROM lines WHERE ns = ?1 AND flow = ?2 AND key = ?3 ORDER BY place LIMIT ?4")?;
@@ -98,8 +98,8 @@ impl Group<'_> {
         Ok(runs.collect::<rusqlite::Result<_>>()?)
     }
 
-    fn tell(&mut self, ns: &Namespace, message: Message) -> Outcome<()> {
-        let body = Body::of(&message.body).map_err(|error| Trouble::Impossible(error.to_string()))?;
+    fn tell(&mut self, ns: &Namespace, message: Message) -> SqliteResult<()> {
+        let body = Body::of(&message.body).map_err(|error| SqliteError::Impossible(error.to_string()))?;
         self.send(ns, &message, &body)
     }
 }

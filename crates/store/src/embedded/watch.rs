@@ -1,6 +1,6 @@
-//! Threads of a runtime that wait for the disk. The one that listens to the runtime's network and clock is the one that
-//! finds something to do, and while it writes or reads right there, the others may be asleep, so that nobody listens. That
-//! does no harm for the moment that a sync takes. If it takes longer, it is noticed here, and another thread is woken.
+//! Watches runtime threads that block on the disk. In tokio the thread that drives IO and timers may pick up a task
+//! that reads or writes here; while it blocks, the other threads may be asleep, so that nothing drives IO and timers.
+//! That is harmless for the duration of a sync. If it takes longer, the watcher wakes another thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -12,17 +12,17 @@ use super::shared::Shared;
 use super::threads::spawn_essential;
 use crate::error::Result;
 
-/// How often it is looked, while the disk is in use; and so, how long a runtime may listen to nobody.
+/// The interval of checks while the disk is in use, and thus the longest time without a thread that drives IO.
 const LOOK: Duration = Duration::from_millis(20);
-/// After so many looks at nothing, the disk is not in use.
+/// After this many checks without a wait, the watcher sleeps.
 const LOOKS: u32 = 50;
 
-/// For what a thread of a runtime waits. One at a time of each.
+/// What a runtime thread waits for; at most one thread for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
     Write,
     Read,
-    /// Noting which runs are being handled.
+    /// Writing the note of the runs being decided on.
     Note,
 }
 
@@ -45,10 +45,10 @@ struct Wait {
     since: Instant,
 }
 
-/// The wait is over when this is dropped.
-pub(super) struct Waiting<'a>(&'a Watch, For);
+/// Ends the wait when dropped.
+pub(super) struct DiskWait<'a>(&'a Watch, For);
 
-/// Watches for as long as it is there.
+/// The watcher thread; stopped when dropped.
 #[derive(Debug)]
 pub(super) struct Watcher {
     watch: Arc<Watch>,
@@ -77,8 +77,9 @@ impl Drop for Watcher {
 }
 
 impl Watch {
-    /// This thread may wait for the disk, and is watched while it does; unless its runtime has none left then.
-    pub fn wait(&self, what: For) -> Option<Waiting<'_>> {
+    /// Allows this thread to block on the disk, watched until the result is dropped. None if its runtime would have no
+    /// other thread left.
+    pub fn wait(&self, what: For) -> Option<DiskWait<'_>> {
         let runtime = Handle::try_current().ok()?;
         let mut state = self.state();
         let left = runtime.metrics().num_workers() > 1 + state.waits.iter().flatten().count();
@@ -89,7 +90,7 @@ impl Watch {
         if !std::mem::replace(&mut state.awake, true) {
             self.change.notify_one();
         }
-        Some(Waiting(self, what))
+        Some(DiskWait(self, what))
     }
 
     fn run(&self) {
@@ -103,7 +104,7 @@ impl Watch {
                 self.change.wait(state).unwrap_or_else(PoisonError::into_inner)
             };
             for wait in state.waits.iter().flatten().filter(|wait| wait.since.elapsed() >= LOOK) {
-                // Whoever is woken for this finds nothing else to do, and listens.
+                // The thread woken for this empty task then drives IO and timers.
                 wait.runtime.spawn(async {});
             }
             looks = if state.waits.iter().any(Option::is_some) { 0 } else { looks + 1 };
@@ -116,7 +117,7 @@ impl Watch {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for DiskWait<'_> {
     fn drop(&mut self) {
         self.0.state().waits[self.1 as usize] = None;
     }

@@ -1,6 +1,7 @@
-//! The one that writes. A thread takes everything that is waiting and makes it durable with one sync; while it does, the
-//! next group gathers. A small request that finds nobody waiting is carried out where it is made ([`Desk::at_once`]): to
-//! wake a thread and be woken by it takes longer than the commit itself. Nothing is answered before it is durable.
+//! The writer. Its thread takes all waiting requests and makes them durable with one sync; meanwhile the next group
+//! gathers. A small request that finds the writer idle is executed on the caller's thread ([`WriterHandle::at_once`]):
+//! waking a thread and being woken by it takes longer than the commit itself. Callers get a response only after the
+//! group is durable.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,42 +16,42 @@ use tokio::sync::{mpsc, oneshot};
 use super::checkpoint::{self, Mode};
 use super::encode::Encoded;
 use super::group::Group;
-use super::kept::Kept;
 use super::options::call;
 use super::restore::SERVED_MS;
 use super::shared::Shared;
+use super::sqlite_error::{Severity, SqliteError, SqliteResult};
 use super::stats::count;
 use super::touched::Touched;
-use super::trouble::{Gravity, Outcome, Trouble};
 use super::watch::{For, Watch};
+use super::writer_cache::WriterCache;
 use crate::Written;
 use crate::claim::ClaimRequest;
 use crate::error::{Result, StoreError};
 use crate::query::Trim;
 
-/// Requests that may wait for the writer; further callers wait for room.
+/// The capacity of the request queue; further callers wait for room.
 pub(super) const WAITING: usize = 4_096;
-/// Groups whose callers are still being woken.
+/// The most groups whose callers are still being woken.
 pub(super) const UNANSWERED: usize = 64;
-/// A group is closed when it has so many requests, or so many bytes.
+/// The most requests and bytes in a group.
 const GROUP_REQUESTS: usize = 512;
 const GROUP_BYTES: usize = 8 << 20;
-/// Callers that the writer itself wakes after a commit; where there are more, another thread does, and it goes on.
+/// The writer itself wakes up to this many callers after a commit; more are woken by another thread.
 const ANSWERED_HERE: usize = 4;
-/// While groups are written anyway, it costs next to nothing to note that somebody serves.
+/// How often `served_at` is written along with a group, where it costs almost nothing.
 const SERVED_WITH_GROUP_MS: Millis = 1_000;
-/// What is carried out at once has no more commands, claims and bytes than this: it blocks a thread of the runtime.
+/// Larger requests are not executed on the caller's thread: that blocks a runtime thread.
 const SMALL_COMMANDS: usize = 2;
 const SMALL_CLAIMS: usize = 4;
 const SMALL_BYTES: usize = 64 << 10;
-/// A writer looks at the files before it writes, if the last look is longer ago than this.
+/// The writer checks the files before it writes, if the last check is longer ago than this.
 const FILES_LOOK: Duration = Duration::from_millis(100);
-/// How long the writer waits for readers to let go of the log before it goes on without.
+/// How long the writer waits for readers to release the log before it gives up restarting it.
 const RESTART_WAIT: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) enum Request {
-    /// The commands are shared with the caller, who frees them: that is no work for this thread.
+    /// The commands are shared with the caller, who frees them: that keeps the work off the writer.
     Commit {
         commands: Arc<[Encoded]>,
         claims: Vec<ClaimRequest>,
@@ -60,17 +61,17 @@ pub(super) enum Request {
         what: Trim,
         answer: oneshot::Sender<Result<bool>>,
     },
-    /// Writes something small, to tell whether anything can be written.
+    /// Writes something small, to find out whether writes succeed.
     Probe {
         answer: oneshot::Sender<Result<()>>,
     },
-    /// It is time to note that somebody serves.
+    /// Writes `served_at`.
     Serving,
 }
 
-/// What became of requests that are durable. Waking the callers takes a good part of the time of a group, so another
-/// thread does it while the next group is written.
-pub(super) type Durable = Vec<(Request, Answer)>;
+/// Durable requests with their replies. Waking the callers takes a good part of the time of a group, so another thread
+/// does it while the next group is written.
+pub(super) type Durable = Vec<(Request, WriterReply)>;
 
 pub(super) fn answer(durable: Receiver<Durable>) {
     for (request, answer) in durable.into_iter().flatten() {
@@ -79,7 +80,7 @@ pub(super) fn answer(durable: Receiver<Durable>) {
 }
 
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum WriterReply {
     Written(Written),
     More(bool),
     Nothing,
@@ -88,28 +89,28 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) struct Writer {
     conn: Connection,
-    kept: Kept,
+    cache: WriterCache,
     shared: Arc<Shared>,
     answers: SyncSender<Durable>,
-    /// When it was last looked at the files.
+    /// When the files were last checked.
     looked_at_files: Instant,
 }
 
-/// Where the writer sits. Whoever holds it writes.
+/// Gives the writer to one thread at a time: its own, or a caller's.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct WriterHandle {
     writer: Mutex<Writer>,
-    /// Requests that were sent to the thread and are not carried out.
+    /// Requests sent to the thread and not executed yet.
     waiting: AtomicUsize,
     watch: Arc<Watch>,
 }
 
-impl Desk {
-    pub fn new(writer: Writer, watch: Arc<Watch>) -> Desk {
-        Desk { writer: Mutex::new(writer), waiting: AtomicUsize::new(0), watch }
+impl WriterHandle {
+    pub fn new(writer: Writer, watch: Arc<Watch>) -> WriterHandle {
+        WriterHandle { writer: Mutex::new(writer), waiting: AtomicUsize::new(0), watch }
     }
 
-    /// Carries a small request out on this thread, if nobody else writes or waits to. Otherwise it comes back.
+    /// Executes a small request on this thread if the writer is idle; otherwise returns the request.
     pub fn at_once(&self, request: Request) -> Option<Request> {
         if self.waiting.load(Ordering::Relaxed) > 0 || !request.is_small() {
             return Some(request);
@@ -119,17 +120,17 @@ impl Desk {
             return Some(request);
         }
         let Some(_waiting) = self.watch.wait(For::Write) else { return Some(request) };
-        // Whoever asks is told by the store, which has closed by then, as on the writer's own thread.
+        // After a panic the store is closed, and the caller gets that error, as on the writer's own thread.
         let _ = catch_unwind(AssertUnwindSafe(|| writer.serve(vec![request])));
         None
     }
 
-    /// A request is on its way to the thread.
+    /// Announces a request that will be sent to the thread.
     pub fn expect(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Until the last sender is gone and everything that was sent is done.
+    /// Runs until the last sender is dropped and all requests are done.
     pub fn run(&self, mut requests: mpsc::Receiver<Request>) {
         let mut waiting = Vec::with_capacity(GROUP_REQUESTS);
         loop {
@@ -155,8 +156,8 @@ impl Desk {
 }
 
 impl Writer {
-    pub fn new(conn: Connection, kept: Kept, shared: Arc<Shared>, answers: SyncSender<Durable>) -> Writer {
-        Writer { conn, kept, shared, answers, looked_at_files: Instant::now() }
+    pub fn new(conn: Connection, cache: WriterCache, shared: Arc<Shared>, answers: SyncSender<Durable>) -> Writer {
+        Writer { conn, cache, shared, answers, looked_at_files: Instant::now() }
     }
 
     fn serve(&mut self, group: Vec<Request>) {
@@ -169,31 +170,34 @@ impl Writer {
             return refuse(group, &closed);
         }
         match self.carry_out(&group) {
-            // A few are answered at once: to wake another thread for them would cost them more than it saves here.
+            // For few callers, waking another thread would cost more than it saves.
             Ok(answers) if group.len() <= ANSWERED_HERE => {
                 group.into_iter().zip(answers).for_each(|(request, answer)| request.answer(answer));
             }
             Ok(answers) => {
                 let durable = group.into_iter().zip(answers).collect();
-                // The thread is there for as long as this one.
+                // The receiving thread outlives this one.
                 let _ = self.answers.send(durable);
             }
             Err(failed) => {
-                let (trouble, touched) = *failed;
-                self.recover(group, trouble, touched);
+                let (error, touched) = *failed;
+                self.recover(group, error, touched);
             }
         }
     }
 
-    /// The whole group in one transaction, if there is anything to write.
-    fn carry_out(&mut self, requests: &[Request]) -> std::result::Result<Vec<Answer>, Box<(Trouble, Touched)>> {
+    /// Executes the group in one transaction, if there is anything to write.
+    fn carry_out(
+        &mut self,
+        requests: &[Request],
+    ) -> std::result::Result<Vec<WriterReply>, Box<(SqliteError, Touched)>> {
         let shared = &*self.shared;
         count(&shared.counters.requests, requests.len());
         count(&shared.counters.groups, 1);
-        let mut group = Group::new(&self.conn, &mut self.kept, shared);
+        let mut group = Group::new(&self.conn, &mut self.cache, shared);
         let answers = match write(&mut group, requests) {
             Ok(answers) => answers,
-            Err(trouble) => return Err(Box::new((trouble, group.touched))),
+            Err(error) => return Err(Box::new((error, group.touched))),
         };
         if group.documents_moved {
             shared.documents_changed.fetch_add(1, Ordering::Release);
@@ -204,83 +208,83 @@ impl Writer {
         Ok(answers)
     }
 
-    /// Nothing of the group was written. What it changed in memory is taken back, and the store goes on unless the disk
-    /// can't be trusted.
-    fn recover(&mut self, group: Vec<Request>, trouble: Trouble, touched: Touched) {
+    /// Handles a group of which nothing was written: undoes its changes in memory, or closes the store if the disk can
+    /// no longer be trusted.
+    fn recover(&mut self, group: Vec<Request>, error: SqliteError, touched: Touched) {
         count(&self.shared.counters.rollbacks, 1);
         self.shared.refused.store(true, Ordering::Relaxed);
-        let gravity = trouble.gravity();
-        let again = match gravity {
-            Gravity::Fatal => Err(trouble),
-            Gravity::Full | Gravity::Locked | Gravity::Passing => self.take_back(touched).map(|()| trouble),
+        let severity = error.severity();
+        let again = match severity {
+            Severity::Fatal => Err(error),
+            Severity::Full | Severity::Locked | Severity::Passing => self.take_back(touched).map(|()| error),
         };
-        let trouble = match again {
-            Ok(trouble) => trouble,
+        let error = match again {
+            Ok(error) => error,
             Err(fatal) => {
-                // Not rolled back any further: nothing more is to be done to that disk.
+                // No rollback: do not touch that disk again.
                 self.shared.disk_failed(&fatal.into_error());
                 let closed = self.shared.check().err().unwrap_or(StoreError::Unknown);
                 return refuse(group, &closed);
             }
         };
-        if gravity == Gravity::Passing && group.len() > 1 {
-            // The reason lies in one of them; the others must not suffer for it.
+        if severity == Severity::Passing && group.len() > 1 {
+            // One of the requests may be the cause: retry each alone, so that the others succeed.
             for request in group {
                 self.serve(vec![request]);
             }
             return;
         }
-        let error = trouble.into_error();
-        tracing::warn!(%error, requests = group.len(), "nothing of a group was written");
+        let error = error.into_error();
+        tracing::warn!(%error, requests = group.len(), "a group was rolled back");
         refuse(group, &error);
     }
 
-    fn take_back(&mut self, touched: Touched) -> Outcome<()> {
+    fn take_back(&mut self, touched: Touched) -> SqliteResult<()> {
         if !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
-        touched.take_back(&self.conn, &mut self.kept, &self.shared)
+        touched.take_back(&self.conn, &mut self.cache, &self.shared)
     }
 
     fn restart_log(&mut self) {
-        let restarted = self.conn.busy_timeout(RESTART_WAIT).map_err(Trouble::from);
+        let restarted = self.conn.busy_timeout(RESTART_WAIT).map_err(SqliteError::from);
         let restarted = restarted.and_then(|()| checkpoint::run(&self.conn, Mode::Restart));
         let settled = self.conn.busy_timeout(super::files::BUSY);
         match restarted.and_then(|done| Ok(settled.map(|()| done)?)) {
             Ok(done) if !done.busy => count(&self.shared.counters.restarts, 1),
-            Ok(_) => tracing::debug!("the log is still read and goes on growing"),
-            Err(trouble) => checkpoint::failed(&self.shared, trouble),
+            Ok(_) => tracing::debug!("readers keep the log from being restarted; it keeps growing"),
+            Err(error) => checkpoint::failed(&self.shared, error),
         }
     }
 
-    /// Leaves everything in one file, and that somebody served until now.
+    /// Writes `served_at` and checkpoints the whole log into the database file.
     fn close(&mut self) {
         self.shared.look_at_files();
         if self.shared.check_files().is_err() {
             return;
         }
-        let mut group = Group::new(&self.conn, &mut self.kept, &self.shared);
+        let mut group = Group::new(&self.conn, &mut self.cache, &self.shared);
         let noted = group.set_meta("served_at", group.now).and_then(|()| Ok(self.conn.execute_batch("COMMIT")?));
-        if let Err(trouble) = noted.and_then(|()| checkpoint::run(&self.conn, Mode::Truncate)) {
-            tracing::warn!(error = %trouble.into_error(), "the log was left as it is");
+        if let Err(error) = noted.and_then(|()| checkpoint::run(&self.conn, Mode::Truncate)) {
+            tracing::warn!(error = %error.into_error(), "the log could not be truncated on close");
         }
     }
 }
 
-/// Carries the requests out and commits them.
-fn write(group: &mut Group<'_>, requests: &[Request]) -> Outcome<Vec<Answer>> {
+/// Executes the requests and commits them.
+fn write(group: &mut Group<'_>, requests: &[Request]) -> SqliteResult<Vec<WriterReply>> {
     let mut answers = Vec::with_capacity(requests.len());
     for request in requests {
         answers.push(match request {
-            Request::Commit { commands, claims, .. } => Answer::Written(group.commit(commands, claims)?),
-            Request::Trim { what, .. } => Answer::More(group.trim(what)?),
+            Request::Commit { commands, claims, .. } => WriterReply::Written(group.commit(commands, claims)?),
+            Request::Trim { what, .. } => WriterReply::More(group.trim(what)?),
             Request::Probe { .. } => {
-                // Another number each time: what is there already is not written again.
+                // A different number each time: SQLite would not write an unchanged page.
                 let groups = group.shared.counters.groups.load(Ordering::Relaxed);
                 group.set_meta("probe", group.now + groups as i64)?;
-                Answer::Nothing
+                WriterReply::Nothing
             }
-            Request::Serving => Answer::Nothing,
+            Request::Serving => WriterReply::Nothing,
         });
     }
     group.finish()?;
@@ -305,28 +309,28 @@ fn write(group: &mut Group<'_>, requests: &[Request]) -> Outcome<Vec<Answer>> {
     Ok(answers)
 }
 
-/// A writer that panics has left memory ahead of the disk: the store gives up instead of hanging.
+/// A writer that panics leaves memory ahead of the disk: the store fails instead of hanging.
 struct Unexpected(Arc<Shared>);
 
 impl Drop for Unexpected {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail("whoever was writing has panicked");
+            self.0.fail("the writer panicked");
         }
     }
 }
 
 impl Request {
-    fn answer(self, answer: Answer) {
+    fn answer(self, answer: WriterReply) {
         match (self, answer) {
-            (Request::Commit { answer, commands, .. }, Answer::Written(written)) => {
+            (Request::Commit { answer, commands, .. }, WriterReply::Written(written)) => {
                 drop(commands);
                 let _ = answer.send(Ok(written));
             }
-            (Request::Trim { answer, .. }, Answer::More(more)) => {
+            (Request::Trim { answer, .. }, WriterReply::More(more)) => {
                 let _ = answer.send(Ok(more));
             }
-            (Request::Probe { answer }, Answer::Nothing) => {
+            (Request::Probe { answer }, WriterReply::Nothing) => {
                 let _ = answer.send(Ok(()));
             }
             _ => {}
@@ -350,7 +354,7 @@ impl Request {
     }
 }
 
-/// How many of the requests are taken together; at least one.
+/// The number of requests in the next group; at least one.
 fn group_end(waiting: &[Request]) -> usize {
     let mut bytes = 0;
     let within = waiting.iter().take_while(|request| {

@@ -1,15 +1,15 @@
-//! Whose time is up, found by looking at every task.
+//! Expired leases and timeouts, found by examining every task.
 
 use eddyline_machine::{Claim, Expiry, Fence, Millis, RunId, TaskKind, TaskRef};
 
 use super::tasks::{Row, Tasks};
 use crate::claim::{Extended, Lease, LeaseState};
 use crate::ids::Namespace;
-use crate::lines::UNWATCHED_MS;
 use crate::query::DueItem;
+use crate::task_queues::UNWATCHED_MS;
 
 impl Tasks {
-    /// The store was opened: from now on it counts whether anybody asks for ended leases.
+    /// The store was opened: from now on, time without a call of `time_up` is credited.
     pub fn opened(&mut self, now: Millis) {
         self.looked_at = Some(now);
     }
@@ -43,7 +43,8 @@ impl Tasks {
         }
     }
 
-    /// Tasks whose time is up, those first whose time was up first. Time in which nobody asked is added to what they have.
+    /// Tasks whose lease or timeout has ended, earliest first. If nobody called it for longer than `UNWATCHED_MS`, all
+    /// tasks are credited that time first.
     pub fn time_up(
         &mut self,
         now: Millis,
@@ -70,17 +71,17 @@ impl Tasks {
         items
     }
 
-    /// When the next one's time is up, of those whose time is not up yet.
+    /// When the next lease or timeout ends, of those that have not ended yet.
     pub fn next_expiry(&self, now: Millis) -> Option<Millis> {
         self.rows.values().filter_map(Row::ends_at).filter(|at| *at > now).min()
     }
 
-    /// The time of any task is up by then.
+    /// Whether any lease or timeout ends by then.
     pub fn any_ends_by(&self, at: Millis) -> bool {
         self.rows.values().filter_map(Row::ends_at).any(|ends_at| ends_at <= at)
     }
 
-    /// Whether a task's time is up for this reason, now.
+    /// Whether a task has expired for this reason.
     pub fn is_up(&self, run: RunId, fence: Fence, why: Expiry, now: Millis) -> bool {
         let Some(row) = self.rows.get(&(run, fence)) else { return false };
         match (why, &row.held) {
@@ -109,8 +110,8 @@ impl Row {
         }
     }
 
-    /// Nobody served from one moment to the other: the worker has as much longer, from when it got or last kept its lease.
-    /// A task that nobody has can be claimed for as much longer, from when it was queued.
+    /// No engine served between `from` and `now`: extends the lease and deadline by that time, counted from the claim
+    /// or the last extension. An unclaimed task's `start_by` is extended likewise, counted from when it was queued.
     fn credit(&mut self, from: Millis, now: Millis) {
         let Some(held) = &mut self.held else {
             let unserved = (now - from.max(self.queued_at)).max(0);

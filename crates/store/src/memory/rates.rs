@@ -1,4 +1,4 @@
-//! Rates, by what was spent: who spent what, and when, is kept, and how much is left is counted anew each time.
+//! Rates: the times of all claims are kept, and what is left is computed anew each time.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use eddyline_machine::Millis;
 use crate::document::Rate;
 use crate::ids::Namespace;
 
-/// What has a rate.
+/// The owner of a rate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Spender {
     Queue((Namespace, String)),
@@ -20,14 +20,14 @@ pub(super) struct Rates(BTreeMap<Spender, Vec<Millis>>);
 impl Rates {
     pub fn spend(&mut self, who: Spender, rate: Rate, now: Millis) {
         let spent = self.0.entry(who).or_default();
-        // Once it is full again, what was spent before does not matter any more.
+        // Once the rate is full again, earlier claims no longer matter.
         if left(spent, rate, now) >= full(rate) {
             spent.clear();
         }
         spent.push(now);
     }
 
-    /// Until when nothing can be spent; none if it can now.
+    /// Until when the rate allows no claim; none if it allows one now.
     pub fn held_until(&self, who: &Spender, rate: Rate, now: Millis) -> Option<Millis> {
         let missing = one(rate) - left(self.0.get(who)?, rate, now);
         let gained = i128::from(rate.count.max(1));
@@ -35,7 +35,7 @@ impl Rates {
     }
 }
 
-/// What is left, in parts: a claim costs `per_ms` parts, and each millisecond brings `count` of them.
+/// The remaining parts: a claim costs `per_ms` parts, and each millisecond adds `count`.
 fn left(spent: &[Millis], rate: Rate, now: Millis) -> i128 {
     let Some(mut at) = spent.first().copied() else { return full(rate) };
     let mut level = full(rate);

@@ -1,4 +1,4 @@
-//! What the memory store holds, and how it is read.
+//! The rows of the memory store, and reads of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,12 +19,12 @@ pub(super) struct Rows {
     pub by_position: BTreeMap<u64, RunId>,
     /// Idempotency keys, by namespace and flow.
     pub keys: HashMap<(Namespace, String, String), (RunId, [u8; 32])>,
-    /// Runs that have or want a unique key, in line, and the line that each is in.
+    /// Runs that have or wait for a unique key, in order.
     pub lines: BTreeMap<LineKey, Vec<RunId>>,
     pub line_of: HashMap<RunId, LineKey>,
-    /// By wall clock or not, and moment.
+    /// By (wall clock?, due).
     pub timers: BTreeSet<(bool, Millis, RunId, TimerKey)>,
-    /// In the order in which they were sent.
+    /// By the order in which they were sent.
     pub messages: BTreeMap<u64, (Namespace, Message)>,
     pub inboxes: BTreeMap<RunId, Inbox>,
     pub tokens: HashMap<String, (RunId, ActId)>,
@@ -32,7 +32,7 @@ pub(super) struct Rows {
     pub document_commands: HashMap<CommandId, Committed>,
     pub revision: u64,
     pub events: BTreeMap<u64, (Namespace, FeedItem)>,
-    /// How many gates an event has opened, by its position.
+    /// The number of gates an event has opened, by its position.
     pub gates_opened: BTreeMap<u64, u64>,
     pub event_ids: HashMap<(Namespace, String), u64>,
     pub tasks: Tasks,
@@ -45,7 +45,7 @@ pub(super) struct Rows {
     pub changes: Vec<Change>,
 }
 
-/// The messages to one run: where each is, in the order in which they were sent, and by its id.
+/// The messages to one run: their places in `Rows::messages`, in the order sent and by id.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub places: BTreeSet<u64>,
@@ -118,12 +118,12 @@ impl Rows {
         Some(EventState { position, at: item.at, name: name.clone(), key: key.clone(), gates_opened })
     }
 
-    pub fn beside(&self, run: RunId, now: Millis) -> Beside {
+    pub fn pending(&self, run: RunId, now: Millis) -> PendingWork {
         let (messages, ..) = self.inbox(run);
         let Some(kept) = self.runs.get(&run) else {
             let place = self.inboxes.get(&run).and_then(|inbox| inbox.places.iter().next());
             let unstored_in = place.and_then(|place| self.messages.get(place)).map(|(ns, _)| ns.clone());
-            return Beside { messages, unstored_in, ..Beside::default() };
+            return PendingWork { messages, unstored_in, ..PendingWork::default() };
         };
         let row = |(fence, row): (Fence, &Row)| TaskRow {
             task: Task::clone(&row.task),
@@ -132,7 +132,7 @@ impl Rows {
             held: row.held.clone(),
             bound: self.tasks.bound(run, fence, now),
         };
-        Beside {
+        PendingWork {
             tasks: self.tasks.of(run).map(row).collect(),
             timers: kept.timers.values().copied().collect(),
             gates: kept.gates.values().cloned().collect(),
@@ -142,7 +142,7 @@ impl Rows {
         }
     }
 
-    /// The oldest messages to a run, how large they are as JSON, and whether there are more.
+    /// The oldest messages to a run, their size as JSON, and whether there are more.
     fn inbox(&self, run: RunId) -> (Vec<Message>, usize, bool) {
         let places = self.inboxes.get(&run).into_iter().flat_map(|inbox| &inbox.places);
         let (mut messages, mut bytes) = (Vec::new(), 0);

@@ -1,10 +1,10 @@
-//! Who gets which task next, written down as the rules say it and without any index: every question is answered by
-//! looking at all tasks. What the other backends do faster is compared with this, so nothing is shared with them.
+//! Which task a claim gets next: a direct transcription of the rules, without any index. Every question is answered by
+//! examining all tasks. Tests compare the faster backends with this, so it shares no code with them.
 //!
-//! A task may be claimed if it is offered (nobody has it, it is not closed, its run is not paused), the worker can do
-//! it, and neither its queue nor one of its limits is used up. Of those in a queue the one is next whose key was served
-//! least, then the one of the lowest rank: when it was queued, less [`AGE_MS`] for each step of its priority. Of several
-//! queues the one with the lowest rank is next.
+//! A task is claimable if it is offered (unclaimed, not closed, its run not paused), it matches the worker's offer, and
+//! neither its queue nor any of its limits is exhausted. Within a queue, the task whose key was served least comes
+//! first, then the one of lowest rank: its queueing time minus [`AGE_MS`] per step of priority. Among several queues,
+//! the lowest rank comes first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use super::rates::{Rates, Spender};
 use crate::claim::{ClaimRequest, Held, RequestId};
 use crate::document::{DocumentKey, LimitRules, QueueRules, kind};
 use crate::ids::Namespace;
-use crate::lines::AGE_MS;
 use crate::query::{LimitState, QueueState};
+use crate::task_queues::AGE_MS;
 
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     pub(super) rows: BTreeMap<(RunId, Fence), Row>,
-    /// Of each run that has or had tasks: whether it is paused, and how new its memo is.
+    /// For each run that has or had tasks: whether it is paused, and the number of the newest change in its memo.
     pub(super) runs: BTreeMap<RunId, (bool, u64)>,
     /// Every queue that has or had tasks or rules.
     queues: BTreeMap<QueueId, Queue>,
     limits: BTreeMap<(Namespace, String), LimitRules>,
-    /// Until when workers closed limits.
+    /// Limits closed by workers, and until when.
     closed_until: BTreeMap<(Namespace, String), Millis>,
     rates: Rates,
     next_claim: u64,
@@ -40,7 +40,7 @@ pub(super) type QueueId = (Namespace, String);
 #[derive(Debug, Default)]
 struct Queue {
     rules: QueueRules,
-    /// How often each key of its waiting tasks was served. A key begins where the one that was served last was.
+    /// How often each key with waiting tasks was served. A new key starts at the count of the key served last.
     served: BTreeMap<Option<String>, u64>,
     last: u64,
 }
@@ -51,13 +51,13 @@ pub(super) struct Row {
     flow: String,
     pub task: Arc<Task>,
     pub queued_at: Millis,
-    /// Its place among all tasks that were ever queued.
+    /// Its position among all tasks ever queued.
     place: u64,
-    /// When it is too late to be claimed.
+    /// When its `start_timeout` ends.
     pub start_by: Option<Millis>,
     pub closed: bool,
     pub held: Option<Held>,
-    /// The order in which tasks were claimed.
+    /// Its position among all claims.
     claimed: u64,
 }
 
@@ -80,7 +80,7 @@ impl Row {
     }
 }
 
-/// What keeps a task back, and until when if that ends by itself.
+/// A bound that keeps a task from being claimed, and until when, if it lifts by time alone.
 #[derive(Debug)]
 struct Obstacle {
     bound: Bound,
@@ -105,7 +105,7 @@ impl Tasks {
         }
     }
 
-    /// A worker asked to slow a limit down: nothing passes it until then.
+    /// Closes a limit until then, for a worker that asked to slow down.
     pub fn slow(&mut self, ns: &Namespace, limit: &str, until: Millis) {
         let closed_until = self.closed_until.entry((ns.clone(), limit.to_owned())).or_default();
         *closed_until = until.max(*closed_until);
@@ -138,7 +138,7 @@ impl Tasks {
         self.look_at_key(&id, &key);
     }
 
-    /// No longer offered; a worker that has it keeps it.
+    /// Stops offering a task; a worker that holds it keeps it.
     pub fn close(&mut self, run: RunId, fence: Fence) {
         if let Some(row) = self.rows.get_mut(&(run, fence)) {
             row.closed = true;
@@ -147,7 +147,8 @@ impl Tasks {
         }
     }
 
-    /// Whether others may be claimed now because of it: somebody had it, and there are rules that bound something.
+    /// Returns whether other tasks may have become claimable: the task was claimed and there are rules that bound
+    /// something.
     pub fn remove(&mut self, run: RunId, fence: Fence) -> bool {
         let Some(row) = self.rows.remove(&(run, fence)) else { return false };
         self.look_at_key(&row.queue(), &row.task.key);
@@ -155,12 +156,12 @@ impl Tasks {
         row.held.is_some() && (ruled || !self.limits.is_empty())
     }
 
-    /// The run is gone.
+    /// The run was deleted.
     pub fn forget(&mut self, run: RunId) {
         self.runs.remove(&run);
     }
 
-    /// Gives out tasks: those that a claim got, and when there may be more for it.
+    /// Grants a claim: the tasks it gets, and when to retry for more.
     pub fn claim(&mut self, request: &ClaimRequest, now: Millis) -> (Vec<(RunId, Fence)>, Option<Millis>) {
         let mut got = Vec::new();
         while got.len() < request.max && !self.is_full(request) {
@@ -171,7 +172,7 @@ impl Tasks {
         (got, None)
     }
 
-    /// Whether the worker of a claim has as many tasks as it may have.
+    /// Whether the worker of a claim holds `most_held` tasks.
     pub fn is_full(&self, request: &ClaimRequest) -> bool {
         request.most_held.is_some_and(|most| self.held_by(&request.ns, &request.worker) >= most)
     }
@@ -181,7 +182,7 @@ impl Tasks {
         self.rows.values().filter(has).count()
     }
 
-    /// What a request got before, as far as it is still held; none if it is a new one.
+    /// The tasks that this request got before and that are still claimed; none if the request is new.
     pub fn claimed_before(&self, request: &ClaimRequest) -> Option<Vec<(RunId, Fence)>> {
         let by = |row: &Row, id: RequestId| row.held.as_ref().is_some_and(|held| held.request == id);
         let mut before: Vec<_> = self.rows.iter().filter(|(_, row)| by(row, request.request)).collect();
@@ -194,7 +195,7 @@ impl Tasks {
         Some(before.into_iter().filter(|(_, row)| own(row)).map(|(at, _)| *at).collect())
     }
 
-    /// What keeps a task that waits from being claimed, whoever asks for it.
+    /// Which bound keeps a waiting task from being claimed by any worker.
     pub fn bound(&self, run: RunId, fence: Fence, now: Millis) -> Option<Bound> {
         let row = self.rows.get(&(run, fence)).filter(|row| row.held.is_none() && !row.closed)?;
         self.obstacles(row, now).into_iter().next().map(|obstacle| obstacle.bound)
@@ -204,7 +205,7 @@ impl Tasks {
         self.rows.range((run, Fence(0))..=(run, Fence(u64::MAX))).map(|((_, fence), row)| (*fence, row))
     }
 
-    /// The task that somebody has, and how.
+    /// A claimed task and its holder.
     pub fn held(&self, run: RunId, fence: Fence) -> Option<(Arc<Task>, Held)> {
         let row = self.rows.get(&(run, fence))?;
         Some((row.task.clone(), row.held.clone()?))
@@ -224,7 +225,7 @@ impl Tasks {
         of_ns.map(state).collect()
     }
 
-    /// The queues of a namespace that have something to offer.
+    /// The queues of a namespace that offer tasks.
     pub fn offering(&self, ns: &Namespace) -> BTreeSet<String> {
         self.offered().filter(|(_, row)| row.ns == *ns).map(|(_, row)| row.task.queue.clone()).collect()
     }
@@ -248,7 +249,7 @@ impl Tasks {
         firsts.min_by_key(|(_, row)| row.rank()).map(|(at, _)| **at)
     }
 
-    /// When the first of the tasks that wait for nothing but a moment may be claimed.
+    /// When the first task becomes claimable among those that wait only for a point in time.
     fn retry_at(&self, request: &ClaimRequest, now: Millis) -> Option<Millis> {
         let free_at = |row: &Row| match self.obstacles(row, now) {
             obstacles if obstacles.iter().any(|obstacle| obstacle.until.is_none()) => None,
@@ -288,7 +289,7 @@ impl Tasks {
         }
     }
 
-    /// Everything that keeps a task back, in the order in which it is told.
+    /// All bounds that keep a task from being claimed, in the order in which they are reported.
     fn obstacles(&self, row: &Row, now: Millis) -> Vec<Obstacle> {
         let (id, mut found) = (row.queue(), Vec::new());
         let rules = self.queues.get(&id).map(|queue| queue.rules.clone()).unwrap_or_default();
@@ -331,7 +332,7 @@ impl Tasks {
         found
     }
 
-    /// The tasks that are offered, and that the worker asks for and can do.
+    /// The offered tasks that match the claim.
     fn wanted(&self, request: &ClaimRequest) -> impl Iterator<Item = (&(RunId, Fence), &Row)> {
         self.offered().filter(|(_, row)| {
             let task = &row.task;
@@ -354,7 +355,7 @@ impl Tasks {
         queue.map_or(0, |queue| queue.served.get(&row.task.key).copied().unwrap_or(queue.last))
     }
 
-    /// A key of which nothing waits any more is forgotten; one that is new begins where the others are.
+    /// Drops the count of a key without waiting tasks; a new key starts at the current count.
     fn look_at_key(&mut self, id: &QueueId, key: &Option<String>) {
         let waits = self.offered().any(|(_, row)| row.is_in(id) && row.task.key == *key);
         let Some(queue) = self.queues.get_mut(id) else { return };

@@ -48,7 +48,7 @@ impl Rows {
         }
     }
 
-    /// A run that has ended leaves its line, or passes its place on to the run that it is continued as.
+    /// An ended run leaves its line, or hands its place to the run that continues it.
     pub fn end_in_line(&mut self, ns: &Namespace, header: &Header) {
         if header.phase != Phase::Ended || header.unique.is_none() {
             return;

@@ -1,4 +1,4 @@
-//! How the memory store is changed.
+//! Writes to the memory store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use eddyline_machine::{
 
 use super::rows::{KeptRun, Rows};
 use crate::claim::{ClaimRequest, Claimed, Claims};
-use crate::commit::{Command, Committed, DocumentCommit, NewEvent, RunCommit, StartKey, Taken};
+use crate::commit::{Command, Committed, Consumed, DocumentCommit, NewEvent, RunCommit, StartKey};
 use crate::document::{Document, DocumentChange, Expect, kind};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
-use crate::lines::UNWATCHED_MS;
 use crate::query::*;
+use crate::task_queues::UNWATCHED_MS;
 
 impl Rows {
     pub fn carry_out(&mut self, command: Command, now: Millis) -> Result<Committed, Refused> {
@@ -63,7 +63,7 @@ impl Rows {
         Ok(committed)
     }
 
-    /// The answer to a commit that is refused, or was carried out before.
+    /// The response to a commit that is refused or was applied before; none if it is to be applied.
     fn answer_without(&self, commit: &RunCommit, now: Millis) -> Option<Result<Committed, Refused>> {
         let transition = &*commit.transition;
         let run = transition.header.run;
@@ -91,32 +91,33 @@ impl Rows {
         {
             return Some(Err(refused));
         }
-        let gone: Vec<Taken> = commit.takes.iter().filter(|taken| !self.is_there(run, taken, now)).cloned().collect();
+        let gone: Vec<Consumed> =
+            commit.takes.iter().filter(|taken| !self.is_there(run, taken, now)).cloned().collect();
         (!gone.is_empty()).then_some(Err(Refused::Gone(gone)))
     }
 
-    fn is_there(&self, run: RunId, taken: &Taken, now: Millis) -> bool {
+    fn is_there(&self, run: RunId, taken: &Consumed, now: Millis) -> bool {
         match taken {
-            Taken::Message(id) => self.inboxes.get(&run).is_some_and(|inbox| inbox.by_id.contains_key(id)),
-            Taken::Timer(key, due) => {
+            Consumed::Message(id) => self.inboxes.get(&run).is_some_and(|inbox| inbox.by_id.contains_key(id)),
+            Consumed::Timer(key, due) => {
                 let timer = self.runs.get(&run).and_then(|kept| kept.timers.get(key));
                 timer.is_some_and(|timer| timer.due == *due)
             }
-            Taken::Expiry(fence, why) => self.tasks.is_up(run, *fence, *why, now),
+            Consumed::Expiry(fence, why) => self.tasks.is_up(run, *fence, *why, now),
         }
     }
 
-    fn use_up(&mut self, run: RunId, taken: &Taken) {
+    fn use_up(&mut self, run: RunId, taken: &Consumed) {
         match taken {
-            Taken::Message(id) => self.drop_message(run, id),
-            Taken::Timer(key, due) => {
+            Consumed::Message(id) => self.drop_message(run, id),
+            Consumed::Timer(key, due) => {
                 let timer = self.runs.get_mut(&run).and_then(|kept| kept.timers.remove(key));
                 if let Some(timer) = timer {
                     self.timers.remove(&(timer.wall, timer.due, run, *key));
                 }
                 self.holds.drop_item(&Item::Timer(run, *key, *due));
             }
-            Taken::Expiry(fence, _) => self.holds.drop_item(&Item::Lease(run, *fence)),
+            Consumed::Expiry(fence, _) => self.holds.drop_item(&Item::Lease(run, *fence)),
         }
     }
 
@@ -131,7 +132,7 @@ impl Rows {
             }
         }
         self.holds.drop_message(to, id);
-        // Others for the same run may have waited for this one.
+        // Later messages to the same run may have waited for this one.
         if self.inboxes.contains_key(&to) {
             self.changes.push(Change::Messages);
         }
@@ -149,7 +150,7 @@ impl Rows {
         self.changes.push(Change::Messages);
     }
 
-    /// How many of them were kept already.
+    /// Returns how many of the events were already stored.
     fn publish(&mut self, ns: &Namespace, events: Vec<NewEvent>, now: Millis) -> u32 {
         let mut repeats = 0;
         for event in events {
@@ -191,7 +192,7 @@ impl Rows {
         self.runs.insert(run, kept);
     }
 
-    /// Writes the rows of a transition; the number of its first record.
+    /// Writes the rows of a transition; returns the number of its first record.
     fn apply(&mut self, transition: &Transition, now: Millis) -> u64 {
         let header = &transition.header;
         let run = header.run;
@@ -260,7 +261,7 @@ impl Rows {
         }
     }
 
-    /// There may be tasks to claim in any queue that offers some, since a bound changed.
+    /// Hints every queue of the namespace that offers tasks, since a bound changed.
     fn hint_tasks(&mut self, ns: &Namespace) {
         let queues = self.tasks.offering(ns);
         self.changes.extend(queues.into_iter().map(|queue| Change::Tasks { ns: ns.clone(), queue }));
@@ -324,7 +325,7 @@ impl Rows {
         }
     }
 
-    /// Gives out tasks, and records it.
+    /// Grants a claim and records the started attempts.
     pub fn claim(&mut self, request: &ClaimRequest, now: Millis) -> Claims {
         if let Some(before) = self.tasks.claimed_before(request) {
             let tasks = before.into_iter().filter_map(|(run, fence)| self.claimed(run, fence)).collect();
@@ -348,7 +349,7 @@ impl Rows {
         Some(Claimed { ns: kept.ns.clone(), run, flow: kept.rows.header.flow.clone(), task, held })
     }
 
-    /// What is told of a commit: of a queue only if it has something to offer, of leases only if one ends soon.
+    /// The hints of a commit: a queue only if it offers tasks, leases only if one ends soon.
     pub fn take_changes(&mut self, now: Millis) -> Vec<Change> {
         let mut queues = BTreeSet::new();
         let (tasks, mut changes): (Vec<Change>, Vec<Change>) =

@@ -1,4 +1,4 @@
-//! What was recorded of a disk, and what a power cut may leave of it.
+//! The recorded operations on a disk, and the states that a power cut may leave.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::story::Dice;
 
-/// What a disk writes as a whole or not at all.
+/// The unit that a disk writes atomically.
 const SECTOR: usize = 512;
-/// Of `struct Entry` in `disk.c`.
+/// The size of `struct Entry` in `disk.c`.
 const ENTRY_BYTES: usize = 24;
 
-/// Which syncs a disk keeps its word about.
+/// Which syncs a disk honours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
     Syncs,
@@ -86,7 +86,7 @@ impl Recorded {
     }
 }
 
-/// A file: what is on the disk for sure, and what was done since.
+/// A file: its durable contents, and the changes since the last sync.
 #[derive(Debug, Clone, Default)]
 struct Contents {
     is_directory: bool,
@@ -111,7 +111,7 @@ enum Naming {
 pub struct Disk {
     trust: Trust,
     files: Vec<Contents>,
-    /// The numbers that the system gives to files are used again; this is who has them now.
+    /// Inode numbers are reused; this maps each to its current file.
     by_inode: BTreeMap<u64, usize>,
     /// Directories by their inode, with their names; the root's is empty.
     directories: BTreeMap<u64, String>,
@@ -151,7 +151,7 @@ impl Disk {
     }
 
     fn change(&mut self, file: u64, change: Change) {
-        let Some(file) = self.by_inode.get(&file) else { panic!("a file that was not made here is changed") };
+        let Some(file) = self.by_inode.get(&file) else { panic!("an unknown file was changed") };
         self.files[*file].since.push(change);
     }
 
@@ -181,7 +181,7 @@ impl Disk {
         names
     }
 
-    /// What a file contains for the process that works on it.
+    /// The contents of a file as the running process sees it.
     pub fn now(&self, name: &str) -> Vec<u8> {
         let Some(file) = self.current().get(name).map(|file| &self.files[*file]) else { return Vec::new() };
         let mut bytes = file.durable.clone();
@@ -193,19 +193,19 @@ impl Disk {
         self.current().iter().filter(|(name, _)| *name != "ledger").map(|(_, file)| self.files[*file].since.len()).sum()
     }
 
-    /// Writes down what a power cut left.
+    /// Writes the files as a power cut left them.
     pub fn rebuild(&self, to: &Path, dice: &mut Dice) {
         let mut names = self.names.clone();
         let kept = dice.below(self.renamings.len() + 1);
         rename(&mut names, self.renamings[..kept].to_vec());
-        // A file is there if every directory above it is.
+        // A file exists if all its parent directories do.
         let is_there =
             |path: &Path| path.as_os_str().is_empty() || path.to_str().is_some_and(|name| names.contains_key(name));
         for (name, file) in &names {
             if self.files[*file].is_directory || !Path::new(name).ancestors().all(is_there) {
                 continue;
             }
-            // The index of the log is no part of what is stored: SQLite makes it anew.
+            // The index of the log is not durable state: SQLite rebuilds it.
             if name.ends_with("-shm") || name == "ledger" {
                 continue;
             }
@@ -233,7 +233,7 @@ impl Contents {
     }
 }
 
-/// Some sectors of a write are there and others are not.
+/// Applies only some sectors of a write.
 fn tear(bytes: &mut Vec<u8>, change: &Change, dice: &mut Dice) {
     let Change::Write(at, content) = change else { return apply(bytes, change) };
     let mut from = 0;

@@ -1,12 +1,12 @@
 /*
- * A layer between a test process and the system (LD_PRELOAD) that records what is done to the files under one directory,
- * and lets writes to them fail on demand.
+ * An LD_PRELOAD shim between a test process and the C library that records operations on the files under one directory
+ * and makes writes to them fail on demand.
  *
- *   DISK_ROOT    the directory; nothing outside is looked at
+ *   DISK_ROOT    the directory; files outside are ignored
  *   DISK_RECORD  a file to which every write, truncation, sync and change of a directory is appended, in the order in
  *                which they took effect
  *   DISK_FAULTS  a file of five integers, shared with the test: how many writes succeed, how many then fail, with which
- *                error, whether the first of those writes half of what it was given before, and whether writes hang
+ *                error, whether half of the first failing write is written before, and whether writes hang
  *
  * A record is a struct Entry followed by its bytes; tests/shim/mod.rs reads it.
  */
@@ -128,7 +128,7 @@ int close(int fd) {
     return result;
 }
 
-/* Whether this write is to fail; how much of it is written before is in `length`. */
+/* Whether this write fails; otherwise `length` may be reduced to half. */
 static int fails(size_t *length) {
     if (faults == NULL || faults->fail <= 0) return 0;
     if (faults->succeed > 0) {

@@ -1,5 +1,5 @@
-//! Runs a test of this binary as a process of its own, with a layer between it and the system that records what is done
-//! to files, and fails writes on demand (`disk.c`).
+//! Runs a test of this binary in its own process, under a shim that records file operations and fails writes on demand
+//! (`disk.c`).
 
 #![allow(dead_code)]
 
@@ -12,7 +12,7 @@ pub const ROOT: &str = "DISK_ROOT";
 pub const RECORD: &str = "DISK_RECORD";
 pub const FAULTS: &str = "DISK_FAULTS";
 
-/// Compiles the layer; every test process does so for itself, in a moment.
+/// Compiles the shim; quick enough for every test process to do so itself.
 pub fn library() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../store/tests/shim/disk.c");
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("disk-{}.so", std::process::id()));
@@ -22,7 +22,7 @@ pub fn library() -> PathBuf {
         .args([&to, &source])
         .arg("-ldl")
         .output()
-        .unwrap_or_else(|error| panic!("the C compiler {compiler} can't be started, and this test needs one: {error}"));
+        .unwrap_or_else(|error| panic!("cannot start the C compiler {compiler}, which this test needs: {error}"));
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     to
 }
@@ -44,7 +44,7 @@ pub fn run(test: &str, root: &Path, record: Option<&Path>, envs: &[(&str, String
     output
 }
 
-/// The same, for a child that says by itself whether it did well.
+/// Runs the test and asserts that it passed.
 pub fn succeeds(test: &str, root: &Path) {
     let output = run(test, root, None, &[]);
     let said = String::from_utf8_lossy(&output.stdout);
@@ -52,7 +52,7 @@ pub fn succeeds(test: &str, root: &Path) {
     assert!(said.contains("1 passed"), "{test} was not run: {said}");
 }
 
-/// The directory of a child, and nothing where the test is not run as one.
+/// The directory of a child; none if the test is not run as one.
 pub fn root() -> Option<PathBuf> {
     std::env::var_os(ROOT).map(PathBuf::from)
 }
@@ -61,7 +61,7 @@ pub const EIO: i32 = 5;
 pub const ENOSPC: i32 = 28;
 pub const EDQUOT: i32 = 122;
 
-/// How a child makes its own writes fail.
+/// Controls which writes fail.
 pub struct Faults(File);
 
 impl Faults {
@@ -69,7 +69,7 @@ impl Faults {
         Faults::at(Path::new(&std::env::var_os(FAULTS).unwrap()))
     }
 
-    /// For a process that is to be started.
+    /// Creates the file for a process to be started.
     pub fn make(path: &Path) -> Faults {
         fs::write(path, [0; 20]).unwrap();
         Faults::at(path)
@@ -79,12 +79,13 @@ impl Faults {
         Faults(fs::OpenOptions::new().read(true).write(true).open(path).unwrap())
     }
 
-    /// From now on writes wait, or go on.
+    /// Makes writes hang, or resume.
     pub fn hang(&self, hangs: bool) {
         self.0.write_all_at(&i32::from(hangs).to_ne_bytes(), 16).unwrap();
     }
 
-    /// After so many writes that succeed, so many fail; the first of them, if `half`, is begun before.
+    /// The next `succeed` writes succeed, then `fail` writes fail with `error`. With `half`, half of the first of these
+    /// is written before.
     pub fn set(&self, succeed: i32, fail: i32, error: i32, half: bool) {
         let mut bytes = Vec::new();
         for number in [succeed, fail, error, i32::from(half)] {

@@ -1,4 +1,4 @@
-//! Small flows, decided on for real, so that tests can say what happens to a run and nothing more.
+//! Small flows with real decisions, so that tests only list the inputs of a run.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -44,7 +44,7 @@ pub fn command_id(n: u128) -> CommandId {
     CommandId(Uuid::from_u128(n))
 }
 
-/// Decides like an engine, on what a store has.
+/// Decides like an engine, on the runs of a store.
 pub struct Decider {
     pub flows: BTreeMap<String, Arc<Flow>>,
     drawn: u64,
@@ -55,14 +55,14 @@ impl Decider {
         Decider { flows: flows(), drawn: 0 }
     }
 
-    /// The commit that the inputs come to.
+    /// Decides on the inputs; returns the commit.
     pub async fn decide(&mut self, store: &dyn Store, run: RunId, flow: Option<&str>, inputs: &[Input]) -> RunCommit {
         self.drawn += 1;
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&self.drawn.to_le_bytes());
         let now = store.now().await.unwrap();
         let env = Env::new(now, seed, "https://eddy.test/");
-        let (mut at_hand, flow) = match store.load(run, None).await.unwrap() {
+        let (mut current, flow) = match store.load(run, None).await.unwrap() {
             Found::Run(loaded) => {
                 let flow = self.flows[&loaded.rows.header.flow].clone();
                 (Run::load(loaded.rows, &flow), flow)
@@ -70,11 +70,11 @@ impl Decider {
             _ => (Run::new(run), self.flows[flow.expect("a flow")].clone()),
         };
         let transition = loop {
-            match decide(&flow, &at_hand, &env, inputs) {
+            match decide(&flow, &current, &env, inputs) {
                 Ok(transition) => break transition,
                 Err(Halt::Need(needed)) => {
                     let ids: Vec<ValueId> = needed.iter().map(|stored| stored.id).collect();
-                    at_hand.values.extend(store.values(run, &ids).await.unwrap());
+                    current.values.extend(store.values(run, &ids).await.unwrap());
                 }
                 Err(halt) => panic!("{halt}"),
             }
@@ -160,7 +160,7 @@ pub async fn everything(store: &dyn Store, runs: &[RunId]) -> String {
     let page = Page::default();
     for run in runs {
         say("load", format!("{:?}", store.load(*run, None).await.unwrap()));
-        say("beside", format!("{:?}", store.beside(*run).await.unwrap()));
+        say("pending", format!("{:?}", store.pending(*run).await.unwrap()));
         say("records", format!("{:?}", store.records(*run, 0, 1_000).await.unwrap()));
         say("later records", format!("{:?}", store.records(*run, 3, 2).await.unwrap()));
         let ids: Vec<ValueId> = (0..20).map(ValueId).collect();
@@ -225,7 +225,7 @@ pub fn assert_same(expected: &str, found: &str, when: &str) {
     assert_eq!(expected.lines().count(), found.lines().count(), "{when}");
 }
 
-/// Numbers that look random and are the same every time.
+/// A pseudo-random generator with a fixed seed.
 pub struct Dice(pub u64);
 
 impl Dice {

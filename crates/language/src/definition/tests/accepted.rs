@@ -1,4 +1,4 @@
-//! Flows that are accepted as they are.
+//! Flows that are accepted.
 
 use serde_json::json;
 
@@ -25,7 +25,7 @@ steps:
 output: {total: "${steps.sum.output}", shipped: "${steps.ship.output}"}
 "#;
 
-/// As in the document that the engine grew from, where the name is in the address.
+/// The form of the original design document, where the flow's name is in the URL.
 pub(super) const SEED: &str = r#"{
   "entry": "start",
   "steps": {
@@ -102,11 +102,11 @@ fn the_seeds_form() {
 fn the_name_is_given_once_or_twice_the_same() {
     assert_eq!(parse_named(Some("f"), "name: f\nsteps: {a: }").unwrap().flow.name, "f");
     let wrong = parse_named(Some("g"), "name: f\nsteps: {a: }").unwrap_err();
-    insta::assert_snapshot!(wrong, @"1:7 name: the text is named `f`, but it was sent as `g`");
+    insta::assert_snapshot!(wrong, @"1:7 name: the definition is named `f`, but it was sent as `g`");
     let wrong = parse_named(Some("no name"), "steps: {a: }").unwrap_err();
     insta::assert_snapshot!(wrong, @"1:1 name: `no name` is not a name: ` ` is not one of letters (a-z), digits, `.`, `_`, `-`");
     let wrong = parse("steps: {a: }").unwrap_err();
-    insta::assert_snapshot!(wrong, @"1:1 name: `name` is missing: a flow is known by its name");
+    insta::assert_snapshot!(wrong, @"1:1 name: `name` is missing: a flow needs a name");
 }
 
 #[test]
@@ -206,7 +206,6 @@ fn durations() {
     }
 }
 
-/// What every step has that says nothing of it may be said.
 #[test]
 fn a_step_that_waits_for_nothing_may_say_that_it_joins_all() {
     let graph = graph("{name: f, steps: {a: {join: all}}}");

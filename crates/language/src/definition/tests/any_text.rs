@@ -1,11 +1,11 @@
-//! No text makes it panic, overflow the stack or take for ever.
+//! No text makes the parser panic, overflow the stack or hang.
 
 use proptest::prelude::*;
 
 use super::accepted::{FULFIL, SEED};
 use super::*;
 
-/// Parses; what is said must be showable, and what is accepted must be its own canonical form.
+/// Problems must render; an accepted flow must parse again from its canonical form.
 fn survives(text: &str) -> Result<(), TestCaseError> {
     match parse_named(Some("f"), text).or_else(|_| parse(text)) {
         Ok(parsed) => {
@@ -23,7 +23,7 @@ fn survives(text: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// A text with pieces of it (or of others) taken out, doubled and put elsewhere.
+/// A text with pieces removed, duplicated and moved.
 fn mutated() -> impl Strategy<Value = String> {
     let base = prop::sample::select(vec![FULFIL, SEED, include_str!("every_field.yaml")]);
     let piece = prop::sample::select(vec![
@@ -82,7 +82,7 @@ fn mutated() -> impl Strategy<Value = String> {
     })
 }
 
-/// A value of any shape in the place of a field.
+/// Fields with values of any type.
 fn shapes() -> impl Strategy<Value = String> {
     let fields = [
         "run",

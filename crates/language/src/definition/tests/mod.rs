@@ -1,4 +1,4 @@
-//! What authors see: flows that are accepted, and what is said about those that are not.
+//! Accepted flows, and the problems reported for the others.
 
 mod accepted;
 mod any_text;
@@ -9,7 +9,7 @@ mod versions;
 
 use super::*;
 
-/// Every problem of a text, as it is shown to people.
+/// The problems of a text, rendered for people.
 fn rendered(text: &str) -> String {
     match parse(text) {
         Ok(_) => "no problems\n".into(),
@@ -17,7 +17,7 @@ fn rendered(text: &str) -> String {
     }
 }
 
-/// Every problem of a flow `f` with these steps, one a line.
+/// The problems of a flow `f` with these steps, one per line.
 fn of_steps(steps: &str) -> String {
     of(&format!("name: f\nsteps:\n{}", indent(steps)))
 }
@@ -37,7 +37,7 @@ fn indent(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// Cases, each as it is written and with what is said about it.
+/// Each case as written, followed by what `say` returns for it.
 fn cases<'a>(texts: impl IntoIterator<Item = &'a str>, say: impl Fn(&str) -> String) -> String {
     let mut out = String::new();
     for text in texts {

@@ -1,4 +1,4 @@
-//! What is said about definitions that are wrong. Each snapshot is meant to be read as its author would.
+//! Problems reported for wrong definitions. Review each snapshot as the flow's author would read it.
 
 use super::*;
 
@@ -191,7 +191,7 @@ fn warnings() {
     ];
     insta::assert_snapshot!(cases(texts, of_steps));
     let entry = "name: f\nentry: a\nsteps: {a: , b: }";
-    insta::assert_snapshot!(of(entry), @"warning: 3:14 steps.b: `b` waits for nothing, so it starts with the run, though `entry` leaves it out");
+    insta::assert_snapshot!(of(entry), @"warning: 3:14 steps.b: `b` waits for nothing, so it starts with the run, although `entry` does not list it");
 }
 
 #[test]
@@ -228,10 +228,10 @@ fn limits() {
     let unknown: String = (0..300).map(|n| format!("u{n}: 1\n")).collect();
     let said = of(&format!("name: f\nsteps: {{a: }}\n{unknown}"));
     assert_eq!(said.lines().count(), MAX_PROBLEMS + 1);
-    assert!(said.ends_with("\n1:1 there are more problems, to be told once these are solved"), "{said}");
+    assert!(said.ends_with("\n1:1 there are more problems; fix these to see them"), "{said}");
     let arms = format!("a:\nb: {{after: [{}]}}", vec!["a"; MAX_ARMS + 1].join(", "));
     insta::assert_snapshot!(of_steps(&arms));
-    // Every step emits what every other waits for.
+    // Every second step emits what the others wait for.
     let events: Vec<_> = (0..90).map(|n| format!("e{n}")).collect();
     let dense: String = (0..400)
         .map(|n| match n % 2 {
@@ -255,5 +255,5 @@ fn what_is_wrong_with_a_schema_is_told_where_it_is_and_with_everything_else() {
     let expected = [("input_schema.type", 2, 22), ("steps.a.rum", 4, 7), ("steps.a.emits[0].allOf[1].type", 4, 50)];
     assert_eq!(found, expected);
     assert_eq!(problems[0].message, "this is not a JSON Schema: not a type");
-    assert_eq!(parse(text).unwrap_err().0.len(), 1, "nobody is here who knows schemas");
+    assert_eq!(parse(text).unwrap_err().0.len(), 1, "without a schema check");
 }

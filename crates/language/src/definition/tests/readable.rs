@@ -1,10 +1,10 @@
-//! Which names an expression sees, and which steps are certain to be decided before.
+//! Which names an expression can read, and which steps are certain to be decided before.
 
 use super::*;
 
 #[test]
 fn steps_that_are_certain_to_be_decided() {
-    // What `z` waits for, which steps it may read, which it may not.
+    // What `z` waits for, which steps it can read, which it cannot.
     let flow = "a: {emits: [e]}\nb: {after: [a]}\nc: {after: ['ended:b']}\nd: {subscribes: [e]}\n";
     let table = [
         ("after: [a]", "a", "b c d"),
@@ -30,39 +30,39 @@ fn steps_that_are_certain_to_be_decided() {
             assert_eq!(read(step), "fine", "{arms}: {step}");
         }
         for step in unreadable.split_whitespace() {
-            assert!(read(step).contains("may not be decided"), "{arms}: {step}: {}", read(step));
+            assert!(read(step).contains("may still be undecided"), "{arms}: {step}: {}", read(step));
         }
     }
 }
 
 #[test]
 fn what_is_certain_behind_a_step_that_may_be_skipped() {
-    // The steps between, what `z` waits for, which steps it may read, which it may not.
+    // The steps between, what `z` waits for, which steps it can read, which it cannot.
     let table = [
-        // Both sides of a branch wait for the same.
+        // Both sides of a branch wait for the same step.
         ("l: {after: [a]}\nr: {after: [a]}", "after: [l, r], join: some", "a l r", "b"),
         ("l: {after: [a]}\nr: {after: ['failed:a']}", "after: ['ended:l', 'ended:r']", "a l r", "b"),
         ("l: {after: [a]}\nm: {after: [l]}\nn: {after: [m]}", "after: ['ended:n']", "a l m n", "b"),
-        // An `all` join is skipped at its first dead arm, when the others may be open.
+        // An `all` join is skipped at its first dead arm, when others may be undecided.
         ("l: {after: [a, b]}", "after: [l]", "a b l", ""),
         ("l: {after: [a, b]}", "after: ['failed:l']", "a b l", ""),
         ("l: {after: [a, b]}", "after: ['ended:l']", "l", "a b"),
         ("l: {after: [a, b]}\nr: {after: [a]}", "after: [l, r], join: some", "a l r", "b"),
         ("l: {after: [a, b]}\nm: {after: ['ended:l']}", "after: [m]", "l m", "a b"),
-        // An arm that cannot be dead skips nothing.
+        // An arm that is never dead cannot cause a skip.
         ("l: {after: [a, 'ended:b']}", "after: ['ended:l']", "a l", "b"),
         ("l: {after: ['ended:a', 'ended:b']}", "after: ['ended:l']", "a b l", ""),
-        // Whichever arm is dead, `a` has ended.
+        // `a` has ended, whichever arm is dead.
         ("k: {after: [a]}\nl: {after: [a]}\nm: {after: [k, l]}", "after: ['ended:m']", "a m", "b k l"),
-        // One of the arms is live, whichever: both need `a`.
+        // At least one arm is live, and both need `a`.
         ("l: {after: [a, b]}\nr: {after: [a, c]}", "after: [l, r], join: some", "a l r", "b c"),
         ("l: {after: [a, b]}\nr: {after: [a, c]}", "after: [l, 'ended:r'], join: some", "l r", "a b c"),
         ("l: {after: [a, b], join: some}", "after: ['ended:l']", "a b l", ""),
-        // An event says nothing, nor does a join that does not wait.
+        // An event implies nothing, nor does a join that does not wait for all arms.
         ("l: {after: [a], subscribes: [e]}", "after: ['ended:l']", "l", "a b"),
         ("l: {subscribes: [e]}", "after: ['ended:l']", "l", "a b"),
         ("l: {after: [a, b], join: any}", "after: ['ended:l']", "l", "a b"),
-        // What is not needed any more is cancelled, however far it got.
+        // `rest: cancel` may cancel a step at any time.
         ("l: {after: [a]}\nq: {after: [l, b], join: {at_least: 1, rest: cancel}}", "after: ['ended:l']", "l", "a b"),
         ("l: {after: [a]}\nq: {after: [l, b], join: {at_least: 1, rest: cancel}}", "after: [l]", "a l", "b"),
         ("l: {after: [a]}\nq: {after: [l, b], join: {at_least: 1}}", "after: ['ended:l']", "a l", "b"),
@@ -74,7 +74,7 @@ fn what_is_certain_behind_a_step_that_may_be_skipped() {
             assert_eq!(read(step), "fine", "{between}: {arms}: {step}");
         }
         for step in unreadable.split_whitespace() {
-            assert!(read(step).contains("may not be decided"), "{between}: {arms}: {step}: {}", read(step));
+            assert!(read(step).contains("may still be undecided"), "{between}: {arms}: {step}: {}", read(step));
         }
     }
 }
@@ -115,7 +115,7 @@ fn only_who_asks_how_a_step_ended_is_told_to_wait_for_its_end_however_it_comes()
             of_steps(&format!("a:\ncharge:\nship: {{after: [a, charge], join: any, if: steps.charge.{field}}}"));
         let help = format!("; use `join: some` (or `all`) with `{arm}` in `after` of `ship`");
         assert!(joined.ends_with(&help), "{joined}");
-        // What is advised is accepted.
+        // The suggested change is accepted.
         let followed = format!("charge:\nship: {{after: ['{arm}'], input: '${{steps.charge.{field}}}'}}");
         assert_eq!(of_steps(&followed), "fine");
     }

@@ -1,6 +1,6 @@
-//! Texts that are not JSON or YAML, or more of it than a definition needs.
+//! JSON and YAML: syntax errors, positions and limits.
 
-use super::super::source::{Node, NodeValue, read};
+use super::super::source::{NodeValue, SourceNode, read};
 use super::*;
 
 fn value(text: &str) -> serde_json::Value {
@@ -13,6 +13,13 @@ fn json_and_yaml_mean_the_same() {
     let yaml = value("a: [1, -2.5, true, ~, \"x\\u00e9\\ud83d\\ude00\\n\"]\nb:\n  \"\": 1e3 # a comment\n");
     assert_eq!(json, yaml);
     assert_eq!(json, serde_json::json!({"a": [1, -2.5, true, null, "xé😀\n"], "b": {"": 1000.0}}));
+}
+
+#[test]
+fn json_that_is_no_yaml_is_read() {
+    let long = "k".repeat(3_000);
+    let text = format!("{{\n\t\"a\": [\n\t\t1,\n\t\t\"\\ud83d\\ude00\u{7f}\"\n\t],\n\t\"{long}\": {{}}\n}}");
+    assert_eq!(value(&text), serde_json::from_str::<serde_json::Value>(&text).unwrap());
 }
 
 #[test]
@@ -45,7 +52,7 @@ fn plain_scalars_by_the_core_schema() {
 #[test]
 fn positions_are_of_what_is_written() {
     let places = |text: &str| {
-        let Node { value: NodeValue::Map(entries), .. } = read(text).unwrap() else { panic!("not a map") };
+        let SourceNode { value: NodeValue::Map(entries), .. } = read(text).unwrap() else { panic!("not a map") };
         entries.iter().map(|(key, node)| (key.at.line, key.at.column, node.at.line, node.at.column)).collect::<Vec<_>>()
     };
     assert_eq!(places("{\"é\": 1,\n \"b\": [2]}"), [(1, 2, 1, 7), (2, 2, 2, 7)]);
@@ -98,7 +105,7 @@ fn limits() {
     let blocks: String = (0..200).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
     let many = format!("[{}1]", "1,".repeat(MAX_NODES));
     let long = "x".repeat(MAX_TEXT_BYTES + 1);
-    // Each line stands for ten of the one before.
+    // Each line expands to ten of the one before.
     let mut laughs = "a0: &a0 ha\n".to_owned();
     for n in 1..12 {
         let last = n - 1;
@@ -120,7 +127,7 @@ fn a_definition_with_very_many_expressions_is_refused() {
     assert_eq!(with(MAX_EXPRESSIONS), "fine");
     let said = with(MAX_EXPRESSIONS + 1);
     assert!(said.ends_with("the definition has 10001 expressions in `${…}`, the limit is 10000"), "{said}");
-    // However they are written.
+    // Expanded aliases count too.
     let aliases = format!("name: f\nsteps: {{a: {{set: [&x '${{input}}', {}]}}}}", vec!["*x"; 20_000].join(","));
     assert!(of(&aliases).contains("20001 expressions"), "{}", of(&aliases));
 }

@@ -1,4 +1,4 @@
-//! One content is one version, however it is written.
+//! Equal content has the same version, however it is written.
 
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{
-    Assignment, ClaimTasks, Engine, EngineError, Holding, Reported, Result as EngineResult, TaskId, Waiting,
+    Assignment, ClaimTasks, Engine, EngineError, Holding, PendingClaim, Reported, Result as EngineResult, TaskId,
 };
 use eddyline_protocol::{Beat, Code, FromServer, FromWorker, Heartbeat, RegisterWorker, Task, WorkerRegistered};
 use eddyline_store::{Namespace, Offer};
@@ -15,28 +15,29 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::held::Held;
-use super::{Cut, HELLO, Said, Wire};
-use crate::api::apart::Unread;
+use super::held_tasks::HeldTasks;
+use super::{Cut, HELLO, ReceivedMessage, Wire};
 use crate::api::failure::Failure;
 use crate::api::guard::Caller;
+use crate::api::item_errors::ItemErrors;
 use crate::api::memory_budget::Reservation;
-use crate::api::reports::Reading;
-use crate::api::tasks::{MAX_REPORTS, Told, news_of};
+use crate::api::reports::ReadReports;
+use crate::api::tasks::{MAX_REPORTS, MemoNews, news_of};
 use crate::api::workers::{MAX_TASKS, beat, enrol, says, welcome};
-use crate::api::{Api, stopped, words};
+use crate::api::{Api, stopped, to_wire};
 
-/// Room that a worker can have at a time.
+/// The maximum number of credits of a worker.
 const MAX_CREDITS: u32 = 10_000;
-/// A claim is asked anew after this long.
+/// A claim is renewed after this long.
 const CLAIM_FOR: Duration = Duration::from_secs(60);
-/// How long changes of held runs gather before it is looked what they mean; ends are told at once.
+/// How long changes of held runs are collected before they are checked; the end of a run is sent immediately.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
-/// A socket is sent so many bytes of inputs at a time, or one task: the next tasks are assembled when it has taken these.
+/// The maximum size of the inputs sent at a time (or one task). The next tasks are assembled when the worker has read
+/// these.
 const MAX_PART_BYTES: usize = 4 << 20;
-/// A frame of several tasks is at most this large.
+/// The maximum size of a frame with several tasks.
 const MAX_FRAME_BYTES: usize = 4 << 20;
-/// Runs that are looked at in one go.
+/// The maximum number of runs checked at a time.
 const RUNS_A_LOOK: usize = 64;
 
 pub(super) struct Session<'a> {
@@ -45,56 +46,56 @@ pub(super) struct Session<'a> {
     worker: String,
     queues: Vec<String>,
     offer: Arc<Offer>,
-    held: Held,
-    /// How many tasks it may have at once.
+    held: HeldTasks,
+    /// How many tasks the worker can hold at the same time.
     max_concurrent: Option<usize>,
     credits: u32,
     draining: bool,
-    heard_at: Instant,
-    /// It answers neither pings nor anything else, though it is not given up yet.
+    received_at: Instant,
+    /// The worker answers neither pings nor anything else, but is not disconnected yet.
     quiet: bool,
-    /// At most one claim and one frame of reports are on their way.
+    /// At most one claim and one frame of reports are in progress.
     claim: Option<BoxFuture<'static, EngineResult<Part>>>,
     reporting: Option<BoxFuture<'static, EngineResult<Done>>>,
 }
 
-/// Tasks that go to the worker next.
+/// Tasks to send to the worker next.
 struct Part {
     tasks: Vec<Assignment>,
-    /// The claim that has more of them.
-    more: Option<Waiting>,
-    /// What they have of the memory budget, until they are written.
+    /// The claim that has more tasks.
+    more: Option<PendingClaim>,
+    /// Their part of the memory budget, until they are written.
     room: Reservation,
 }
 
-/// The next tasks of a claim, once there is room for them: whoever does not read what it is sent is cut off after a while
-/// and gives its room back.
-async fn next_part(api: Api, ns: Namespace, mut waiting: Waiting) -> EngineResult<Part> {
+/// The next tasks of a claim, once the budget has room for them. A worker that does not read is disconnected after a
+/// while and releases its part.
+async fn next_part(api: Api, ns: Namespace, mut waiting: PendingClaim) -> EngineResult<Part> {
     let bytes = waiting.claimed(CLAIM_FOR, MAX_PART_BYTES).await?;
     let mut room = api.task_memory().reservation(&ns);
-    // As JSON in memory, and as text.
+    // Once as JSON in memory, once as text.
     room.grow_to(2 * bytes).await;
     let (tasks, more) = waiting.part(MAX_PART_BYTES).await?;
     Ok(Part { tasks, more, room })
 }
 
-/// A frame of reports that is done.
+/// A frame of reports that has been committed.
 struct Done {
     id: u64,
-    reading: Reading,
+    reading: ReadReports,
     reported: Vec<Reported>,
-    /// Those that were the last on their task.
+    /// The final reports on a task.
     last: Vec<(usize, TaskId)>,
-    waiting: Option<Waiting>,
-    told: Result<Told, Failure>,
+    waiting: Option<PendingClaim>,
+    news: Result<MemoNews, Failure>,
 }
 
 impl Session<'_> {
     pub async fn serve(api: &Api, caller: &Caller, wire: &mut Wire) -> Result<(), Cut> {
         let (hello, tasks, reserved) = tokio::select! {
-            said = tokio::time::timeout(HELLO, hello(wire)) => match said {
-                Ok(said) => said?,
-                Err(_) => return Err(Failure::new(Code::Timeout, "a worker says hello first").into()),
+            message = tokio::time::timeout(HELLO, hello(wire)) => match message {
+                Ok(message) => message?,
+                Err(_) => return Err(Failure::new(Code::Timeout, "expected `hello` as the first message").into()),
             },
             failure = caller.shut_out(api) => return Err(failure.into()),
         };
@@ -108,34 +109,37 @@ impl Session<'_> {
             queues: record.spec.queues.clone(),
             offer: Arc::new(record.spec.offer.clone()),
             ns,
-            held: Held::new(engine.attention()),
+            held: HeldTasks::new(engine.attention()),
             max_concurrent: record.spec.max_concurrent.map(|most| usize::try_from(most).unwrap_or(usize::MAX)),
             credits: 0,
             draining: record.draining,
-            heard_at: Instant::now(),
+            received_at: Instant::now(),
             quiet: false,
             claim: None,
             reporting: None,
         };
         let has: HashSet<TaskId> = tasks.iter().filter_map(|task| TaskId::parse(task)).collect();
         has.iter().for_each(|task| session.held.add_again(*task));
-        let (number, lost) = api.left().arrive(&session.ns, &session.worker, has);
-        // Whatever it is doing, also while it waits for a worker that does not read.
+        let (number, lost) = api.pushed_tasks().connected(&session.ns, &session.worker, has);
+        // Also while the session waits for a worker that does not read.
         let ended = tokio::select! {
             biased;
             ended = session.begin(wire, welcome(engine, record.id), lost, drains) => ended,
             failure = caller.shut_out(api) => Err(failure.into()),
         };
         let lease = Duration::from_millis(u64::try_from(engine.config().lease_ms).unwrap_or(0));
-        let lost = api.left().part(&session.ns, &session.worker, number, session.held.all(), lease);
+        let lost = api.pushed_tasks().disconnected(&session.ns, &session.worker, number, session.held.all(), lease);
         if let Err(error) = engine.release(&session.ns, &session.worker, &lost).await {
-            tracing::warn!(worker = session.worker, "tasks that never arrived wait for their leases: {error}");
+            tracing::warn!(
+                worker = session.worker,
+                "cannot release undelivered tasks before their leases expire: {error}"
+            );
         }
         note_gone(api, &session.ns, &session.worker).await;
         ended
     }
 
-    /// What earlier connections pushed and never arrived is offered again; then the worker is welcome.
+    /// Releases tasks that earlier connections pushed and that never arrived, then welcomes the worker.
     async fn begin(
         &mut self,
         wire: &mut Wire,
@@ -160,9 +164,9 @@ impl Session<'_> {
                 look_at.get_or_insert_with(|| Instant::now() + LOOK_AFTER);
             }
             tokio::select! {
-                // What is reported is committed right here, if nobody else is at it: before this task listens to anything,
-                // or its own commit would wake it, and with it another thread. The worker is heard last, so that one that
-                // never falls silent keeps nothing else from being looked after.
+                // Reports first: their commit runs on this thread if the committer is idle. If this task listened to
+                // anything before, its own commit would wake it, and another thread with it. Messages of the worker
+                // come last, so that a worker that never pauses does not starve everything else.
                 biased;
                 done = ready(&mut self.reporting) => {
                     self.reporting = None;
@@ -178,18 +182,18 @@ impl Session<'_> {
                     }
                 }
                 _ = pings.tick() => {
-                    self.quiet = self.heard_at.elapsed() >= lease * 2 / 3 && !self.has_spoken(wire).await?;
+                    self.quiet = self.received_at.elapsed() >= lease * 2 / 3 && !self.has_spoken(wire).await?;
                     if self.quiet {
-                        // What it is given now would be lost with what it has: others get it, until it is heard again.
+                        // New tasks would be lost with those it has: other workers get them until it responds again.
                         self.claim = None;
                     }
-                    if self.quiet && self.heard_at.elapsed() > 2 * lease {
-                        return Err(Failure::new(Code::Timeout, "nothing was heard for two leases").into());
+                    if self.quiet && self.received_at.elapsed() > 2 * lease {
+                        return Err(Failure::new(Code::Timeout, "no message was received for two leases").into());
                     }
-                    if self.heard_at.elapsed() <= lease
+                    if self.received_at.elapsed() <= lease
                         && let Err(error) = self.engine().seen(&self.ns, &self.worker, None).await
                     {
-                        tracing::debug!("a sign of life was not noted: {error}");
+                        tracing::debug!("cannot record a heartbeat: {error}");
                     }
                     wire.ping().await?;
                 }
@@ -206,30 +210,30 @@ impl Session<'_> {
                     self.claim = None;
                     self.push(wire, part?).await?;
                 }
-                heard = wire.hear(), if self.reporting.is_none() => {
-                    (self.heard_at, self.quiet) = (Instant::now(), false);
-                    if let Some(said) = heard? {
-                        self.take(wire, said).await?;
+                received = wire.receive(), if self.reporting.is_none() => {
+                    (self.received_at, self.quiet) = (Instant::now(), false);
+                    if let Some(message) = received? {
+                        self.take(wire, message).await?;
                     }
                 }
             }
         }
     }
 
-    /// Whether something came while nobody listened, since this took long itself. It is taken.
+    /// Whether a message arrived while this task was busy elsewhere; if so, handles it.
     async fn has_spoken(&mut self, wire: &mut Wire) -> Result<bool, Cut> {
         if self.reporting.is_some() {
             return Ok(false);
         }
-        let Some(heard) = wire.hear().now_or_never() else { return Ok(false) };
-        self.heard_at = Instant::now();
-        if let Some(said) = heard? {
-            self.take(wire, said).await?;
+        let Some(received) = wire.receive().now_or_never() else { return Ok(false) };
+        self.received_at = Instant::now();
+        if let Some(message) = received? {
+            self.take(wire, message).await?;
         }
         Ok(true)
     }
 
-    /// A claim for the room there is, unless one is on its way or rides on reports.
+    /// Claims tasks for the available credits, unless a claim is in progress or will be sent with reports.
     fn ask(&mut self) {
         if self.claim.is_none() && self.reporting.is_none() && self.credits > 0 && !self.draining && !self.quiet {
             let (api, ns, claim) = (self.api.clone(), self.ns.clone(), self.wanted());
@@ -241,10 +245,10 @@ impl Session<'_> {
         }
     }
 
-    async fn take(&mut self, wire: &mut Wire, said: Said) -> Result<(), Cut> {
-        let Said { message, unread, reserved } = said;
+    async fn take(&mut self, wire: &mut Wire, message: ReceivedMessage) -> Result<(), Cut> {
+        let ReceivedMessage { message, unread, reserved } = message;
         match message {
-            FromWorker::Hello { .. } => Err(Failure::bad("the worker has said hello already").into()),
+            FromWorker::Hello { .. } => Err(Failure::bad("the worker has already sent `hello`").into()),
             FromWorker::Credit { n } => {
                 self.credit(n);
                 Ok(())
@@ -257,7 +261,7 @@ impl Session<'_> {
             FromWorker::Drain => {
                 self.drain();
                 match self.engine().drain_worker(&self.ns, &self.worker).await {
-                    // It has left, or was told to: nothing shows it any more.
+                    // It has left or was deleted, and no longer appears in the list of workers.
                     Ok(_) | Err(EngineError::NotFound { .. }) => Ok(()),
                     Err(error) => Err(error.into()),
                 }
@@ -269,7 +273,7 @@ impl Session<'_> {
         self.credits = self.credits.saturating_add(n).min(MAX_CREDITS);
     }
 
-    /// What was claimed and not yet pushed comes back by itself when the claim is dropped.
+    /// Dropping the claim releases tasks that were claimed and not yet pushed.
     fn drain(&mut self) {
         self.draining = true;
         self.claim = None;
@@ -279,13 +283,13 @@ impl Session<'_> {
         &mut self,
         id: u64,
         reports: Vec<Value>,
-        unread: Unread,
+        unread: ItemErrors,
         reserved: Option<Reservation>,
     ) -> Result<(), Cut> {
         if reports.len() > MAX_REPORTS {
             return Err(Failure::bad(format!("more than {MAX_REPORTS} reports in one message")).into());
         }
-        let mut reading = Reading::new(reports, unread);
+        let mut reading = ReadReports::new(reports, unread);
         let mut code = std::mem::take(&mut reading.code);
         for (token, of_task) in &mut code {
             of_task.seen = of_task.seen.or(self.held.seen(TaskId { run: token.run, fence: token.fence }));
@@ -300,8 +304,8 @@ impl Session<'_> {
             let (reported, waiting) = engine.report_and_ask(&ns, reports, claim).await?;
             drop(reserved);
             engine.seen(&ns, &worker, None).await?;
-            let told = news_of(&engine, &ns, &code, &reported).await;
-            Ok(Done { id, reading, reported, last, waiting, told })
+            let news = news_of(&engine, &ns, &code, &reported).await;
+            Ok(Done { id, reading, reported, last, waiting, news })
         };
         self.reporting = Some(reporting.boxed());
         Ok(())
@@ -317,12 +321,12 @@ impl Session<'_> {
             }
         }
         let outcomes = done.reading.outcomes(&self.ns, done.reported, &self.engine().config().hooks);
-        let Told { news, up_to } = done.told?;
-        up_to.into_iter().for_each(|(task, n)| self.held.told(task, n));
+        let MemoNews { news, up_to } = done.news?;
+        up_to.into_iter().for_each(|(task, n)| self.held.mark_seen(task, n));
         wire.feed(&FromServer::Reported { id: done.id, outcomes, news }).await?;
         if let Some(waiting) = done.waiting {
             let mut claim = next_part(self.api.clone(), self.ns.clone(), waiting).boxed();
-            // What the same commit gave out is here by now, and goes with the same write.
+            // Tasks claimed in the same commit are ready by now and are sent in the same write.
             match (&mut claim).now_or_never() {
                 Some(part) => return self.push(wire, part?).await,
                 None => self.claim = Some(claim),
@@ -332,7 +336,7 @@ impl Session<'_> {
         self.tell_ended(wire).await
     }
 
-    /// Pushes tasks, in frames that are not too large. What could not be written comes back at once.
+    /// Pushes tasks in frames of limited size. Tasks that cannot be written are released immediately.
     async fn push(&mut self, wire: &mut Wire, Part { tasks, more, room: _room }: Part) -> Result<(), Cut> {
         self.claim = more.map(|more| next_part(self.api.clone(), self.ns.clone(), more).boxed());
         if tasks.is_empty() {
@@ -340,7 +344,7 @@ impl Session<'_> {
         }
         self.credits = self.credits.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
         tasks.iter().for_each(|task| self.held.add(task));
-        let mut frames: Vec<Vec<Task>> = vec![tasks.into_iter().map(words::task).collect()];
+        let mut frames: Vec<Vec<Task>> = vec![tasks.into_iter().map(to_wire::task).collect()];
         while let Some(tasks) = frames.pop() {
             let message = FromServer::Tasks { tasks };
             let text = wire.text(&message)?;
@@ -376,7 +380,7 @@ impl Session<'_> {
         wire.send(&FromServer::Beat { beat }).await
     }
 
-    /// Tasks of runs that have ended are no longer the worker's.
+    /// Tells the worker that tasks of ended runs are no longer its own.
     async fn tell_ended(&mut self, wire: &mut Wire) -> Result<(), Cut> {
         let tasks = self.held.take_ended();
         if tasks.is_empty() {
@@ -392,7 +396,7 @@ impl Session<'_> {
         wire.send(&FromServer::Beat { beat }).await
     }
 
-    /// Looks what became of tasks whose runs have changed, and what code runs have come to remember.
+    /// Checks tasks whose runs have changed, and sends lost and cancelled tasks and new memo entries.
     async fn look(&mut self, wire: &mut Wire) -> Result<(), Cut> {
         let tasks = self.held.take_changed(RUNS_A_LOOK);
         let mut beat = Beat::default();
@@ -420,12 +424,12 @@ impl Session<'_> {
         wire.send(&FromServer::Beat { beat }).await
     }
 
-    /// What the worker knows once it has heard this.
+    /// Records what the worker knows after this beat.
     fn note(&mut self, beat: &Beat) {
         for (id, entries) in &beat.news {
             let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
             if let (Some(task), Some(newest)) = (TaskId::parse(id), newest) {
-                self.held.told(task, newest);
+                self.held.mark_seen(task, newest);
             }
         }
         for task in beat.lost.iter().chain(&beat.cancel).filter_map(|task| TaskId::parse(task)) {
@@ -450,39 +454,39 @@ impl Session<'_> {
     }
 }
 
-/// Without another connection the worker is offline. When the server stops, its workers find another one.
+/// A worker without another connection is offline. When the server stops, its workers connect to another one.
 async fn note_gone(api: &Api, ns: &Namespace, worker: &str) {
-    if *api.stopping().borrow() || api.left().is_connected(ns, worker) {
+    if *api.stopping().borrow() || api.pushed_tasks().is_connected(ns, worker) {
         return;
     }
     let noted = async {
         api.engine().worker_gone(ns, worker).await?;
-        if api.left().is_connected(ns, worker) {
+        if api.pushed_tasks().is_connected(ns, worker) {
             api.engine().seen(ns, worker, None).await?;
         }
         Ok::<_, EngineError>(())
     };
     if let Err(error) = noted.await {
-        tracing::debug!(worker, "it is shown as online until its last lease ends: {error}");
+        tracing::debug!(worker, "cannot mark the worker offline before its lease expires: {error}");
     }
 }
 
 async fn hello(wire: &mut Wire) -> Result<(RegisterWorker, Vec<String>, Option<Reservation>), Cut> {
     loop {
-        match wire.hear().await? {
-            Some(Said { message: FromWorker::Hello { tasks, .. }, .. }) if tasks.len() > MAX_TASKS => {
+        match wire.receive().await? {
+            Some(ReceivedMessage { message: FromWorker::Hello { tasks, .. }, .. }) if tasks.len() > MAX_TASKS => {
                 return Err(Failure::bad(format!("more than {MAX_TASKS} tasks")).into());
             }
-            Some(Said { message: FromWorker::Hello { worker, tasks }, reserved, .. }) => {
+            Some(ReceivedMessage { message: FromWorker::Hello { worker, tasks }, reserved, .. }) => {
                 return Ok((worker, tasks, reserved));
             }
-            Some(_) => return Err(Failure::bad("a worker says hello first").into()),
+            Some(_) => return Err(Failure::bad("expected `hello` as the first message").into()),
             None => {}
         }
     }
 }
 
-/// What the future comes to, if there is one.
+/// Awaits the future if there is one, otherwise for ever.
 async fn ready<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
     match future {
         Some(future) => future.await,

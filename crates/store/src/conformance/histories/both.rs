@@ -1,4 +1,4 @@
-//! One thing done to both stores, with their answers compared.
+//! Operations on both stores that compare the results.
 
 use std::fmt::Debug;
 
@@ -9,11 +9,11 @@ use super::Same;
 use super::world::World;
 use crate::*;
 
-/// What is said of the order in which a claim gets its tasks.
+/// Whether the trait specifies the order of a claim's tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     Said,
-    /// The claim is repeated: only which tasks.
+    /// The claim is repeated: compare only the set of tasks.
     Unsaid,
 }
 
@@ -36,7 +36,7 @@ impl World<'_> {
         let requests = || claims.iter().map(|(request, _)| request.clone()).collect::<Vec<_>>();
         let expected = self.drive.store.commit(commands(), requests()).await.unwrap();
         let found = self.subject.commit(commands(), requests()).await.unwrap();
-        same("the answers to commits", &expected.commands, &found.commands)?;
+        same("the results of commits", &expected.commands, &found.commands)?;
         same("the number of claims", &expected.claims.len(), &found.claims.len())?;
         for answer in &expected.commands {
             self.reach(&word(answer));
@@ -61,7 +61,7 @@ impl World<'_> {
             if let Some(at) = expected.retry_at
                 && found.retry_at.is_none_or(|found| found > at)
             {
-                return Err(format!("there is more at {at}, but to come back is said to be for {:?}", found.retry_at));
+                return Err(format!("there is more at {at}, but retry_at is {:?}", found.retry_at));
             }
             if expected.retry_at.is_some() {
                 self.reach("held back");
@@ -75,8 +75,8 @@ impl World<'_> {
         Ok(expected)
     }
 
-    /// Changes documents; a revision that is expected is the number of changes that the document is behind, since each
-    /// store has its own numbers.
+    /// Changes documents. An expected revision is given relative to the current one, since each store has its own
+    /// numbers.
     pub async fn change_documents(&mut self, changes: Vec<DocumentChange>) -> Same {
         self.write_documents(DocumentCommit { documents: changes, ..self.drive.nothing() }).await
     }
@@ -99,7 +99,7 @@ impl World<'_> {
             });
         }
         self.reach(&word(&answers[0]));
-        same("the answer to a change of documents", &answers[0], &answers[1])
+        same("the result of a change of documents", &answers[0], &answers[1])
     }
 
     pub async fn extend(&mut self, worker: Option<&str>, leases: &[Lease]) -> Same {
@@ -113,10 +113,10 @@ impl World<'_> {
                 Extended::Until { .. } => self.reach("until"),
             }
         }
-        same("what became of leases", &expected, &found)
+        same("the extended leases", &expected, &found)
     }
 
-    /// What is due, the same for both; and not earlier than was said.
+    /// Compares the due items of both stores, and checks that none is due before the promised time.
     pub async fn due(&mut self, what: Due, limit: usize) -> Same<Vec<DueItem>> {
         let expected = self.drive.due(what, limit).await;
         let found = self.subject.due(what, &[], limit).await.unwrap();
@@ -127,19 +127,19 @@ impl World<'_> {
             items
         };
         self.tell(format!("  due {what:?}: {:?}", items(&expected)));
-        same("what is due", &items(&expected), &items(&found))?;
+        same("the due items", &items(&expected), &items(&found))?;
         let name = format!("{what:?}");
         if let Some(until) = self.promised.get(&name)
             && now < *until
             && !found.items.is_empty()
         {
-            return Err(format!("{what:?} were due at {now}, but said to be due at {until} at the earliest"));
+            return Err(format!("{what:?} were due at {now}, but next_in promised none before {until}"));
         }
         self.promised.insert(name, found.next_in.map_or(Millis::MAX, |next| now + next));
         Ok(expected.items)
     }
 
-    /// Deletes in both, to the end.
+    /// Deletes in both stores until nothing is left to delete.
     pub async fn trim(&mut self, what: &Trim) -> Same {
         self.tell(format!("  trim {what:?}"));
         self.promised.clear();
@@ -149,7 +149,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A page of runs under a filter, and how many there are.
+    /// Compares a page of runs under a filter, and their count.
     pub async fn read_runs(&mut self, filter: &RunFilter, skip: usize, limit: usize) -> Same {
         let ns = self.drive.ns.clone();
         let mut answers = Vec::new();

@@ -1,11 +1,11 @@
-//! Random histories: the same things happen to the store under test and to a [`Memory`], which must say the same.
+//! Random histories: the same operations on the store under test and on a [`Memory`] must give the same results.
 //!
-//! A history is a list of happenings of a few bytes each, so that a failing one shrinks to the few that matter. What is
-//! compared is what the trait promises: the order of claims where it is said, else the set; positions and revisions only
-//! by their order, since each store has its own.
+//! A history is a list of operations of a few bytes each, so that a failing one shrinks to the few that matter.
+//! Compared is what the trait promises: the order of claimed tasks where it is specified, otherwise the set; positions
+//! and revisions only by their order, since each store has its own.
 
 mod both;
-mod happenings;
+mod operations;
 mod reports;
 mod world;
 
@@ -19,20 +19,20 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{BEGINNING, Backend};
 use crate::ManualClock;
-use happenings::Happening;
+use operations::Happening;
 use world::World;
 
-/// How many histories there are, unless `EDDYLINE_CASES` says otherwise.
+/// The default number of histories (`EDDYLINE_CASES`).
 const CASES: u32 = 60;
-/// Which ones, unless `EDDYLINE_SEED` says otherwise: the same every time, so that a test fails for a reason.
+/// The default seed (`EDDYLINE_SEED`): fixed, so that failures are reproducible.
 const SEED: u64 = 20_261_115;
-/// How long they are, at most; half as long on average.
+/// The maximum length of a history; half of it on average.
 const LENGTH: usize = 300;
-/// With so many histories everything in [`EVERYTHING`] happens.
+/// With this many histories everything in [`EVERYTHING`] happens.
 const ENOUGH: u32 = 60;
 
-/// What the histories must reach to be worth something.
-const EVERYTHING: [&str; 24] = [
+/// What the histories must cover.
+const EVERYTHING: [&str; 26] = [
     "before",
     "cancelled",
     "claim of several queues",
@@ -55,17 +55,19 @@ const EVERYTHING: [&str; 24] = [
     "paused",
     "revision",
     "trimmed",
+    "turn",
+    "unique",
     "until",
     "waiting",
 ];
 
-/// Both stores said the same, or what was different.
+/// Whether both stores gave the same result, or the difference.
 type Same<T = ()> = Result<T, String>;
 
-/// What was reached so far, by the names of [`EVERYTHING`].
+/// What was covered so far, by the names of [`EVERYTHING`].
 type Reached = Arc<Mutex<BTreeSet<String>>>;
 
-/// Fails with the seed, and with the shortest history that was found.
+/// Panics with the seed and the shortest failing history.
 pub fn random_histories(backend: &dyn Backend) {
     let seed = number("EDDYLINE_SEED").unwrap_or(SEED);
     let cases = number("EDDYLINE_CASES").map_or(CASES, |cases| cases as u32);
@@ -88,15 +90,15 @@ pub fn random_histories(backend: &dyn Backend) {
         Err(TestError::Fail(why, history)) => {
             let again = happen(backend, durable, &history, &Reached::default());
             let story = again.err().map_or_else(Vec::new, |(story, _)| story);
-            panic!("with EDDYLINE_SEED={seed}: {why}\n\nwhat happened:\n{}", story.join("\n"));
+            panic!("with EDDYLINE_SEED={seed}: {why}\n\noperations:\n{}", story.join("\n"));
         }
     }
     let reached = reached.lock().unwrap();
     let missing: Vec<&&str> = EVERYTHING.iter().filter(|what| !reached.contains(**what)).collect();
-    assert!(cases < ENOUGH || missing.is_empty(), "with EDDYLINE_SEED={seed} never reached: {missing:?}");
+    assert!(cases < ENOUGH || missing.is_empty(), "with EDDYLINE_SEED={seed} never covered: {missing:?}");
 }
 
-/// One history; on failure what happened and what was wrong.
+/// Runs one history; on failure returns its operations and the difference.
 fn happen(
     backend: &dyn Backend,
     durable: bool,
@@ -104,7 +106,7 @@ fn happen(
     reached: &Reached,
 ) -> Result<(), (Vec<String>, String)> {
     runtime().block_on(async {
-        // A store that is opened again starts its turns anew, so a history either has that or several keys.
+        // Turns start anew when a store is opened again, so a history has either reopenings or several keys.
         let reopens = durable && history.first().is_none_or(|bytes| bytes[7] % 2 == 0);
         let mut world = World::open(backend, reopens, reached.clone()).await;
         for bytes in history {

@@ -1,10 +1,10 @@
-//! What workers say about the tasks that they have, or had.
+//! Random reports on tasks that workers hold or held.
 
 use eddyline_machine::{CodeOp, CodeWait, Due, Failure, Log, Op, TaskKind};
 use serde_json::{Value, json};
 
 use super::Same;
-use super::happenings::Happening;
+use super::operations::Happening;
 use super::world::World;
 
 impl World<'_> {
@@ -12,7 +12,7 @@ impl World<'_> {
         if self.claimed.is_empty() {
             return Ok(());
         }
-        // Mostly on what was claimed last; what was claimed long ago is late.
+        // On one of the tasks claimed last; some of these reports are late.
         let back = h.below(self.claimed.len().min(6));
         let claimed = self.claimed[self.claimed.len() - 1 - back].clone();
         if !self.is_there(claimed.run).await {

@@ -1,4 +1,4 @@
-//! The two stores, and what is known of them from what happened.
+//! The two stores, and the state that the operations need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,26 +32,26 @@ pub const FLOWS: [&str; 10] = [
 pub const NAMES: [&str; 10] =
     ["chain", "diamond", "spread", "gates", "parent", "undo", "job", "bounded", "fair", "picky"];
 
-/// After so many happenings everything is compared.
+/// Everything is compared after this many operations.
 const COMPARED_EVERY: usize = 12;
 
 pub struct World<'a> {
     pub backend: &'a dyn Backend,
     /// The store under test.
     pub subject: Arc<dyn Store>,
-    /// Decides what is written, on the reference.
+    /// The reference store, on which decisions are made.
     pub drive: Drive,
-    /// The store under test is closed and opened again now and then.
+    /// Whether the store under test is sometimes closed and opened again.
     pub reopens: bool,
     pub namespaces: [Namespace; 2],
     pub runs: Vec<RunId>,
     pub claimed: Vec<Claimed>,
     pub requests: Vec<ClaimRequest>,
-    /// Commits that were made, to be submitted again.
+    /// Commits that were submitted, to submit again.
     pub done: Vec<RunCommit>,
-    /// Commits that were decided and not made, to be submitted too late.
+    /// Commits that were decided and not submitted, to submit too late.
     pub kept_back: Vec<RunCommit>,
-    /// Until when nothing of a kind is due, as the store under test said.
+    /// Until when nothing of a kind is due, according to the store under test.
     pub promised: BTreeMap<String, Millis>,
     pub sent: usize,
     pub happened: usize,
@@ -84,7 +84,7 @@ impl<'a> World<'a> {
             story: Vec::new(),
             reached,
         };
-        // Rates stay as they are: what becomes of a rate that is changed is not said anywhere.
+        // Rates do not change: the effect of changing a rate is not specified.
         let rules = [
             (kind::QUEUE, "bounded", json!({"concurrency": 4, "rate": {"count": 3, "per_ms": 1_000, "burst": 3}})),
             (kind::LIMIT, "api", json!({"rate": {"count": 2, "per_ms": 1_500, "burst": 4}})),
@@ -110,7 +110,7 @@ impl<'a> World<'a> {
         self.drive.store.clone()
     }
 
-    /// Its state can be decided on.
+    /// Whether the run is stored and not trimmed.
     pub async fn is_there(&self, run: RunId) -> bool {
         matches!(self.drive.store.load(run, None).await.unwrap(), Found::Run(_))
     }
@@ -120,7 +120,7 @@ impl<'a> World<'a> {
         if self.happened.is_multiple_of(COMPARED_EVERY) { self.compare().await } else { Ok(()) }
     }
 
-    /// Everything that can be read is the same.
+    /// Compares everything that can be read.
     pub async fn compare(&mut self) -> Same {
         let looked = Looked { numbers: false, leases: true };
         let expected = everything(&*self.drive.store, &self.namespaces, &self.runs, looked).await;
@@ -136,11 +136,10 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Closes the store under test and opens it again, at a moment at which nothing is in flight that a store may
-    /// forget: no lease, no hold, no difference between its clock and the wall's. See [`World::pass`] for what it may
-    /// forget besides.
+    /// Closes the store under test and opens it again, after removing all state that a store may forget: leases, holds
+    /// and the difference between its clock and the wall clock. See [`World::pass`] for the rest.
     pub async fn reopen(&mut self) -> Same {
-        self.tell("the store is opened again".to_owned());
+        self.tell("reopen the store".to_owned());
         for run in self.runs.clone() {
             self.release_all(run).await?;
         }
@@ -157,8 +156,8 @@ impl<'a> World<'a> {
         self.compare().await
     }
 
-    /// Time passes. A store may forget, when it is opened again, what was added to the time of tasks because nobody asked
-    /// for ended leases; so where it is opened again, somebody asks all along.
+    /// Lets time pass. A reopened store may forget the credit of tasks for time in which nobody asked for expired
+    /// leases; so in histories with reopenings they are asked for all along.
     pub async fn pass(&mut self, ms: Millis) -> Same {
         if !self.reopens {
             self.drive.advance(ms);
@@ -179,13 +178,13 @@ impl<'a> World<'a> {
             return Ok(());
         }
         let ns = self.drive.summary(run).await.ns;
-        for row in self.drive.beside(run).await.tasks {
+        for row in self.drive.pending(run).await.tasks {
             let Some(held) = row.held else { continue };
             let why = eddyline_machine::Expiry::Released;
             let task = TaskRef { activation: row.task.activation, fence: row.task.fence };
             let input = Input::Expired { task, why, claim: held.claim };
             let mut commit = self.drive.prepare(run, &[input]).await;
-            (commit.ns, commit.takes) = (ns.clone(), vec![Taken::Expiry(row.task.fence, why)]);
+            (commit.ns, commit.takes) = (ns.clone(), vec![Consumed::Expiry(row.task.fence, why)]);
             self.commit(commit).await?.map_err(|refused| format!("a release was refused: {refused:?}"))?;
         }
         Ok(())
@@ -200,7 +199,7 @@ fn difference(expected: &Everything, found: &Everything) -> Same {
         }
     }
     match found.keys().find(|key| !expected.contains_key(*key)) {
-        Some(key) => Err(format!("{key} is there, unexpectedly")),
+        Some(key) => Err(format!("{key} was found unexpectedly")),
         None => Ok(()),
     }
 }
