@@ -24,7 +24,7 @@ use wire::Transport;
 
 /// The allocator of `eddy`.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [read] [wire] [beats]
 
