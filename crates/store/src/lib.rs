@@ -1,4 +1,5 @@
-//! The trait [`Store`], an in-memory reference ([`Memory`]) and the embedded store on disk ([`Embedded`]).
+//! The trait [`Store`], an in-memory reference ([`Memory`]), the embedded store on disk ([`Embedded`]) and a store on
+//! PostgreSQL that several processes share ([`Postgres`]).
 //!
 //! A store persists transitions atomically and decides nothing about runs. Every backend must pass the suite in
 //! [`conformance`].
@@ -16,6 +17,7 @@ mod hints;
 mod holds;
 mod ids;
 mod memory;
+mod postgres;
 mod query;
 mod task_queues;
 
@@ -35,6 +37,7 @@ pub use hints::{Heard, Hints};
 pub use holds::HOLD_MS;
 pub use ids::{Map, Namespace};
 pub use memory::Memory;
+pub use postgres::{Postgres, PostgresOptions};
 pub use query::*;
 pub use task_queues::{AGE_MS, UNWATCHED_MS};
 

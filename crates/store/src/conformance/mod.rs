@@ -52,6 +52,12 @@ pub trait Backend: Send + Sync {
 
     /// Closes the store and opens it again; none if the store is not durable.
     async fn reopen(&self, store: Arc<dyn Store>, clock: Arc<ManualClock>) -> Option<Arc<dyn Store>>;
+
+    /// A lease ends when it would have ended had the store stayed open. Otherwise each has its full time when the store is
+    /// opened again.
+    fn keeps_leases(&self) -> bool {
+        false
+    }
 }
 
 /// The wall clock at the start of every case.

@@ -1,0 +1,173 @@
+//! The store on PostgreSQL, which several processes share.
+//!
+//! The database is the only authority: a commit is one call of a function that takes the rows of a whole batch as arrays
+//! (`sql/commit.sql`), claims and due items are rows that are locked where they are, and every time that is stored or
+//! compared is the database's. Nothing here is needed to be right but the connection.
+
+mod body;
+mod claims;
+mod clock;
+mod columns;
+mod commit;
+mod database;
+mod due;
+mod encode;
+mod hinted;
+mod list;
+mod load;
+mod passfile;
+mod pending;
+mod pg_error;
+mod schema;
+mod settings;
+mod timers;
+mod tls;
+mod trim;
+mod waves;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
+
+use crate::claim::{ClaimRequest, Extended, Lease, LeaseState};
+use crate::clock::Clock;
+use crate::commit::Command;
+use crate::document::Document;
+use crate::error::Result;
+use crate::hints::Hints;
+use crate::ids::Namespace;
+use crate::query::*;
+use crate::{Store, Written};
+use database::Database;
+
+/// How a store is opened.
+#[derive(Debug, Clone)]
+pub struct PostgresOptions {
+    /// Create the tables, or bring them up to date. Otherwise they must be.
+    pub migrate: bool,
+    /// A clock in place of the database's, for tests: nobody else may use the store at the same time.
+    pub clock: Option<Arc<dyn Clock>>,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> PostgresOptions {
+        PostgresOptions { migrate: true, clock: None }
+    }
+}
+
+/// A store in a PostgreSQL database.
+#[derive(Debug)]
+pub struct Postgres {
+    database: Arc<Database>,
+}
+
+impl Postgres {
+    /// Opens the store at a URL such as `postgres://user@host/database?schema=eddyline&pool_size=8`.
+    pub async fn open(url: &str, options: PostgresOptions) -> Result<Postgres> {
+        Ok(Postgres { database: Arc::new(Database::open(url, options).await?) })
+    }
+}
+
+#[async_trait]
+impl Store for Postgres {
+    async fn now(&self) -> Result<Millis> {
+        self.database.now().await
+    }
+
+    async fn health(&self) -> Result<()> {
+        self.database.ask_time().await.map(|_| ())
+    }
+
+    async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {
+        load::load(&self.database, run, since).await
+    }
+
+    async fn summary(&self, run: RunId) -> Result<Option<Summary>> {
+        load::summary_of(&self.database, run).await
+    }
+
+    async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
+        load::values(&self.database, run, ids).await
+    }
+
+    async fn pending(&self, run: RunId) -> Result<PendingWork> {
+        pending::pending(&self.database, run).await
+    }
+
+    async fn commit(&self, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Written> {
+        commit::commit(&self.database, commands, claims).await
+    }
+
+    async fn extend(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<Extended>> {
+        claims::extend(&self.database, ns, worker, leases).await
+    }
+
+    async fn leases(&self, ns: &Namespace, worker: Option<&str>, leases: &[Lease]) -> Result<Vec<LeaseState>> {
+        claims::leases(&self.database, ns, worker, leases).await
+    }
+
+    async fn due(&self, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
+        due::due(&self.database, what, skip, limit).await
+    }
+
+    async fn records(&self, run: RunId, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        load::records(&self.database, run, after, limit).await
+    }
+
+    async fn logs(&self, run: RunId, activation: &str, after: u64, limit: usize) -> Result<Vec<Numbered>> {
+        load::logs(&self.database, run, activation, after, limit).await
+    }
+
+    async fn runs(&self, ns: Option<&Namespace>, filter: &RunFilter, page: Page) -> Result<Vec<Summary>> {
+        list::runs(&self.database, ns, filter, page).await
+    }
+
+    async fn count_runs(&self, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
+        list::count_runs(&self.database, ns, filter).await
+    }
+
+    async fn going(&self) -> Result<Vec<GoingRuns>> {
+        list::going(&self.database).await
+    }
+
+    async fn gates(&self, ns: Option<&Namespace>, filter: &GateFilter, page: Page) -> Result<Vec<GateRow>> {
+        list::gates(&self.database, ns, filter, page).await
+    }
+
+    async fn documents(&self, ns: Option<&Namespace>, filter: &DocumentFilter, limit: usize) -> Result<Vec<Document>> {
+        list::documents(&self.database, ns, filter, limit).await
+    }
+
+    async fn feed(&self, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
+        list::feed(&self.database, ns, feed, page).await
+    }
+
+    async fn event(&self, ns: &Namespace, id: &str) -> Result<Option<EventState>> {
+        list::event(&self.database, ns, id).await
+    }
+
+    async fn queues(&self, ns: &Namespace) -> Result<Vec<QueueState>> {
+        claims::queues(&self.database, ns).await
+    }
+
+    async fn limits(&self, ns: &Namespace) -> Result<Vec<LimitState>> {
+        claims::limits(&self.database, ns).await
+    }
+
+    async fn held_by(&self, ns: &Namespace, worker: &str) -> Result<usize> {
+        claims::held_by(&self.database, ns, worker).await
+    }
+
+    async fn backlog(&self, ns: &Namespace) -> Result<usize> {
+        claims::backlog(&self.database, ns).await
+    }
+
+    async fn trim(&self, what: &Trim) -> Result<bool> {
+        trim::trim(&self.database, what).await
+    }
+
+    fn watch(&self) -> Hints {
+        self.database.hints.listen()
+    }
+}

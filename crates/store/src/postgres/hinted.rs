@@ -1,0 +1,96 @@
+//! What is told of a call: more rather than less, since a hint is only a reason to look.
+
+use std::collections::BTreeSet;
+
+use eddyline_machine::run::Phase;
+use eddyline_machine::{TaskChange, TimerChange};
+
+use super::body::unescape;
+use crate::Written;
+use crate::claim::ClaimRequest;
+use crate::commit::{Command, Consumed, DocumentCommit, RunCommit};
+use crate::ids::Namespace;
+use crate::query::Change;
+use crate::task_queues::UNWATCHED_MS;
+
+#[derive(Default)]
+struct Told {
+    changes: Vec<Change>,
+    queues: BTreeSet<(Namespace, String)>,
+    events: BTreeSet<Namespace>,
+    timers: bool,
+    messages: bool,
+    leases: bool,
+}
+
+pub(super) fn changes(
+    commands: &[Command],
+    claims: &[ClaimRequest],
+    written: &Written,
+    before: &[bool],
+    offering: Vec<(String, String)>,
+) -> Vec<Change> {
+    let mut told = Told::default();
+    for (command, answer) in commands.iter().zip(&written.commands) {
+        if answer.as_ref().is_ok_and(|committed| !committed.before) {
+            match command {
+                Command::Run(commit) => told.run(commit),
+                Command::Documents(commit) => told.documents(commit),
+            }
+        }
+    }
+    for ((request, claims), _) in claims.iter().zip(&written.claims).zip(before).filter(|(_, before)| !**before) {
+        told.leases |= !claims.tasks.is_empty() && request.lease_ms <= UNWATCHED_MS;
+        for claimed in &claims.tasks {
+            told.changes.push(Change::Run { run: claimed.run, ended: false });
+            told.leases |= claimed.task.timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
+        }
+    }
+    for (ns, queue) in offering {
+        told.queues.insert((Namespace::new(&unescape(ns)), unescape(queue)));
+    }
+    told.all()
+}
+
+impl Told {
+    fn run(&mut self, commit: &RunCommit) {
+        let transition = &*commit.transition;
+        let header = &transition.header;
+        let took = commit.takes.iter().any(|taken| matches!(taken, Consumed::Message(_)));
+        self.messages |= took || !commit.messages.is_empty() || header.unique.is_some();
+        if !commit.events.is_empty() {
+            self.events.insert(commit.ns.clone());
+        }
+        if transition.is_empty() {
+            return;
+        }
+        self.changes.push(Change::Run { run: header.run, ended: header.phase == Phase::Ended });
+        self.timers |= transition.timers.iter().any(|change| matches!(change, TimerChange::Set { .. }));
+        for change in &transition.tasks {
+            if let TaskChange::Add(task) = change {
+                self.queues.insert((commit.ns.clone(), task.queue.clone()));
+                self.leases |= task.start_timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
+            }
+        }
+    }
+
+    fn documents(&mut self, commit: &DocumentCommit) {
+        self.messages |= !commit.messages.is_empty() || !commit.drops.is_empty();
+        if !commit.events.is_empty() {
+            self.events.insert(commit.ns.clone());
+        }
+        let kinds: BTreeSet<&String> = commit.documents.iter().map(|change| &change.key.kind).collect();
+        let change = |kind: &String| Change::Documents { ns: commit.ns.clone(), kind: kind.clone() };
+        self.changes.extend(kinds.into_iter().map(change));
+    }
+
+    fn all(self) -> Vec<Change> {
+        let mut changes = self.changes;
+        changes.extend(self.queues.into_iter().map(|(ns, queue)| Change::Tasks { ns, queue }));
+        changes.extend(self.events.into_iter().map(|ns| Change::Events { ns }));
+        changes.extend(self.timers.then_some(Change::Timers));
+        changes.extend(self.messages.then_some(Change::Messages));
+        changes.extend(self.leases.then_some(Change::Leases));
+        changes
+    }
+}

@@ -1,0 +1,52 @@
+//! The suite against PostgreSQL. Closing and opening again is a part of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "postgres/server.rs"]
+mod server;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use eddyline_store::conformance::Backend;
+use eddyline_store::{ManualClock, Postgres, PostgresOptions, Store};
+
+/// Where the stores are that a case has opened.
+#[derive(Default)]
+struct OnServer {
+    urls: Mutex<HashMap<usize, String>>,
+}
+
+fn address(store: &Arc<dyn Store>) -> usize {
+    Arc::as_ptr(store).cast::<()>() as usize
+}
+
+impl OnServer {
+    async fn open_at(&self, url: String, clock: Arc<ManualClock>) -> Arc<dyn Store> {
+        let options = PostgresOptions { clock: Some(clock), ..PostgresOptions::default() };
+        let store: Arc<dyn Store> = Arc::new(Postgres::open(&url, options).await.unwrap());
+        self.urls.lock().unwrap().insert(address(&store), url);
+        store
+    }
+}
+
+#[async_trait]
+impl Backend for OnServer {
+    async fn open(&self, clock: Arc<ManualClock>) -> Arc<dyn Store> {
+        self.open_at(server::fresh_url(), clock).await
+    }
+
+    async fn reopen(&self, store: Arc<dyn Store>, clock: Arc<ManualClock>) -> Option<Arc<dyn Store>> {
+        let url = self.urls.lock().unwrap().remove(&address(&store)).unwrap();
+        drop(store);
+        Some(self.open_at(url, clock).await)
+    }
+
+    /// Leases are rows, and others may serve while this process is away.
+    fn keeps_leases(&self) -> bool {
+        true
+    }
+}
+
+eddyline_store::conformance_tests!(OnServer::default());
