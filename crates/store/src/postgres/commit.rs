@@ -85,20 +85,30 @@ impl Call {
     async fn attempt(&self) -> PgResult<Answers> {
         let client = self.database.client().await?;
         let mut answers = Answers { commands: vec![None; self.commands.len()], ..Answers::default() };
-        match (self.waves.as_slice(), &self.claim_rows) {
-            ([wave], None) => self.answer(&mut answers, wave, self.send(&client, wave).await?)?,
-            ([], Some(rows)) => self.answer_claims(&mut answers, claims::send(&self.database, &client, rows).await?)?,
-            ([wave], Some(rows)) => self.at_once(&client, &mut answers, wave, rows).await?,
-            (waves, rows) => {
-                let done = self.one_by_one(&client, &mut answers, waves, rows.as_ref()).await;
-                if let Err(error) = done {
-                    // What was begun is rolled back with its connection.
-                    drop(Object::take(client));
-                    return Err(error);
-                }
+        let done = match (self.waves.as_slice(), &self.claim_rows) {
+            ([wave], None) => self.wave_alone(&client, &mut answers, wave).await,
+            ([], Some(rows)) => self.claims_alone(&client, &mut answers, rows).await,
+            ([wave], Some(rows)) => self.at_once(&client, &mut answers, wave, rows).await,
+            (waves, rows) => self.one_by_one(&client, &mut answers, waves, rows.as_ref()).await,
+        };
+        match done {
+            Ok(()) => Ok(answers),
+            Err(error) => {
+                // What was begun is rolled back with its connection, and one that was cut is of no use.
+                drop(Object::take(client));
+                Err(error)
             }
         }
-        Ok(answers)
+    }
+
+    async fn wave_alone(&self, client: &Object, answers: &mut Answers, wave: &Wave) -> PgResult<()> {
+        let written = self.send(client, wave).await?;
+        self.answer(answers, wave, written)
+    }
+
+    async fn claims_alone(&self, client: &Object, answers: &mut Answers, rows: &ClaimRows) -> PgResult<()> {
+        let claimed = claims::send(&self.database, client, rows).await?;
+        self.answer_claims(answers, claimed)
     }
 
     /// One wave and its claims, sent without waiting in between.

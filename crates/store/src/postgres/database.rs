@@ -121,10 +121,11 @@ impl Database {
         let mut tries = 0;
         loop {
             tries += 1;
-            let read = match self.client().await {
-                Ok(client) => self.query(&client, text, params).await,
-                Err(error) => Err(error),
-            };
+            let client = self.client().await?;
+            let read = self.query(&client, text, params).await;
+            if read.as_ref().is_err_and(PgError::is_cut) {
+                drop(Object::take(client));
+            }
             match read {
                 Err(error) if tries < TRIES && (error.is_passing() || error.is_cut()) => pause(tries).await,
                 read => return read,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_postgres::config::{Host, SslMode};
 
 use super::passfile;
+use super::pg_error::describe;
 use crate::error::{Result, StoreError};
 
 const DEFAULT_SCHEMA: &str = "eddyline";
@@ -61,7 +62,7 @@ impl Settings {
             }
         }
         let plain = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
-        settings.config = tokio_postgres::Config::from_str(&plain).map_err(|error| bad(&format!("{error}")))?;
+        settings.config = tokio_postgres::Config::from_str(&plain).map_err(|error| bad(&describe(&error)))?;
         let config = &mut settings.config;
         config.ssl_mode(ssl_mode);
         config.connect_timeout(CONNECT_TIMEOUT);

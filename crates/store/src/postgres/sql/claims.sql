@@ -322,8 +322,10 @@ BEGIN
                     END IF;
                     IF NOT FOUND THEN
                         v_blocked := v_blocked || v.queue;
-                    ELSIF NOT v_found OR (v_why.rank, v_why.place) < (v_best.rank, v_best.place) THEN
+                    ELSIF NOT v_found THEN
                         v_found := true;
+                        v_best := v_why;
+                    ELSIF (v_why.rank, v_why.place) < (v_best.rank, v_best.place) THEN
                         v_best := v_why;
                     END IF;
                 END LOOP;

@@ -105,7 +105,8 @@ BEGIN
     IF v_more THEN
         out_next := 0;
     ELSE
-        SELECT min(greatest(m.held_until - v_now, 0)) INTO out_next FROM eddyline.messages m WHERE m.ns <> ALL (p_skip);
+        SELECT min(greatest(h.until - v_now, 0)) INTO out_next FROM (
+            SELECT max(m.held_until) AS until FROM eddyline.messages m WHERE m.ns <> ALL (p_skip) GROUP BY m.target) h;
     END IF;
     out_target := NULL;
     RETURN NEXT;
@@ -157,10 +158,11 @@ BEGIN
         out_next := 0;
     ELSE
         SELECT least(
-            (SELECT min(greatest(least(t.lease_until, t.deadline), t.held_until)) FROM eddyline.tasks t WHERE t.worker IS NOT NULL),
+            (SELECT min(greatest(least(t.lease_until, t.deadline), t.held_until)) FROM eddyline.tasks t
+                WHERE t.worker IS NOT NULL AND t.ns <> ALL (p_skip)),
             (SELECT min(greatest(t.start_by, t.held_until)) FROM eddyline.tasks t
-                WHERE t.worker IS NULL AND NOT t.closed AND t.start_by IS NOT NULL)) - v_now INTO out_next;
-        out_next := greatest(out_next, CASE WHEN cardinality(p_skip) > 0 THEN 1 ELSE 0 END);
+                WHERE t.worker IS NULL AND NOT t.closed AND t.start_by IS NOT NULL AND t.ns <> ALL (p_skip))) - v_now
+            INTO out_next;
     END IF;
     out_run := NULL;
     RETURN NEXT;
