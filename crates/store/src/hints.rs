@@ -93,6 +93,19 @@ impl Teller {
     }
 }
 
+impl Teller {
+    /// Something was changed and it is not known what.
+    pub fn tell_missed(&self) {
+        for inbox in lock(&self.0).iter().filter_map(Weak::upgrade) {
+            let mut inbox = lock(&inbox);
+            inbox.missed = true;
+            let listener = inbox.listener.take();
+            drop(inbox);
+            listener.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
 impl Drop for Teller {
     fn drop(&mut self) {
         for inbox in lock(&self.0).drain(..).filter_map(|inbox| inbox.upgrade()) {

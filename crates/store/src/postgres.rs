@@ -14,6 +14,7 @@ mod due;
 mod encode;
 mod hinted;
 mod list;
+mod listen;
 mod load;
 mod passfile;
 mod pending;
@@ -168,6 +169,6 @@ impl Store for Postgres {
     }
 
     fn watch(&self) -> Hints {
-        self.database.hints.listen()
+        self.database.hub.teller.listen()
     }
 }

@@ -26,12 +26,7 @@ pub(super) fn seal(text: &str, key: &[&[u8]]) -> i32 {
 }
 
 /// What a body says, checked before anything is made of it. `name` says which row it is, in words for people.
-pub(super) fn read<T: DeserializeOwned>(
-    crc: i32,
-    text: &str,
-    key: &[&[u8]],
-    name: impl Fn() -> String,
-) -> PgResult<T> {
+pub(super) fn read<T: DeserializeOwned>(crc: i32, text: &str, key: &[&[u8]], name: impl Fn() -> String) -> PgResult<T> {
     if seal(text, key) != crc {
         return Err(PgError::Corrupt(format!("{} does not match its checksum", name())));
     }

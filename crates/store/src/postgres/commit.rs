@@ -1,6 +1,6 @@
 //! A call of `commit`: its waves and its claims, in one transaction and mostly in one round trip.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use deadpool_postgres::Object;
 use eddyline_machine::{Millis, RunId, Version};
@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::claims::{self, ClaimRows};
 use super::database::{Database, TRIES, pause};
+use super::encode::Batch;
 use super::hinted;
 use super::pg_error::{PgError, PgResult};
 use super::waves::{Wave, waves};
@@ -77,7 +78,7 @@ impl Call {
         let commands: Option<Vec<Answer>> = answers.commands.into_iter().collect();
         let written = Written { commands: commands.ok_or_else(missing)?, claims: answers.claims };
         let changes = hinted::changes(&self.commands, &self.claims, &written, &answers.before, answers.offering);
-        self.database.hints.tell(changes);
+        self.database.hub.tell(changes);
         Ok(written)
     }
 
@@ -155,7 +156,7 @@ impl Call {
             Wave::Runs { batch, lock, .. } => {
                 let mut params = vec![(&now as _, Type::INT8), (lock as _, Type::UUID_ARRAY)];
                 params.extend(batch.params());
-                self.database.prepare(client, &commit_runs(params.len()), &params).await
+                self.database.prepare(client, &COMMIT_RUNS, &params).await
             }
             Wave::Documents { rows, .. } => {
                 let params = rows.params(&now);
@@ -170,7 +171,7 @@ impl Call {
             Wave::Runs { batch, lock, .. } => {
                 let mut params = vec![(&now as _, Type::INT8), (lock as _, Type::UUID_ARRAY)];
                 params.extend(batch.params());
-                self.database.query(client, &commit_runs(params.len()), &params).await
+                self.database.query(client, &COMMIT_RUNS, &params).await
             }
             Wave::Documents { rows, .. } => self.database.query(client, COMMIT_DOCUMENTS, &rows.params(&now)).await,
         }
@@ -262,11 +263,12 @@ impl Call {
     }
 }
 
-/// The statement, with as many parameters as there are; the last is JSON.
-fn commit_runs(params: usize) -> String {
+/// The statement, with a place for each parameter; the last is JSON.
+static COMMIT_RUNS: LazyLock<String> = LazyLock::new(|| {
+    let params = 2 + Batch::default().params().len();
     let places: Vec<String> = (1..params).map(|at| format!("${at}")).collect();
     format!("SELECT * FROM eddyline.commit_v1({}, ${params}::text::jsonb)", places.join(", "))
-}
+});
 
 const COMMIT_DOCUMENTS: &str = "SELECT * FROM eddyline.commit_documents_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, \
      $11::text[]::jsonb[], $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)";

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
@@ -12,12 +12,12 @@ use tokio_postgres::{NoTls, Row};
 
 use super::PostgresOptions;
 use super::clock::DatabaseClock;
+use super::listen::{self, Hub, Listener};
 use super::pg_error::{PgError, PgResult, describe};
 use super::settings::Settings;
 use super::{schema, tls};
 use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
-use crate::hints::Teller;
 
 /// How long a call waits for a free connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,7 +37,9 @@ pub(super) struct Database {
     /// In place of the database's, in tests.
     time: Option<StoreTime>,
     clock: DatabaseClock,
-    pub hints: Teller,
+    pub hub: Arc<Hub>,
+    /// None behind a proxy.
+    _listener: Option<Listener>,
     /// Classes of tasks that were stored: they need not be written again.
     classes: Mutex<HashSet<(String, String, i64)>>,
 }
@@ -51,7 +53,8 @@ impl Database {
             prepare: settings.prepare,
             time: None,
             clock: DatabaseClock::new(),
-            hints: Teller::default(),
+            hub: Arc::default(),
+            _listener: None,
             classes: Mutex::default(),
         };
         let place = settings.place();
@@ -62,6 +65,9 @@ impl Database {
         let client = database.client().await.map_err(failed)?;
         schema::check_server(&client).await?;
         schema::migrate(&database, client, options.migrate).await?;
+        if settings.prepare {
+            database._listener = Some(listen::start(&settings, tls::connector(&settings)?, &database.hub).await);
+        }
         if let Some(clock) = options.clock {
             let last = "SELECT coalesce(max(changed_at), 0) FROM eddyline.runs";
             let rows = database.read(last, &[]).await.map_err(PgError::into_error)?;

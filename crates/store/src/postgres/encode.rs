@@ -333,7 +333,8 @@ impl Batch {
             match change {
                 GateChange::Add { id, token } => {
                     let at = id.activation.0;
-                    let row = json!({"c": c, "activation": at, "token": escaped(token), "arrived": false, "closed": false});
+                    let row =
+                        json!({"c": c, "activation": at, "token": escaped(token), "arrived": false, "closed": false});
                     rows.insert(at, row);
                 }
                 GateChange::Arrive(gate) => {

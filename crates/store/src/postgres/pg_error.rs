@@ -39,7 +39,9 @@ impl PgError {
     pub fn is_cut(&self) -> bool {
         let cut = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN];
         match self {
-            PgError::Postgres(error) => error.code().map_or(error.is_closed() || is_io(error), |code| cut.contains(code)),
+            PgError::Postgres(error) => {
+                error.code().map_or(error.is_closed() || is_io(error), |code| cut.contains(code))
+            }
             _ => false,
         }
     }

@@ -20,10 +20,9 @@ pub(super) fn connector(settings: &Settings) -> Result<Option<MakeRustlsConnect>
         .map_err(|error| StoreError::Unavailable(format!("TLS can't be set up: {error}")))?;
     let config = match settings.tls {
         TlsMode::Off => return Ok(None),
-        TlsMode::Unverified => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-            .with_no_client_auth(),
+        TlsMode::Unverified => {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider))).with_no_client_auth()
+        }
         TlsMode::Verified => builder.with_root_certificates(roots(settings)?).with_no_client_auth(),
     };
     Ok(Some(MakeRustlsConnect::new(config)))

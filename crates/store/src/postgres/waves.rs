@@ -42,7 +42,8 @@ impl<'a> Touched<'a> {
         let moves = commit.transition.base.0 == 0 || header.phase == Phase::Ended;
         let line = header.unique.as_ref().filter(|_| moves);
         let line = line.map(|unique| (ns, header.flow.as_str(), unique.key.as_str()));
-        let waits = |taken: &Consumed| matches!(taken, Consumed::Message(id) if self.sent.contains(&(run, id.as_str())));
+        let waits =
+            |taken: &Consumed| matches!(taken, Consumed::Message(id) if self.sent.contains(&(run, id.as_str())));
         let apart = !self.runs.contains(&run)
             && !commit.takes.iter().any(waits)
             && key.is_none_or(|key| !self.keys.contains(&key))
@@ -197,9 +198,8 @@ impl DocumentRows {
 /// The rules of a queue or limit, as the columns that claims look at.
 fn rules(change: &DocumentChange) -> Option<String> {
     let body = change.body.as_ref()?;
-    let rate = |rate: Option<Rate>| {
-        (rate.map(|rate| rate.count), rate.map(|rate| rate.per_ms), rate.map(|rate| rate.burst))
-    };
+    let rate =
+        |rate: Option<Rate>| (rate.map(|rate| rate.count), rate.map(|rate| rate.per_ms), rate.map(|rate| rate.burst));
     let rules = match change.key.kind.as_str() {
         kind::QUEUE => {
             let rules = QueueRules::read(body);

@@ -192,10 +192,6 @@ DECLARE
     v_why record;
     v_found bool;
 BEGIN
-    -- Claims of one worker go one after the other, so that a repeat finds what the first got.
-    PERFORM pg_advisory_xact_lock(h.h) FROM (
-        SELECT DISTINCT hashtextextended(concat_ws(chr(31), u.ns, u.worker), 11) AS h FROM unnest(r_ns, r_worker) u(ns, worker)
-        ORDER BY 1) h;
     PERFORM 1 FROM eddyline.queues q JOIN (
             SELECT DISTINCT u.ns, s.queue FROM unnest(r_ns, r_queues) u(ns, queues),
             LATERAL unnest(string_to_array(u.queues, chr(30))) s(queue)) a ON q.ns = a.ns AND q.name = a.queue
@@ -207,6 +203,11 @@ BEGIN
             JOIN eddyline.classes c ON c.queue = s.queue, LATERAL unnest(c.limits) m(name)
             WHERE c.ns = u.ns) a ON l.ns = a.ns AND l.name = a.name
         ORDER BY l.ns, l.name FOR UPDATE OF l;
+    -- Claims of one worker go one after the other, so that a repeat finds what the first got. Locked last: commits of the
+    -- same call may have locked queues.
+    PERFORM pg_advisory_xact_lock(h.h) FROM (
+        SELECT DISTINCT hashtextextended(concat_ws(chr(31), u.ns, u.worker), 11) AS h FROM unnest(r_ns, r_worker) u(ns, worker)
+        ORDER BY 1) h;
     v_now := coalesce(p_now, eddyline.wall_ms());
 
     FOR r IN 1..cardinality(r_ns) LOOP
@@ -275,6 +276,8 @@ BEGIN
                 IF cardinality(v_got_runs) < cardinality(v_runs) THEN
                     -- Others are at some of them: there may be more in a moment.
                     v_retry := v_now + 10;
+                ELSIF cardinality(v_runs) = v_wanted THEN
+                    v_retry := v_now;
                 END IF;
                 IF cardinality(v_got_runs) > 0 THEN
                     PERFORM eddyline.hand_over_v1(v_now, v_got_runs, v_got_fences, r_worker[r], r_request[r], r_lease_ms[r],
