@@ -5,6 +5,7 @@
 #[path = "postgres/cut.rs"]
 mod cut;
 #[path = "postgres/server.rs"]
+#[allow(dead_code)]
 mod server;
 mod story;
 
@@ -157,6 +158,35 @@ async fn two_handles_claim_each_task_once_and_see_each_others_commits() {
         assert_eq!(records, b.records(run_id(n), 0, 100).await.unwrap());
         assert_eq!(records.iter().map(|record| record.n).collect::<Vec<_>>(), [1, 2, 3]);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heartbeat_for_all_tasks_of_a_worker_writes_none_of_them() {
+    let url = server::fresh_url();
+    let (store, mut decider) = (open(&url).await, Decider::new());
+    for n in 0..5 {
+        one(&store, decider.decide(&store, run_id(n), Some("line"), &[start()]).await).await.unwrap().unwrap();
+    }
+    let tasks = store.commit(Vec::new(), vec![ask("ann", 9)]).await.unwrap().claims.remove(0).tasks;
+    let leases: Vec<Lease> =
+        tasks.iter().map(|claimed| Lease { run: claimed.run, fence: claimed.task.fence }).collect();
+    let other = beside(&url).await;
+    let sql = format!("SELECT string_agg(xmin::text, ' ' ORDER BY run) FROM {}.tasks", schema_of(&url));
+    let written = async || other.query_one(&sql, &[]).await.unwrap().get::<_, String>(0);
+    let until = |told: &[Extended]| match told {
+        [Extended::Until { lease_until, .. }, ..] => *lease_until,
+        told => panic!("{told:?}"),
+    };
+    let first = until(&store.extend(&ns(), Some("ann"), &leases).await.unwrap());
+    let before = written().await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let second = until(&store.extend(&ns(), Some("ann"), &leases).await.unwrap());
+    assert!(second > first);
+    assert_eq!(written().await, before);
+    // One that is left out is not kept.
+    store.extend(&ns(), Some("ann"), &leases[1..]).await.unwrap();
+    let held = store.pending(leases[0].run).await.unwrap().tasks.remove(0).held.unwrap();
+    assert_eq!(held.lease_until, second);
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ use eddyline_store::{ManualClock, Postgres, PostgresOptions, Store};
 #[derive(Default)]
 struct OnServer {
     urls: Mutex<HashMap<usize, String>>,
+    /// All that were made and not deleted.
+    made: Mutex<Vec<String>>,
 }
 
 fn address(store: &Arc<dyn Store>) -> usize {
@@ -31,10 +33,23 @@ impl OnServer {
     }
 }
 
+impl Drop for OnServer {
+    fn drop(&mut self) {
+        server::drop_schemas_now(std::mem::take(&mut *self.made.lock().unwrap()));
+    }
+}
+
 #[async_trait]
 impl Backend for OnServer {
     async fn open(&self, clock: Arc<ManualClock>) -> Arc<dyn Store> {
-        self.open_at(server::fresh_url(), clock).await
+        // Histories come one after the other, each with a store of its own.
+        let old = std::mem::take(&mut *self.made.lock().unwrap());
+        if !old.is_empty() {
+            server::drop_schemas(old).await;
+        }
+        let url = server::fresh_url();
+        self.made.lock().unwrap().push(url.clone());
+        self.open_at(url, clock).await
     }
 
     async fn reopen(&self, store: Arc<dyn Store>, clock: Arc<ManualClock>) -> Option<Arc<dyn Store>> {

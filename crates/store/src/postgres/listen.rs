@@ -68,7 +68,7 @@ impl Hub {
         match serde_json::from_str(payload) {
             Ok(Value::Array(said)) => match said.split_first() {
                 Some((from, _)) if *from == json!(own) => {}
-                Some((_, changes)) if changes.is_empty() => self.teller.tell_missed(),
+                Some((_, [])) => self.teller.tell_missed(),
                 Some((_, changes)) => self.teller.tell(changes.iter().filter_map(read).collect()),
                 None => {}
             },

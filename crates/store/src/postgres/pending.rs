@@ -30,7 +30,8 @@ pub(super) async fn pending(database: &Database, run: RunId) -> Result<PendingWo
 }
 
 const TASKS: &str = "SELECT t.fence, t.crc, t.body, t.queued_at, t.closed, t.worker, t.request, t.since, t.lease_ms, \
-     t.lease_until, t.deadline, t.build, t.memo, b.why, b.most, b.name FROM eddyline.tasks t \
+     eddyline.lease_end_v1(t.ns, t.worker, t.by_worker, t.lease_until, t.lease_ms), t.deadline, t.build, t.memo, \
+     b.why, b.most, b.name FROM eddyline.tasks t \
      LEFT JOIN LATERAL eddyline.bound_v1(t.ns, t.queue, t.flow, t.limits, coalesce($2, eddyline.wall_ms())) b \
          ON t.worker IS NULL AND NOT t.closed \
      WHERE t.run = $1 ORDER BY t.fence";

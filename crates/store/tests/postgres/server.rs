@@ -19,6 +19,31 @@ pub fn fresh_url() -> String {
     format!("{base}{between}schema=test_{since}_{process}_{number}&pool_size=8")
 }
 
+/// Deletes schemas that are not used any more: each takes about 2 MB.
+pub async fn drop_schemas(urls: Vec<String>) {
+    let (client, connection) = match tokio_postgres::connect(base_url(), tokio_postgres::NoTls).await {
+        Ok(connected) => connected,
+        Err(_) => return,
+    };
+    let connection = tokio::spawn(connection);
+    for url in urls {
+        let schema = url.split("schema=").nth(1).and_then(|rest| rest.split('&').next()).unwrap_or_default();
+        let sql = format!("SET client_min_messages = error; DROP SCHEMA IF EXISTS {schema} CASCADE");
+        client.batch_execute(&sql).await.unwrap();
+    }
+    drop(client);
+    connection.await.unwrap().unwrap();
+}
+
+/// The same at the end of a test, where nothing can be awaited.
+pub fn drop_schemas_now(urls: Vec<String>) {
+    let deleting = std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(drop_schemas(urls));
+    });
+    _ = deleting.join();
+}
+
 fn base_url() -> &'static str {
     static URL: OnceLock<String> = OnceLock::new();
     URL.get_or_init(|| match std::env::var("EDDY_TEST_POSTGRES") {
@@ -40,7 +65,8 @@ fn start() -> String {
         set -e
         bin=$1 dir=$2
         "$bin/initdb" -D "$dir/data" -A trust -U eddy --no-sync -E UTF8 --locale=C >"$dir/initdb.log" 2>&1
-        "$bin/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c max_connections=200 \
+        "$bin/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c full_page_writes=off \
+            -c wal_level=minimal -c max_wal_senders=0 -c max_wal_size=128MB -c max_connections=200 \
             -c deadlock_timeout=200ms >"$dir/server.log" 2>&1 &
         server=$!
         set +e

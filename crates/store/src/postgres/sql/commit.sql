@@ -3,6 +3,13 @@ CREATE FUNCTION eddyline.wall_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 $$;
 
+-- When a lease ends.
+CREATE FUNCTION eddyline.lease_end_v1(p_ns text, p_worker text, p_by_worker bool, p_lease_until bigint, p_lease_ms bigint)
+RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN p_by_worker THEN greatest(p_lease_until, (SELECT w.seen + p_lease_ms FROM eddyline.workers w
+        WHERE w.ns = p_ns AND w.worker = p_worker)) ELSE p_lease_until END
+$$;
+
 -- A key of which nothing waits any more is forgotten; one that is new begins where the others are.
 CREATE FUNCTION eddyline.key_waits_v1(p_ns text, p_queue text, p_key text) RETURNS bool LANGUAGE sql VOLATILE AS $$
     SELECT EXISTS (
@@ -155,6 +162,11 @@ BEGIN
     IF cardinality(te_c) > 0 THEN
         PERFORM 1 FROM unnest(te_c, te_fence) x(c, fence) JOIN eddyline.tasks t ON t.run = c_run[x.c] AND t.fence = x.fence
             ORDER BY t.run, t.fence FOR UPDATE OF t;
+        -- A heartbeat changes this row only, and looks for its tasks after that.
+        PERFORM 1 FROM eddyline.workers w WHERE (w.ns, w.worker) IN (
+            SELECT t.ns, t.worker FROM unnest(te_c, te_fence) x(c, fence)
+            JOIN eddyline.tasks t ON t.run = c_run[x.c] AND t.fence = x.fence WHERE t.by_worker)
+            ORDER BY w.ns, w.worker FOR SHARE OF w;
         v_now := coalesce(p_now, eddyline.wall_ms());
     END IF;
     IF cardinality(tm_c) + cardinality(tt_c) + cardinality(te_c) > 0 THEN
@@ -168,7 +180,7 @@ BEGIN
             UNION ALL
             SELECT x.c, x.i FROM unnest(te_c, te_i, te_fence, te_why) x(c, i, fence, why) WHERE NOT EXISTS (
                 SELECT 1 FROM eddyline.tasks t WHERE t.run = c_run[x.c] AND t.fence = x.fence AND CASE x.why
-                    WHEN 0 THEN t.worker IS NOT NULL AND t.lease_until <= v_now
+                    WHEN 0 THEN t.worker IS NOT NULL AND eddyline.lease_end_v1(t.ns, t.worker, t.by_worker, t.lease_until, t.lease_ms) <= v_now
                     WHEN 1 THEN t.worker IS NOT NULL AND t.deadline <= v_now
                     WHEN 2 THEN t.worker IS NULL AND t.start_by <= v_now
                     ELSE t.worker IS NOT NULL END)

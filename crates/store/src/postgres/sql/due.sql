@@ -127,8 +127,9 @@ BEGIN
     v_now := coalesce(p_now, eddyline.wall_ms());
     IF v_now - v_looked > p_unwatched_ms THEN
         UPDATE eddyline.tasks t SET
-                lease_until = t.lease_until + c.unserved, deadline = t.deadline + c.unserved
-            FROM (SELECT o.run, o.fence, greatest(v_now - greatest(v_looked, o.lease_until - o.lease_ms, o.since), 0) AS unserved
+                lease_until = c.ends + c.unserved, by_worker = false, deadline = t.deadline + c.unserved
+            FROM (SELECT o.run, o.fence, eddyline.lease_end_v1(o.ns, o.worker, o.by_worker, o.lease_until, o.lease_ms) AS ends,
+                    greatest(v_now - greatest(v_looked, eddyline.lease_end_v1(o.ns, o.worker, o.by_worker, o.lease_until, o.lease_ms) - o.lease_ms, o.since), 0) AS unserved
                 FROM eddyline.tasks o WHERE o.worker IS NOT NULL ORDER BY o.run, o.fence FOR NO KEY UPDATE) c
             WHERE t.run = c.run AND t.fence = c.fence AND t.worker IS NOT NULL;
         UPDATE eddyline.tasks t SET start_by = t.start_by + greatest(v_now - greatest(v_looked, t.queued_at), 0)
@@ -137,28 +138,29 @@ BEGIN
     UPDATE eddyline.meta SET value = v_now WHERE name = 'looked_at' AND value < v_now;
     RETURN QUERY EXECUTE format('
         WITH up AS (
-            SELECT run, fence, least(lease_until, deadline) AS ends FROM eddyline.tasks
-                WHERE worker IS NOT NULL AND least(lease_until, deadline) <= $1 AND held_until <= $1 AND ns <> ALL ($2)
+            SELECT o.run, o.fence, least(greatest(o.lease_until, w.seen + o.lease_ms), o.deadline) AS ends
+                FROM eddyline.tasks o
+                LEFT JOIN eddyline.workers w ON o.by_worker AND w.ns = o.ns AND w.worker = o.worker
+                WHERE o.worker IS NOT NULL AND least(greatest(o.lease_until, w.seen + o.lease_ms), o.deadline) <= $1
+                AND o.held_until <= $1 AND o.ns <> ALL ($2)
             UNION ALL
             SELECT run, fence, start_by FROM eddyline.tasks
                 WHERE worker IS NULL AND NOT closed AND start_by <= $1 AND held_until <= $1 AND ns <> ALL ($2)
             ORDER BY 3, 1, 2 LIMIT %s),
         d AS MATERIALIZED (
-            SELECT t.run, t.fence FROM up JOIN eddyline.tasks t ON t.run = up.run AND t.fence = up.fence
-            WHERE t.held_until <= $1 AND (CASE WHEN t.worker IS NOT NULL THEN least(t.lease_until, t.deadline)
-                WHEN NOT t.closed THEN t.start_by END) <= $1
-            FOR NO KEY UPDATE OF t SKIP LOCKED),
+            SELECT t.run, t.fence, up.ends FROM up JOIN eddyline.tasks t ON t.run = up.run AND t.fence = up.fence
+            WHERE t.held_until <= $1 FOR NO KEY UPDATE OF t SKIP LOCKED),
         h AS (UPDATE eddyline.tasks t SET held_until = $1 + 10000 FROM d WHERE t.run = d.run AND t.fence = d.fence
-            RETURNING t.*)
+            RETURNING t.*, d.ends)
         SELECT run, ns, fence, activation, CASE WHEN worker IS NULL THEN 2 WHEN deadline <= $1 THEN 1 ELSE 0 END,
-            build, memo, NULL::bigint FROM h ORDER BY CASE WHEN worker IS NULL THEN start_by
-            ELSE least(lease_until, deadline) END, run, fence', p_limit) USING v_now, p_skip;
+            build, memo, NULL::bigint FROM h ORDER BY ends, run, fence', p_limit) USING v_now, p_skip;
     GET DIAGNOSTICS v_got = ROW_COUNT;
     IF v_got >= p_limit THEN
         out_next := 0;
     ELSE
         SELECT least(
-            (SELECT min(greatest(least(t.lease_until, t.deadline), t.held_until)) FROM eddyline.tasks t
+            (SELECT min(greatest(least(greatest(t.lease_until, w.seen + t.lease_ms), t.deadline), t.held_until))
+                FROM eddyline.tasks t LEFT JOIN eddyline.workers w ON t.by_worker AND w.ns = t.ns AND w.worker = t.worker
                 WHERE t.worker IS NOT NULL AND t.ns <> ALL (p_skip)),
             (SELECT min(greatest(t.start_by, t.held_until)) FROM eddyline.tasks t
                 WHERE t.worker IS NULL AND NOT t.closed AND t.start_by IS NOT NULL AND t.ns <> ALL (p_skip))) - v_now

@@ -125,7 +125,8 @@ CREATE TABLE eddyline.tasks (
     is_run bool NOT NULL, queued_at bigint NOT NULL, start_by bigint, timeout_ms bigint,
     closed bool NOT NULL, paused bool NOT NULL,
     worker text COLLATE "C", request uuid, claimed bigint, since bigint, lease_ms bigint, lease_until bigint,
-    deadline bigint, build text COLLATE "C", memo bigint, held_until bigint NOT NULL DEFAULT 0,
+    by_worker bool NOT NULL DEFAULT false, deadline bigint, build text COLLATE "C", memo bigint,
+    held_until bigint NOT NULL DEFAULT 0,
     crc int NOT NULL, body text COMPRESSION lz4 NOT NULL, started_crc int NOT NULL, started text NOT NULL,
     PRIMARY KEY (run, fence)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
@@ -139,6 +140,9 @@ CREATE INDEX tasks_of ON eddyline.tasks (ns, worker) WHERE worker IS NOT NULL;
 CREATE INDEX tasks_request ON eddyline.tasks (request) WHERE worker IS NOT NULL;
 CREATE INDEX tasks_start_by ON eddyline.tasks (start_by) WHERE worker IS NULL AND NOT closed AND start_by IS NOT NULL;
 CREATE SEQUENCE eddyline.claim_order;
+-- When a worker last said that it still has all its tasks. A task with by_worker is kept by that.
+CREATE TABLE eddyline.workers (ns text COLLATE "C", worker text COLLATE "C", seen bigint NOT NULL, PRIMARY KEY (ns, worker))
+    WITH (fillfactor = 10);
 -- A row for each held task and limit that it passes.
 CREATE TABLE eddyline.passing (ns text COLLATE "C", "limit" text COLLATE "C", run uuid, fence bigint,
     PRIMARY KEY (ns, "limit", run, fence));
