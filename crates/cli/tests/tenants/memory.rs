@@ -69,9 +69,13 @@ async fn deaf_worker(rig: &Rig, at: usize) -> WebSocketStream<MaybeTlsStream<Tcp
     socket
 }
 
+/// 250 MB where the kernel buffers the first message of each socket, up to 510 MB where its cached congestion window of
+/// 127.0.0.1 (`ip tcp_metrics`) is so small that it does not.
+const MAX_SOCKETS_MB: u64 = 700;
+
 #[tokio::test]
 async fn sockets_that_are_not_read_fill_no_memory() {
-    withstands_within(MAX_MEMORY_MB, &BUDGETS, async |rig| {
+    withstands_within(MAX_SOCKETS_MB, &BUDGETS, async |rig| {
         let sockets = join_all((0..SOCKETS).map(|at| deaf_worker(rig, at))).await;
         start_large(rig, "pushed", SOCKETS * TASKS_A_SOCKET).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
