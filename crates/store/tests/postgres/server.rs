@@ -53,6 +53,7 @@ fn base_url() -> &'static str {
 }
 
 /// Starts a server that ends with this process: a shell waits for the end of its input, which only this process writes to.
+#[allow(clippy::zombie_processes, reason = "it ends after this process")]
 fn start() -> String {
     let bin = binaries().expect("PostgreSQL is not installed: initdb and postgres were not found");
     let dir = tempfile::Builder::new().prefix("eddy-pg-").tempdir().unwrap().keep();
