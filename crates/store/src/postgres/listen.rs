@@ -231,7 +231,7 @@ fn read(value: &Value) -> Option<Change> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
     use crate::hints::Heard;
