@@ -38,7 +38,7 @@ pub async fn transitions(opened: &Opened, turn: usize, steps: usize) -> Row {
     row
 }
 
-/// A long chain, so that the start of the run hardly counts.
+/// A long chain, to make the cost of the start negligible.
 fn flow(steps: usize, queue: &str) -> Flow {
     let step = |at: usize| format!("s{at:04}: {{queue: {queue}, after: [s{:04}]}}", at - 1);
     let chain: Vec<String> = (1..steps).map(step).collect();

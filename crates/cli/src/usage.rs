@@ -23,7 +23,7 @@ pub fn colored(command: clap::Command) -> clap::Command {
 /// Prints a usage error, or the requested help.
 pub fn print(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || !typed().iter().any(|arg| arg == "--json") {
-        // Fails if the stream is closed: then nobody reads it.
+        // This fails only if the stream is closed.
         let _ = error.print();
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     }

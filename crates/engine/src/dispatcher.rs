@@ -35,7 +35,7 @@ pub(crate) struct Parked {
     seen: u64,
 }
 
-/// Uses random keys, so that nobody can construct two offers with the same hash.
+/// Hashes with random keys, so that a client cannot construct two offers with the same hash.
 fn hash_of(Offer { handlers, flows, labels, build }: &Offer) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEYS.hash_one((handlers, flows, labels, build))
@@ -337,7 +337,7 @@ mod tests {
         (Parked::new(request, reply, false), answer)
     }
 
-    /// Claims that were tried and are parked, each with its own offer: many handlers, of which the last differs.
+    /// Claims that were tried and are parked, each with its own offer: many handlers that differ only in the last.
     fn waiting_with_own_offers(
         count: usize,
         handlers: usize,

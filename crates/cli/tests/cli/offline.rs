@@ -70,7 +70,7 @@ fn a_new_version_is_told_in_words() {
     let added = eddy(dir.path(), &["flow", "diff", "waits.yaml", "none.yaml"]).good().out;
     assert!(added.contains(r#"await: {"event":"e","since":"1h30m","timeout":"1d"}"#), "{added}");
     assert!(added.contains(r#"input: {"timeout":86400000}"#), "{added}");
-    // Neither is registered, so nothing is said about runs.
+    // Neither is registered, so the output does not mention runs.
     assert!(!added.contains("under way"), "{added}");
     let same = eddy(dir.path(), &["flow", "diff", "fulfil.yaml", "fulfil.yaml"]).good().out;
     assert!(same.contains("in both (file fulfil.yaml, file fulfil.yaml): nothing changes"), "{same}");

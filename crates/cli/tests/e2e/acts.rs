@@ -12,8 +12,8 @@ use crate::eddy::{Eddy, LONG};
 use crate::timeline::check;
 use crate::working::{TRANSPORTS, Transport, work};
 
-/// A socket is notified at once; over plain HTTP a worker learns of it by a heartbeat, three of which are sent per
-/// lease.
+/// A socket is notified at once; over plain HTTP a worker learns of it by its next heartbeat, at most a third of a lease
+/// later.
 const LEASE: &str = "3s";
 const PROMPTLY: Duration = Duration::from_secs(3);
 

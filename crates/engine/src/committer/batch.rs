@@ -89,7 +89,7 @@ fn elsewhere(sending: impl Future<Output = Sent> + Send + 'static) -> BoxFuture<
             Ok(sent) => sent,
             Err(failed) => match failed.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down: nobody waits for an answer.
+                // The runtime is shutting down, so the answer is dropped.
                 Err(_) => std::future::pending().await,
             },
         }

@@ -20,7 +20,7 @@ use crate::run_cache::CachedRun;
 pub(super) struct Prepared {
     pub run: RunId,
     pub commit: RunCommit,
-    /// The submissions of which it decided inputs.
+    /// The submissions whose inputs it decided.
     pub decided: Vec<Decided>,
 }
 
@@ -198,7 +198,7 @@ impl Pending {
     }
 }
 
-/// Takes out the submissions of which inputs were decided.
+/// Removes and returns the submissions whose inputs were decided.
 fn collect(waiting: &mut VecDeque<Pending>, outcomes: Vec<(usize, InputOutcome, bool)>) -> Vec<Decided> {
     let mut decided: Vec<Decided> = Vec::new();
     let mut at_place = None;
