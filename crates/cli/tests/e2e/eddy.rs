@@ -22,6 +22,8 @@ pub struct Eddy {
     child: Child,
     pub addr: SocketAddr,
     dir: TempDir,
+    /// The URL of a store elsewhere; the embedded store in `dir` if not set.
+    url_of_store: Option<String>,
     flags: Vec<String>,
     envs: Vec<(String, PathBuf)>,
 }
@@ -34,12 +36,24 @@ impl Eddy {
 
     /// A server on a new directory, with environment variables.
     pub fn start_with(flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
+        // A PostgreSQL URL that ends with its parameters. Tests about the files of the embedded store then fail.
+        let store = std::env::var("EDDYLINE_E2E_STORE").ok();
+        let schema = format!("schema=e2e_{}", uuid::Uuid::new_v4().simple());
+        Eddy::start_at(store.map(|url| format!("{url}&{schema}")), flags, envs)
+    }
+
+    /// A server on a store that others may use too.
+    pub fn on_store(url: &str, flags: &[&str]) -> Eddy {
+        Eddy::start_at(Some(url.to_owned()), flags, &[])
+    }
+
+    fn start_at(url_of_store: Option<String>, flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
         let envs: Vec<(String, PathBuf)> = envs.iter().map(|(name, to)| ((*name).to_owned(), to.into())).collect();
         let dir = tempfile::tempdir().unwrap();
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         for _ in 0..MAX_STARTS {
-            if let Some((child, addr)) = spawn(dir.path(), free_port(), &flags, &envs) {
-                return Eddy { child, addr, dir, flags, envs };
+            if let Some((child, addr)) = spawn(dir.path(), url_of_store.as_deref(), free_port(), &flags, &envs) {
+                return Eddy { child, addr, dir, url_of_store, flags, envs };
             }
         }
         panic!("the server does not start: {}", log(dir.path()));
@@ -70,7 +84,8 @@ impl Eddy {
     /// Starts the server again with the same directory, address and flags.
     pub fn restart(&mut self) {
         for _ in 0..MAX_STARTS {
-            if let Some((child, addr)) = spawn(self.dir.path(), self.addr, &self.flags, &self.envs) {
+            let url_of_store = self.url_of_store.as_deref();
+            if let Some((child, addr)) = spawn(self.dir.path(), url_of_store, self.addr, &self.flags, &self.envs) {
                 (self.child, self.addr) = (child, addr);
                 return;
             }
@@ -114,11 +129,18 @@ impl Drop for Eddy {
 }
 
 /// The process and its address; `None` if it exited before it listened.
-fn spawn(dir: &Path, addr: SocketAddr, flags: &[String], envs: &[(String, PathBuf)]) -> Option<(Child, SocketAddr)> {
+fn spawn(
+    dir: &Path,
+    url_of_store: Option<&str>,
+    addr: SocketAddr,
+    flags: &[String],
+    envs: &[(String, PathBuf)],
+) -> Option<(Child, SocketAddr)> {
     let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -v {MAX_SPACE_KB} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_eddy")]);
-    command.arg("serve").arg("--store").arg(store(dir)).args(["--listen", &addr.to_string()]).args(flags);
+    let at = url_of_store.map_or_else(|| store(dir), PathBuf::from);
+    command.arg("serve").arg("--store").arg(at).args(["--listen", &addr.to_string()]).args(flags);
     command.envs(envs.iter().map(|(name, to)| (name, to)));
     command.env("EDDY_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().unwrap();

@@ -7,10 +7,14 @@ mod bombs;
 mod eddy;
 mod ends;
 mod failed;
+mod instances;
 mod kills;
 mod lost_replies;
 mod order;
 mod poisoned;
+#[path = "../../../store/tests/postgres/server.rs"]
+#[allow(dead_code, reason = "the tests of the store use more of it")]
+mod postgres;
 mod proxy;
 mod reports;
 mod stops;

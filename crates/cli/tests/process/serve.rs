@@ -124,8 +124,12 @@ async fn it_says_what_is_wrong_and_does_not_start() {
     };
     let (ok, said) = run(&["--listen", "0.0.0.0:0", "--store", "memory:"]);
     assert!(!ok && said.contains("--behind-proxy"), "{said}");
-    let (ok, said) = run(&["--store", "postgres://x"]);
-    assert!(!ok && said.contains("does not support postgres stores"), "{said}");
+    let (ok, said) = run(&["--store", "redis://x"]);
+    assert!(!ok && said.contains("does not support redis stores"), "{said}");
+    let (ok, said) = run(&["--store", "postgres://ann:s3cret@127.0.0.1:1/flows"]);
+    assert!(!ok && said.contains("postgres://ann@127.0.0.1:1/flows") && !said.contains("s3cret"), "{said}");
+    let (ok, said) = run(&["--store", "postgres://ann@127.0.0.1:1/flows", "--reset-clock"]);
+    assert!(!ok && said.contains("--reset-clock does not go with PostgreSQL"), "{said}");
 }
 
 #[tokio::test]

@@ -329,7 +329,10 @@ impl Committer {
             Refused::Gone(gone) => self.undo(run, decided, |pending| {
                 pending.taken.as_ref().filter(|taken| gone.contains(taken)).map(|_| InputOutcome::Gone)
             }),
-            Refused::Conflict { .. } | Refused::Revision { .. } => self.undo(run, decided, |_| None),
+            Refused::Conflict { .. } | Refused::Revision { .. } => {
+                self.undo(run, decided, |_| None);
+                return self.load_after_conflict(run);
+            }
         }
         self.release(run);
     }

@@ -1,6 +1,7 @@
 //! Loads runs and their values from the store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use eddyline_machine::{Data, Run, RunId, ValueId, ValueRef, Version};
 use eddyline_store::{Found, Namespace, Store, StoreError};
@@ -13,6 +14,10 @@ use crate::run_cache::CachedRun;
 
 /// A run with more activations is indexed on another thread: indexing takes about a microsecond per activation.
 const INDEXED_INLINE: usize = 500;
+
+/// The longest delay after the second conflict in a row. It doubles with each further one, up to a limit.
+const FIRST_BACK_OFF_MS: u64 = 4;
+const MAX_BACK_OFF_MS: u64 = 64;
 
 /// What to load of a run.
 #[derive(Debug)]
@@ -49,6 +54,28 @@ impl Committer {
         }
         let (store, flows, began) = (self.store.clone(), self.flows.clone(), self.tickets);
         let loading = async move { Loaded { run, began, found: load(store, &flows, run, what).await } };
+        self.loads.push(Box::pin(loading));
+    }
+
+    /// Another instance changed the run. Loads it again: at once after a first conflict, later after a random delay, so
+    /// that instances that work on one run take turns. It is loaded after the delay, since what was read before it
+    /// would be outdated.
+    pub(super) fn load_after_conflict(&mut self, run: RunId) {
+        let Some(lane) = self.lanes.get_mut(&run) else { return };
+        let longest = match lane.conflicts {
+            0 | 1 => return self.load(run, Wanted::Whole),
+            conflicts => FIRST_BACK_OFF_MS.saturating_mul(1 << (conflicts - 2).min(8)).min(MAX_BACK_OFF_MS),
+        };
+        lane.busy = true;
+        let [low, high, ..] = (self.config.chance)();
+        let delay = Duration::from_millis(u64::from(u16::from_le_bytes([low, high])) % (longest + 1));
+        let (store, flows) = (self.store.clone(), self.flows.clone());
+        // Submissions that arrive during the delay are not answered by this load.
+        let began = self.tickets;
+        let loading = async move {
+            tokio::time::sleep(delay).await;
+            Loaded { run, began, found: load(store, &flows, run, Wanted::Whole).await }
+        };
         self.loads.push(Box::pin(loading));
     }
 

@@ -11,7 +11,7 @@ use super::size::Size;
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeArgs {
-    /// Where to store runs: `memory:`, a directory or `sqlite:DIR` [default: ./.eddyline]
+    /// Where to store runs: `memory:`, a directory, `sqlite:DIR` or `postgres://…` [default: ./.eddyline]
     #[arg(long, env = "EDDY_STORE", value_name = "URL")]
     pub store: Option<String>,
     /// Reset the store's time to the system clock, after a start with a clock that was ahead; pass it once, not
@@ -19,6 +19,9 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_RESET_CLOCK", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     #[serde(skip)]
     pub reset_clock: Option<bool>,
+    /// Do not create or update the tables of a PostgreSQL store; refuse to start if they are not up to date
+    #[arg(long, env = "EDDY_NO_MIGRATE", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub no_migrate: Option<bool>,
     /// Address to listen on; port 0 picks a free port [default: 127.0.0.1:7070]
     #[arg(long, env = "EDDY_LISTEN", value_name = "ADDR")]
     pub listen: Option<String>,
@@ -137,6 +140,7 @@ impl ServeArgs {
         ServeArgs {
             store: self.store.or(file.store),
             reset_clock: self.reset_clock,
+            no_migrate: self.no_migrate.or(file.no_migrate),
             listen: self.listen.or(file.listen),
             lease: self.lease.or(file.lease),
             config: self.config,

@@ -70,7 +70,7 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let listener = accept::bind(&settings.listen).await?;
     let addr = listener.local_addr().map_err(|source| StartError::Bind { addr: settings.listen.clone(), source })?;
     settings.refuse_unsafe(addr)?;
-    let (store, kind) = store::open(&settings.store, settings.reset_clock).await?;
+    let (store, kind) = store::open(&settings.store, settings.reset_clock, settings.migrate).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{addr}");
     let public_url = settings.public_url.clone().unwrap_or_else(|| url.clone());
@@ -159,9 +159,9 @@ impl Server {
         self.url.clone()
     }
 
-    /// Where runs are stored.
-    pub fn store(&self) -> &str {
-        &self.api.about().settings.store
+    /// Where runs are stored, without a password.
+    pub fn store(&self) -> String {
+        store::without_password(&self.api.about().settings.store)
     }
 
     pub fn asks_for_keys(&self) -> bool {
