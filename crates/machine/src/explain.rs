@@ -124,17 +124,26 @@ pub struct ArmView {
     pub from: Vec<String>,
 }
 
-/// What every open activation waits for; before a run begins, what the run waits for.
+/// What every open activation waits for; before a run begins, what the run waits for. Never empty for a run that has
+/// begun and not ended.
 pub fn explain(flow: &Flow, run: &Run) -> Vec<Explanation> {
-    let open = run.activations.iter().filter(|activation| activation.is_open());
+    let explanation = |activation: &Activation, waits_for| Explanation {
+        id: activation.id,
+        activation: run.activation_name(flow, activation.id),
+        waits_for,
+    };
     let shows_root = flow.graph().is_none() || run.header.phase == Phase::Delayed;
-    open.filter(|activation| shows_root || activation.place != Place::Root)
-        .map(|activation| Explanation {
-            id: activation.id,
-            activation: run.activation_name(flow, activation.id),
-            waits_for: waits_for(flow, run, activation),
-        })
-        .collect()
+    let open = run.activations.iter().filter(|activation| activation.is_open());
+    let mut explained: Vec<Explanation> = open
+        .filter(|activation| shows_root || activation.place != Place::Root)
+        .map(|activation| explanation(activation, waits_for(flow, run, activation)))
+        .collect();
+    if explained.is_empty() && run.header.phase != Phase::Ended {
+        // All its steps have ended, and the rest of its agenda is still to be decided.
+        let root = run.activations.iter().find(|activation| activation.place == Place::Root);
+        explained.extend(root.map(|root| explanation(root, WaitsFor::NextTransition)));
+    }
+    explained
 }
 
 fn waits_for(flow: &Flow, run: &Run, activation: &Activation) -> WaitsFor {

@@ -45,6 +45,8 @@ impl Checks {
             failed_for_what_nobody_handled(before, &now, activation);
         }
         self.projected.is_the_state(&now);
+        let explained = explain::explain(now.flow, now.run);
+        assert_eq!(explained.is_empty(), now.run.header.phase == Phase::Ended, "{explained:?}");
         if now.run.header.phase == Phase::Ended {
             assert!(self.terminal, "ended without a terminal record");
             nothing_is_left(&now);
