@@ -9,6 +9,7 @@ mod event;
 mod flow;
 mod init;
 mod input;
+mod instance;
 mod key;
 mod limit;
 mod moment;
@@ -97,6 +98,9 @@ enum Command {
     /// Namespaces: list, create, set
     #[command(subcommand)]
     Namespace(namespace::NamespaceCommand),
+    /// Instances: list the servers that share a store
+    #[command(subcommand)]
+    Instance(instance::InstanceCommand),
     /// Back up an embedded store
     Backup(backup::Backup),
     /// Check a server, or a store's directory, for problems
@@ -218,6 +222,7 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Doctor(doctor) => doctor::run(ctx, doctor).await,
         Command::Completions { shell } => completions(ctx, shell),
         Command::Namespace(command) => namespace::run(ctx, command).await,
+        Command::Instance(command) => instance::run(ctx, command).await,
         Command::Schedule(command) => command.refuse("schedule"),
         Command::Trigger(command) => command.refuse("trigger"),
         Command::Bench(command) => command.refuse("bench"),

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use eddyline_machine::RunId;
 use eddyline_machine::run::Header;
 use eddyline_store::{Change, Map, Namespace};
-use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, watch};
 
 use crate::attention::Attentive;
 use crate::events::Published;
+use crate::keys::KEY;
+use crate::namespaces::DISABLED;
 
 /// The most entries of `Bus::running`.
 const MAX_RUNNING: usize = 10_000;
@@ -33,9 +35,16 @@ pub(crate) struct Bus {
     waiting_since: Mutex<Option<Instant>>,
     chores: Vec<Interest>,
     published: Arc<Published>,
+    /// Counts hints that keys were changed or namespaces disabled or enabled.
+    access: watch::Sender<u64>,
 }
 
 impl Bus {
+    /// Changes when keys were changed, or namespaces disabled or enabled, here or elsewhere.
+    pub fn access_changes(&self) -> watch::Receiver<u64> {
+        self.access.subscribe()
+    }
+
     /// A commit was sent to the store.
     pub fn commit_sent(&self) {
         self.waiting_since().get_or_insert_with(Instant::now);
@@ -173,6 +182,7 @@ impl Bus {
     /// Hints were lost: anything may have changed.
     pub fn wake_all(&self) {
         self.running().clear();
+        self.access.send_modify(|count| *count += 1);
         self.published.missed();
         self.attentive.missed();
         self.records.all().iter().for_each(|listener| listener.notify_waiters());
@@ -182,8 +192,12 @@ impl Bus {
 
     pub fn pass_on(&self, changes: &[Change]) {
         for change in changes {
-            if let Change::Events { ns } = change {
-                self.published.note(ns);
+            match change {
+                Change::Events { ns } => self.published.note(ns),
+                Change::Documents { kind, .. } if kind == KEY || kind == DISABLED => {
+                    self.access.send_modify(|count| *count += 1);
+                }
+                _ => {}
             }
         }
         for chore in &self.chores {

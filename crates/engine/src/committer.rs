@@ -65,6 +65,8 @@ pub(crate) enum Order {
         known: Map<RunId, Suspicion>,
         as_of: u64,
     },
+    /// Hints were lost.
+    Missed,
     /// Takes all of these before the next batch, so that a worker's claim can get the tasks that its reports create.
     All(Vec<Order>),
 }
@@ -435,6 +437,7 @@ impl Committer {
                     self.suspects = known;
                 }
             }
+            Order::Missed => self.hinted(Heard::Missed),
             Order::Release(claimed) => claimed.into_iter().for_each(|claimed| self.release_task(claimed)),
             Order::All(orders) => orders.into_iter().for_each(|order| self.take(order)),
         }

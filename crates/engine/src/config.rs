@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_machine::{Millis, RunId};
+use eddyline_store::InstanceInfo;
 
 /// The default limit of a payload, in bytes of JSON; see [`Config::max_payload_bytes`].
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 20;
@@ -42,6 +43,8 @@ const DAY_MS: Millis = 24 * 60 * 60 * 1_000;
 pub struct Config {
     /// The name of this instance, in logs and metrics.
     pub instance: String,
+    /// What other instances and people are told about this one.
+    pub info: InstanceInfo,
     /// The base URL of webhooks.
     pub hooks: String,
     /// How long a worker holds a task without a heartbeat.
@@ -56,7 +59,7 @@ pub struct Config {
     pub cache_bytes: usize,
     /// How many due items a loop takes at a time.
     pub due_batch: usize,
-    /// How often loops poll the store, even without a hint.
+    /// How often loops poll the store, even without a hint. Less often if the store tells what other instances change.
     pub poll_ms: Millis,
     pub reconcile_ms: Millis,
     /// How many runs the reconciler checks per round.
@@ -142,6 +145,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             instance: "eddy".to_owned(),
+            info: InstanceInfo { name: "eddy".to_owned(), ..InstanceInfo::default() },
             hooks: "http://127.0.0.1:7070/hooks/".to_owned(),
             lease_ms: 30_000,
             batch: 256,

@@ -62,11 +62,15 @@ impl Instance {
         expect: Expect,
         body: Option<Value>,
     ) -> Result<bool> {
-        let change = DocumentChange { key: DocumentKey::new(kind, id), expect, body, due: None };
+        self.put_all(ns, vec![DocumentChange { key: DocumentKey::new(kind, id), expect, body, due: None }]).await
+    }
+
+    /// The same for several documents of a namespace: all are written, or none.
+    pub(crate) async fn put_all(&self, ns: &Namespace, documents: Vec<DocumentChange>) -> Result<bool> {
         let commit = DocumentCommit {
             ns: ns.clone(),
             command: self.command(),
-            documents: vec![change],
+            documents,
             messages: Vec::new(),
             events: Vec::new(),
             drops: Vec::new(),

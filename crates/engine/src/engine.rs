@@ -11,6 +11,7 @@
 //! | `workers.rs`, `missing_worker.rs` | workers; tasks that no worker can take |
 //! | `read.rs`, `timeline.rs`, `attention.rs` | read runs, steps and timelines; wait for changes |
 //! | `flow_list.rs`, `queues.rs`, `namespaces.rs`, `keys.rs` | lists and settings |
+//! | `presence.rs` | the instances that serve from the store |
 //! | `quarantine.rs`, `health.rs`, `census.rs` | quarantined items; health; counts for metrics |
 
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ use crate::health::Reports;
 use crate::inbox::Inbox;
 use crate::instance::Instance;
 use crate::lease_reaper::LeaseReaper;
+use crate::presence::{Instances, Presence};
 use crate::quarantine::{self, Suspects};
 use crate::reconciler::Reconciler;
 use crate::retention::RetentionLoop;
@@ -46,14 +48,26 @@ use crate::shutdown::{self, Shutdown, Stop};
 use crate::timers::Timers;
 use crate::token::Tokens;
 use crate::view_cache::ViewCache;
+use crate::worker_notices::WorkerNotices;
 use crate::workers::Workers;
 
 /// How long a shutdown waits for the loops before it abandons them.
 const SHUTDOWN: Duration = Duration::from_secs(10);
+/// How long it waits for the store to note that this instance no longer serves.
+const CHECK_OUT: Duration = Duration::from_secs(1);
 
 /// The names of the engine's loops: the label `loop` of the metrics that count their errors and panics.
-pub const LOOPS: [&str; 7] =
-    [Inbox::NAME, Events::NAME, Timers::NAME, LeaseReaper::NAME, Reconciler::NAME, RetentionLoop::NAME, Suspects::NAME];
+pub const LOOPS: [&str; 9] = [
+    Inbox::NAME,
+    Events::NAME,
+    Timers::NAME,
+    LeaseReaper::NAME,
+    Reconciler::NAME,
+    RetentionLoop::NAME,
+    Suspects::NAME,
+    WorkerNotices::NAME,
+    Presence::NAME,
+];
 
 /// Drives flows on a store, in this process. Cheap to clone; the loops run until [`Engine::shutdown`].
 #[derive(Clone)]
@@ -69,6 +83,7 @@ pub struct Engine {
     pub(crate) health: Reports,
     /// Notified whenever a worker must drain.
     pub(crate) drained: watch::Sender<()>,
+    pub(crate) instances: Arc<Instances>,
     running: Arc<Running>,
 }
 
@@ -117,6 +132,12 @@ impl Engine {
         loops.spawn(|instance| Reconciler { instance, at: None });
         loops.spawn(RetentionLoop);
         loops.spawn(Suspects::new);
+        let (workers, drained) = (Arc::<Workers>::default(), watch::Sender::new(()));
+        let (of_workers, of_drained) = (workers.clone(), drained.clone());
+        loops.spawn(move |instance| WorkerNotices::new(instance, of_workers.clone(), of_drained.clone()));
+        let instances = Arc::new(Instances::new((instance.config.chance)()));
+        let present = instances.clone();
+        loops.spawn(move |instance| Presence::new(instance, present.clone()));
         let bus = Arc::new(Bus::new(std::mem::take(&mut loops.interests), published));
         let Instance { store, flows, config, .. } = instance.clone();
         let handled = Arc::new(Handled::new(store.clone()));
@@ -131,10 +152,8 @@ impl Engine {
         let running =
             Running { stop, loops: Mutex::new(loops.set), rounds: loops.rounds, measures: Measures::default() };
         let (facts, tokens) = (Arc::new(ClaimFacts::default()), Arc::new(Tokens::default()));
-        let (backlogs, workers, views, drained) =
-            (Arc::default(), Arc::default(), Arc::default(), watch::Sender::new(()));
-        let running = Arc::new(running);
-        Engine { instance, bus, facts, views, tokens, backlogs, stopping, workers, health, drained, running }
+        let (backlogs, views, running) = (Arc::default(), Arc::default(), Arc::new(running));
+        Engine { instance, bus, facts, views, tokens, backlogs, stopping, workers, health, drained, instances, running }
     }
 
     /// Stops accepting claims and inputs, commits and answers what was accepted, and returns when all loops have
@@ -146,6 +165,8 @@ impl Engine {
         if tokio::time::timeout(SHUTDOWN, all).await.is_err() {
             tracing::error!("some loops did not stop within {SHUTDOWN:?}; abandoning them");
         }
+        // Without it, others look at everything once, as after a crash.
+        let _ = tokio::time::timeout(CHECK_OUT, self.instance.store.check_out(self.instances.own)).await;
     }
 
     pub fn store(&self) -> &Arc<dyn Store> {

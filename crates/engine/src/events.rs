@@ -145,7 +145,7 @@ impl Chore for Events {
             Hinted::In(namespaces) => more |= self.deliver_hinted(namespaces).await?,
             Hinted::Anywhere => (self.swept, self.hurry) = (None, true),
         }
-        let due = Duration::from_millis(self.instance.config.poll_ms.max(0) as u64);
+        let due = Duration::from_millis(self.instance.poll_ms().max(0) as u64);
         if self.hurry || self.swept_at.is_none_or(|at| at.elapsed() >= due) {
             self.swept_at = Some(Instant::now());
             more |= self.sweep().await?;
@@ -158,7 +158,7 @@ impl Chore for Events {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.instance.config.poll_ms
+        self.instance.poll_ms()
     }
 }
 

@@ -96,7 +96,7 @@ impl Chore for Inbox {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.instance.config.poll_ms
+        self.instance.poll_ms()
     }
 
     /// Drives the deliveries; completes when there is room for more messages.

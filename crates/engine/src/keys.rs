@@ -10,7 +10,8 @@ use serde_json::json;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 
-const KEY: &str = "key";
+/// The kind of documents that hold keys, by id.
+pub(crate) const KEY: &str = "key";
 
 /// A stored key. It contains only the hash of the secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,9 +39,14 @@ impl Engine {
     }
 
     /// A number that changes with each change of a key, if the store has one. While it stays the same, cached keys are
-    /// current.
+    /// current, or were a second ago if other instances can change them.
     pub fn keys_changed(&self) -> Option<u64> {
-        self.instance.store.documents_changed()
+        self.instance.store.documents_seen()
+    }
+
+    /// Changes when keys were changed, or namespaces disabled or enabled, by any instance. A hint: it may be late.
+    pub fn access_changes(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.bus.access_changes()
     }
 
     /// Whether the store accepts commits.

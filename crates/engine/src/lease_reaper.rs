@@ -10,6 +10,8 @@ use crate::instance::Instance;
 
 /// The store counts lease time only while somebody polls it, so this is well below [`eddyline_store::UNWATCHED_MS`].
 const LOOK_MS: Millis = 1_000;
+/// Leases that end later than in [`eddyline_store::UNWATCHED_MS`] are not hinted at.
+const LOOK_SHARED_MS: Millis = eddyline_store::UNWATCHED_MS;
 
 pub(crate) struct LeaseReaper {
     instance: Instance,
@@ -50,6 +52,10 @@ impl Chore for LeaseReaper {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        LOOK_MS
+        match self.instance.store.hears_others() {
+            // Checking in counts as looking, and the store tells of leases that others give out.
+            Some(true) => LOOK_SHARED_MS,
+            Some(false) | None => LOOK_MS,
+        }
     }
 }

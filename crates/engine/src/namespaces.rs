@@ -19,7 +19,7 @@ use crate::instance::Instance;
 pub(crate) const NAMESPACE: &str = "namespace";
 /// The kind of documents that disable the namespace of the same name. There are few, so the server reads all of them to
 /// admit requests.
-const DISABLED: &str = "disabled-namespace";
+pub(crate) const DISABLED: &str = "disabled-namespace";
 /// How often a change is retried while others change the same namespace.
 const TRIES: usize = 100;
 /// The shortest retention: otherwise a run could be deleted before a caller that waits for it has read its result.

@@ -181,12 +181,12 @@ impl Chore for Suspects {
         Ok(None)
     }
 
-    fn wakes(_: &Change) -> bool {
-        false
+    fn wakes(change: &Change) -> bool {
+        matches!(change, Change::Documents { kind, .. } if kind == SUSPECT)
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.instance.config.poll_ms
+        self.instance.poll_ms()
     }
 }
 

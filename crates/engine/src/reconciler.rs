@@ -7,12 +7,16 @@ use eddyline_machine::{
     ChildEnd, Due, Entry, Expiry, Fence, Input, Millis, Numbered, RunId, Status, TaskRef, TimerKey, TimerKind, run::Run,
 };
 use eddyline_store::{Change, Found, MAX_PAGE, Page, PendingWork, RunFilter};
+use serde_json::json;
 
 use crate::assignment::{Values, materialise};
 use crate::chore::Chore;
 use crate::error::Result;
 use crate::instance::Instance;
+use crate::one_at_a_time::Round;
 
+/// A round that takes longer is joined by another instance, which does no harm.
+const ROUND_MS: Millis = 60_000;
 /// How long something may be overdue before it counts as late: until then it may still be in progress.
 const LATE_MS: Millis = 30_000;
 
@@ -29,6 +33,11 @@ impl Chore for Reconciler {
     const NAME: &'static str = "reconciler";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
+        match self.instance.take_round(Self::NAME, ROUND_MS).await? {
+            Round::DueIn(ms) => return Ok(Some(ms)),
+            Round::Mine(Some(left)) => self.at = serde_json::from_value(left).unwrap_or_default(),
+            Round::Mine(None) => {}
+        }
         let (which, after) = self.at.unwrap_or((0, None));
         let filter = RunFilter { status: vec![GOING[which]], ..RunFilter::default() };
         let page = Page { after, limit: self.instance.config.reconcile_batch };
@@ -46,7 +55,9 @@ impl Chore for Reconciler {
             _ => None,
         };
         // Sweeps in small parts, so that 100,000 waiting runs are not checked at once.
-        Ok(Some(self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 }))
+        let pause = self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 };
+        self.instance.finish_round(Self::NAME, pause, json!(self.at)).await?;
+        Ok(Some(pause))
     }
 
     fn wakes(_: &Change) -> bool {

@@ -3,6 +3,7 @@
 use eddyline_language::time;
 use eddyline_machine::Millis;
 use eddyline_store::{Change, Namespace, Page, RunFilter, Summary, Trim};
+use serde_json::Value;
 
 use crate::chore::Chore;
 use crate::config::Retention as Keep;
@@ -10,12 +11,16 @@ use crate::error::Result;
 use crate::events::kept_events;
 use crate::instance::Instance;
 use crate::namespaces::{NAMESPACE, namespace_settings};
+use crate::one_at_a_time::Round;
 
 /// The most timelines, and the most headers, that are deleted per namespace and round.
 const RUNS_A_ROUND: usize = 100;
 
 /// How long repeated commands are recognised. A caller that does not know the outcome of a command repeats it soon.
 const TRACES_MS: Millis = 24 * 60 * 60 * 1_000;
+
+/// A round that takes longer is joined by another instance, which does no harm.
+const ROUND_MS: Millis = 60_000;
 
 /// Short retentions are checked more often, but never more often than this.
 const SHORTEST_PAUSE_MS: Millis = 500;
@@ -62,6 +67,9 @@ impl Chore for RetentionLoop {
 
     async fn round(&mut self) -> Result<Option<Millis>> {
         let (store, server) = (&self.0.store, self.0.config.retention);
+        if let Round::DueIn(ms) = self.0.take_round(Self::NAME, ROUND_MS).await? {
+            return Ok(Some(ms));
+        }
         let now = store.now().await?;
         if let Some(until) = store.deletion_waits().await? {
             // The store has logged the reason when it was opened.
@@ -86,7 +94,9 @@ impl Chore for RetentionLoop {
             let Trimmed { timelines, headers, .. } = all;
             tracing::info!(instance = self.0.config.instance, timelines, headers, "trimmed");
         }
-        Ok(Some(if all.more { 0 } else { pause }))
+        let pause = if all.more { 0 } else { pause };
+        self.0.finish_round(Self::NAME, pause, Value::Null).await?;
+        Ok(Some(pause))
     }
 
     /// The settings of a namespace may have changed.

@@ -44,6 +44,6 @@ impl Chore for Timers {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        self.instance.config.poll_ms
+        self.instance.poll_ms()
     }
 }

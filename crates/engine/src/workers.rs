@@ -1,14 +1,15 @@
 //! The registered workers of a namespace, and when they were last seen.
 //!
 //! Workers are stored as documents, so that every instance knows them. Heartbeats are kept in memory and written at
-//! most three times per lease, since not each of them may cost a commit.
+//! most three times per lease, since not each of them may cost a commit. Several instances write the document of a
+//! worker: each reads it, changes its part and writes it only if nobody else did meanwhile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use eddyline_language::definition::Problems;
 use eddyline_machine::Millis;
-use eddyline_store::{DocumentFilter, Expect, MAX_PAGE, Namespace, Offer};
+use eddyline_store::{DocumentChange, DocumentFilter, DocumentKey, Expect, MAX_PAGE, Namespace, Offer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -17,12 +18,13 @@ use uuid::Uuid;
 use crate::committer::Order;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::worker_notices::{NOTICE, Notice};
 
 const WORKER: &str = "worker";
 /// The queue of flows and steps that name none.
 const DEFAULT_QUEUE: &str = "default";
-/// How often [`Engine::worker_gone`] retries while others write the worker's document.
-const GONE_ATTEMPTS: usize = 5;
+/// How often a change is retried while others write the worker's document.
+const CHANGE_ATTEMPTS: usize = 20;
 /// Workers that were silent for this long are deleted.
 const FORGET_MS: Millis = 24 * 60 * 60 * 1_000;
 /// The most cached workers.
@@ -127,20 +129,48 @@ impl Engine {
         let now = self.now().await?;
         // The id is visible to readers and must not reveal the instance.
         let id = instance.map_or_else(Uuid::new_v4, |instance| derived(&json!(["worker", ns.as_str(), instance])));
-        let id = id.to_string();
-        let before = if instance.is_some() { self.worker(ns, &id).await? } else { None };
-        let record = WorkerRecord {
-            id,
-            spec: Arc::new(spec),
-            started_at: before.as_ref().map_or(now, |before| before.started_at),
-            seen_at: now,
-            draining: before.as_ref().is_some_and(|before| before.draining),
-            gone: false,
-            counts: before.map_or_else(WorkerCounts::default, |before| before.counts),
+        let (id, spec) = (id.to_string(), Arc::new(spec));
+        let registered = |before: Option<WorkerRecord>| {
+            Some(WorkerRecord {
+                id: id.clone(),
+                spec: spec.clone(),
+                started_at: before.as_ref().map_or(now, |before| before.started_at),
+                seen_at: now,
+                draining: before.as_ref().is_some_and(|before| before.draining),
+                gone: false,
+                counts: before.map_or_else(WorkerCounts::default, |before| before.counts),
+            })
         };
-        self.write(ns, &record).await?;
+        // An instance that has seen the worker before caches what it said then.
+        let notices = if instance.is_some() { vec![Notice::Registered.about(&id)] } else { Vec::new() };
+        let record = self.change_worker(ns, &id, notices, registered).await?.ok_or_else(|| unknown(&id))?;
         self.forget_silent(ns, now).await?;
         Ok(record)
+    }
+
+    /// Changes a worker as stored and writes it together with other documents, all or none. `change` may be called
+    /// several times. Nothing is written if it returns none.
+    async fn change_worker(
+        &self,
+        ns: &Namespace,
+        id: &str,
+        others: Vec<DocumentChange>,
+        change: impl Fn(Option<WorkerRecord>) -> Option<WorkerRecord>,
+    ) -> Result<Option<WorkerRecord>> {
+        for _ in 0..CHANGE_ATTEMPTS {
+            let stored = self.instance.document(Some(ns), WORKER, id).await?;
+            let expect = stored.as_ref().map_or(Expect::Absent, |stored| Expect::Revision(stored.revision));
+            let stored = stored.map(|stored| self.latest(ns, stored.body)).transpose()?;
+            let Some(record) = change(stored) else { return Ok(None) };
+            let key = DocumentKey::new(WORKER, id);
+            let mut documents = vec![DocumentChange { key, expect, body: Some(json!(record)), due: None }];
+            documents.extend(others.iter().cloned());
+            if self.instance.put_all(ns, documents).await? {
+                self.workers.keep(ns, Known { record: record.clone(), written_at: record.seen_at });
+                return Ok(Some(record));
+            }
+        }
+        Err(EngineError::Conflict(format!("the worker {id} is being changed by others; try again")))
     }
 
     /// Registers the code flows of a worker that serves these queues. A flow without a definition leaves an existing
@@ -215,8 +245,10 @@ impl Engine {
             self.workers.forget(ns, id);
             return Ok(None);
         };
-        record.draining |= document.body["draining"].as_bool().unwrap_or(false);
         let expect = Expect::Revision(document.revision);
+        let stored: WorkerRecord = serde_json::from_value(document.body).map_err(damaged)?;
+        let seen_at = record.seen_at.max(stored.seen_at);
+        record = WorkerRecord { seen_at, counts: record.counts, gone: false, ..stored };
         if self.instance.put(ns, WORKER, id, expect, Some(json!(record))).await? {
             self.workers.note_written(ns, &record);
         } else {
@@ -229,25 +261,16 @@ impl Engine {
 
     /// The connection of a worker has ended: it counts as offline until it is seen again, even while its leases last.
     pub async fn worker_gone(&self, ns: &Namespace, id: &str) -> Result<()> {
-        for _ in 0..GONE_ATTEMPTS {
-            // The worker may be removed concurrently, and this must not create it again.
-            let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else { return Ok(()) };
-            let Some(record) = self.worker(ns, id).await? else { return Ok(()) };
-            let record = WorkerRecord { gone: true, ..record };
-            let expect = Expect::Revision(document.revision);
-            if self.instance.put(ns, WORKER, id, expect, Some(json!(record))).await? {
-                self.workers.note_gone(ns, id);
-                return Ok(());
-            }
-        }
+        // The worker may be removed concurrently, and this must not create it again.
+        self.change_worker(ns, id, Vec::new(), |worker| Some(WorkerRecord { gone: true, ..worker? })).await?;
         Ok(())
     }
 
     /// Drains a worker: it finishes its tasks and gets no more.
     pub async fn drain_worker(&self, ns: &Namespace, id: &str) -> Result<WorkerRecord> {
-        let record = self.worker(ns, id).await?.ok_or_else(|| unknown(id))?;
-        let record = WorkerRecord { draining: true, ..record };
-        self.write(ns, &record).await?;
+        let drained = |worker: Option<WorkerRecord>| Some(WorkerRecord { draining: true, ..worker? });
+        let record =
+            self.change_worker(ns, id, vec![Notice::Drained.about(id)], drained).await?.ok_or_else(|| unknown(id))?;
         self.dismiss(ns, id).await;
         Ok(record)
     }
@@ -256,7 +279,9 @@ impl Engine {
         if self.instance.document(Some(ns), WORKER, id).await?.is_none() {
             return Err(unknown(id));
         }
-        self.instance.put(ns, WORKER, id, Expect::Any, None).await?;
+        let key = DocumentKey::new(WORKER, id);
+        let removed = DocumentChange { key, expect: Expect::Any, body: None, due: None };
+        self.instance.put_all(ns, vec![removed, Notice::Removed.about(id)]).await?;
         self.workers.forget(ns, id);
         self.dismiss(ns, id).await;
         Ok(())
@@ -296,8 +321,9 @@ impl Engine {
         let written: WorkerRecord = serde_json::from_value(written).map_err(damaged)?;
         let known = self.workers.get(ns, &written.id).map(|known| known.record);
         Ok(match known {
-            Some(known) if known.seen_at >= written.seen_at => {
-                WorkerRecord { draining: known.draining || written.draining, ..known }
+            // Only when it was seen and its counters may be newer here.
+            Some(WorkerRecord { seen_at, counts, gone, .. }) if seen_at > written.seen_at => {
+                WorkerRecord { seen_at, counts, gone, ..written }
             }
             _ => written,
         })
@@ -358,26 +384,27 @@ impl Engine {
         }
     }
 
-    /// Notified when a worker is drained or removed through this instance.
+    /// Notified when a worker is drained or removed.
     pub fn drains(&self) -> tokio::sync::watch::Receiver<()> {
         self.drained.subscribe()
     }
 
-    async fn write(&self, ns: &Namespace, record: &WorkerRecord) -> Result<()> {
-        self.instance.put(ns, WORKER, &record.id, Expect::Any, Some(json!(record))).await?;
-        self.workers.keep(ns, Known { record: record.clone(), written_at: record.seen_at });
-        Ok(())
-    }
-
-    /// Deletes workers that went away without being removed.
+    /// Deletes workers that went away without being removed, and old notes of workers that were.
     async fn forget_silent(&self, ns: &Namespace, now: Millis) -> Result<()> {
         if self.instance.store.deletion_waits().await?.is_some() {
             return Ok(());
         }
         for record in self.list_workers(ns, None, MAX_PAGE).await? {
             if now - record.seen_at > FORGET_MS {
-                self.instance.put(ns, WORKER, &record.id, Expect::Any, None).await?;
+                let key = DocumentKey::new(WORKER, record.id.as_str());
+                let removed = DocumentChange { key, expect: Expect::Any, body: None, due: None };
+                self.instance.put_all(ns, vec![removed, Notice::forget(&record.id)]).await?;
                 self.workers.forget(ns, &record.id);
+            }
+        }
+        for notice in self.instance.documents(ns, NOTICE, None, MAX_PAGE).await? {
+            if now - notice.changed_at > FORGET_MS {
+                self.instance.put_all(ns, vec![Notice::forget(&notice.key.id)]).await?;
             }
         }
         Ok(())
@@ -408,23 +435,16 @@ impl Workers {
         Some((known.record.clone(), known.written_at))
     }
 
-    fn note_gone(&self, ns: &Namespace, id: &str) {
-        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get_mut(&(ns.clone(), id.to_owned())) {
-            known.record.gone = true;
-        }
-    }
-
-    /// A heartbeat was written to the store.
+    /// A heartbeat was written to the store, with everything else as it was there.
     fn note_written(&self, ns: &Namespace, record: &WorkerRecord) {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get_mut(&(ns.clone(), record.id.clone())) {
-            known.record.draining |= record.draining;
+            (known.record.spec, known.record.draining) = (record.spec.clone(), record.draining);
             known.written_at = known.written_at.max(record.seen_at);
         }
     }
 
-    fn forget(&self, ns: &Namespace, id: &str) {
+    pub fn forget(&self, ns: &Namespace, id: &str) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&(ns.clone(), id.to_owned()));
     }
 }

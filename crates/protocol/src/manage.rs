@@ -328,6 +328,26 @@ pub struct EffectiveSettings {
     pub retention: RetentionInfo,
 }
 
+/// An item of `GET /v1/instances`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    /// New with each start.
+    pub instance_id: String,
+    pub name: String,
+    /// The version of Eddyline.
+    pub version: String,
+    pub host: Option<String>,
+    pub pid: Option<u32>,
+    /// Where its API is.
+    pub url: Option<String>,
+    /// It answered the request.
+    pub this: bool,
+    /// `online`, or `gone` if it has not checked in for three seconds.
+    pub status: String,
+    pub started_at: Timestamp,
+    pub seen_at: Timestamp,
+}
+
 /// `GET /v1/info`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerInfo {

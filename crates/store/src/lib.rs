@@ -18,6 +18,7 @@ mod holds;
 mod ids;
 mod memory;
 mod postgres;
+mod presence;
 mod query;
 mod task_queues;
 
@@ -38,6 +39,7 @@ pub use holds::HOLD_MS;
 pub use ids::{Map, Namespace};
 pub use memory::Memory;
 pub use postgres::{Postgres, PostgresOptions};
+pub use presence::*;
 pub use query::*;
 pub use task_queues::{AGE_MS, UNWATCHED_MS};
 
@@ -116,6 +118,30 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// this process alone has one.
     fn documents_changed(&self) -> Option<u64> {
         None
+    }
+
+    /// A number that changes with each change of documents: of this process before the commit returns, of others no
+    /// later than with the next [`Store::check_in`]. None if the store does not know.
+    fn documents_seen(&self) -> Option<u64> {
+        self.documents_changed()
+    }
+
+    /// Whether [`Store::watch`] now tells what other processes change. None if no other process can use the store.
+    fn hears_others(&self) -> Option<bool> {
+        None
+    }
+
+    /// Says that a process serves, about once a second, and returns all that do. A process that disappears without
+    /// [`Store::check_out`] may not have told the others of its last commits.
+    async fn check_in(&self, id: InstanceId, info: &InstanceInfo, started_at: Millis) -> Result<Present> {
+        let now = self.now().await?;
+        let this = InstanceState { id, info: info.clone(), started_at, seen_at: now };
+        Ok(Present { now, instances: vec![this], unwatched: false })
+    }
+
+    /// The process no longer serves.
+    async fn check_out(&self, _id: InstanceId) -> Result<()> {
+        Ok(())
     }
 
     /// Items after a position, oldest first. Never skips an item that commits late.

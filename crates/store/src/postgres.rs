@@ -13,6 +13,7 @@ mod database;
 mod due;
 mod encode;
 mod hinted;
+mod instances;
 mod list;
 mod listen;
 mod load;
@@ -38,6 +39,7 @@ use crate::document::Document;
 use crate::error::Result;
 use crate::hints::Hints;
 use crate::ids::Namespace;
+use crate::presence::{InstanceId, InstanceInfo, Present};
 use crate::query::*;
 use crate::{Store, Written};
 use database::Database;
@@ -166,6 +168,22 @@ impl Store for Postgres {
 
     async fn trim(&self, what: &Trim) -> Result<bool> {
         trim::trim(&self.database, what).await
+    }
+
+    fn documents_seen(&self) -> Option<u64> {
+        Some(self.database.hub.documents_seen())
+    }
+
+    fn hears_others(&self) -> Option<bool> {
+        Some(self.database.hub.is_listening())
+    }
+
+    async fn check_in(&self, id: InstanceId, info: &InstanceInfo, started_at: Millis) -> Result<Present> {
+        instances::check_in(&self.database, id, info, started_at).await
+    }
+
+    async fn check_out(&self, id: InstanceId) -> Result<()> {
+        instances::check_out(&self.database, id).await
     }
 
     fn watch(&self) -> Hints {

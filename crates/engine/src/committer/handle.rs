@@ -129,6 +129,9 @@ pub(crate) struct Driver {
     slot: Arc<CommitterSlot>,
 }
 
+/// Waiting claims are tried without a hint every so many polls if the store tells what other processes change.
+const TICKS_IF_TOLD: u64 = 15;
+
 /// Why the loop stops processing orders.
 enum Turn {
     /// The time at which to retry rate-limited queues has changed.
@@ -159,6 +162,7 @@ impl Driver {
         let (bus, store, health) = (committer.bus.clone(), committer.store.clone(), committer.health.clone());
         let mut poll = tokio::time::interval(Duration::from_millis(committer.config.poll_ms.max(1) as u64));
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = 0;
         *slot.lock().await = Some(committer);
         let (mut orders, mut stopping, mut retry_in) = (Vec::with_capacity(GATHER), false, None);
         loop {
@@ -170,7 +174,11 @@ impl Driver {
                 },
                 // Hints may have been lost.
                 _ = poll.tick() => {
-                    if let Some(committer) = &mut *slot.lock().await {
+                    ticks += 1;
+                    let told = store.hears_others() == Some(true);
+                    if let Some(committer) = &mut *slot.lock().await
+                        && (!told || ticks % TICKS_IF_TOLD == 0)
+                    {
                         committer.dispatcher.hint_all();
                     }
                     if matches!(health.now(), Health::NotCommitting(_)) {

@@ -2,8 +2,8 @@
 //!
 //! A key is `eddy_<id>_<secret>`; the id finds its document, which has the SHA-256 of the whole key. The secret has 256
 //! bits. A socket or a long poll outlives the check of its key, so it watches the key: one loop checks all watched keys
-//! twice a second, however many connections use them, and immediately after a key was revoked here. The same loop reads
-//! which namespaces are disabled.
+//! twice a second, however many connections use them, and as soon as it is told that a key was changed. The same loop
+//! reads which namespaces are disabled.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -129,6 +129,12 @@ impl Keyring {
         self.look.notify_one();
     }
 
+    /// Evicts all keys from the cache: some were changed, perhaps by another instance.
+    fn forget_all(&self) {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.watched().values_mut().for_each(|watched| watched.read_at = None);
+    }
+
     /// Watches a key as long as the receiver exists.
     pub fn watch(&self, key: &Key) -> watch::Receiver<Option<Key>> {
         let mut watched = self.watched();
@@ -212,9 +218,15 @@ impl Key {
 /// Checks watched keys and disabled namespaces until the server stops.
 pub(crate) async fn keep_watch(api: Api, mut stopping: watch::Receiver<bool>) {
     let keyring = api.keyring();
+    let mut changes = api.engine().access_changes();
     let looking = async {
         loop {
-            let _ = tokio::time::timeout(LOOK_EVERY, keyring.look.notified()).await;
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = keyring.look.notified() => {}
+                // The sender lives as long as the engine, which this holds.
+                _ = changes.changed() => keyring.forget_all(),
+            }
             // While the store cannot be read, no request gets through either; the next round tries again.
             let _ = keyring.look_at_watched().await;
             let _ = keyring.look_at_disabled().await;

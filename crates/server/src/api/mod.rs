@@ -15,6 +15,7 @@ mod guard;
 mod health;
 mod hooks;
 mod info;
+mod instances;
 mod item_errors;
 pub(crate) mod keyring;
 mod keys;

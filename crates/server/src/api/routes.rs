@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 
 use super::call::{ApiResult, Call};
 use super::{
-    acts, connect, counts, events, flows, gates, health, hooks, info, keys, limits, namespaces, queues, runs, starts,
-    steps, streams, tasks, values, workers,
+    acts, connect, counts, events, flows, gates, health, hooks, info, instances, keys, limits, namespaces, queues,
+    runs, starts, steps, streams, tasks, values, workers,
 };
 
 /// A route.
@@ -69,6 +69,7 @@ static ROUTES: &[Route] = routes! {
     GET    "/metrics"                                        READ, counts::show;
     GET    "/openapi.json"                                   Access::Open, info::openapi;
     GET    "/v1/info"                                        Access::Key, info::info;
+    GET    "/v1/instances"                                   ADMIN, instances::list;
 
     GET    "/v1/flows"                                       READ, flows::list;
     GET    "/v1/flows/{name}"                                READ, flows::show;

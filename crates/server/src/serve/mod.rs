@@ -3,6 +3,7 @@
 mod accept;
 mod args;
 mod first_key;
+mod host;
 mod logs;
 mod loops;
 mod open_files;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{Config, Engine};
+use eddyline_store::InstanceInfo;
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -77,6 +79,13 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let usual = Config::default();
     let config = Config {
         instance: settings.instance.clone(),
+        info: InstanceInfo {
+            name: settings.instance.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: host::name(),
+            pid: Some(std::process::id()),
+            url: Some(public_url.clone()),
+        },
         hooks: format!("{}/hooks/", public_url.trim_end_matches('/')),
         lease_ms: i64::try_from(settings.lease.as_millis()).unwrap_or(i64::MAX),
         backlog: settings.backlog.unwrap_or(usual.backlog),

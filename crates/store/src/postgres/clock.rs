@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use eddyline_machine::Millis;
 
-/// What the database said is believed for so long; then it is asked again.
-const BELIEVED: Duration = Duration::from_secs(1);
+/// What the database said is believed for so long; then it is asked again. A process that serves checks in every second,
+/// which brings the time.
+const BELIEVED: Duration = Duration::from_secs(3);
 
 /// What the database's clock shows, from what it showed last and what has passed here since. It never goes back.
 #[derive(Debug)]

@@ -161,6 +161,13 @@ impl Database {
         Ok(self.now_given().unwrap_or(asked))
     }
 
+    /// An answer of the database carried its time.
+    pub fn learn_time(&self, at: Millis) {
+        if self.time.is_none() {
+            self.clock.learn(at);
+        }
+    }
+
     /// Whether a class of tasks may not be stored yet.
     pub fn is_new_class(&self, class: &(String, String, i64)) -> bool {
         !self.classes.lock().unwrap_or_else(PoisonError::into_inner).contains(class)

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -36,6 +37,12 @@ pub(super) struct Hub {
     pub teller: Teller,
     unsent: Mutex<VecDeque<Change>>,
     waiting: Notify,
+    /// The connection for hints is there.
+    listening: AtomicBool,
+    /// Changes with each change of documents that this process knows of.
+    documents: AtomicU64,
+    /// How many commits of documents there were when the database last said it.
+    documents_counted: AtomicI64,
 }
 
 /// The connection for hints, for as long as the store is open.
@@ -49,8 +56,36 @@ impl Drop for Listener {
 }
 
 impl Hub {
+    pub fn is_listening(&self) -> bool {
+        self.listening.load(Ordering::Acquire)
+    }
+
+    pub fn documents_seen(&self) -> u64 {
+        self.documents.load(Ordering::Acquire)
+    }
+
+    /// The database has counted so many commits of documents.
+    pub fn saw_documents(&self, counted: i64) {
+        if self.documents_counted.swap(counted, Ordering::AcqRel) != counted {
+            self.documents.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Counts changes of documents before anybody is told of them.
+    fn note_documents(&self, changes: &[Change]) {
+        if changes.iter().any(|change| matches!(change, Change::Documents { .. })) {
+            self.documents.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn missed(&self) {
+        self.documents.fetch_add(1, Ordering::AcqRel);
+        self.teller.tell_missed();
+    }
+
     /// What this process has changed.
     pub fn tell(&self, changes: Vec<Change>) {
+        self.note_documents(&changes);
         let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
         if unsent.len() <= MOST {
             unsent.extend(changes.iter().cloned());
@@ -68,11 +103,15 @@ impl Hub {
         match serde_json::from_str(payload) {
             Ok(Value::Array(said)) => match said.split_first() {
                 Some((from, _)) if *from == json!(own) => {}
-                Some((_, [])) => self.teller.tell_missed(),
-                Some((_, changes)) => self.teller.tell(changes.iter().filter_map(read).collect()),
+                Some((_, [])) => self.missed(),
+                Some((_, changes)) => {
+                    let changes: Vec<Change> = changes.iter().filter_map(read).collect();
+                    self.note_documents(&changes);
+                    self.teller.tell(changes);
+                }
                 None => {}
             },
-            _ => self.teller.tell_missed(),
+            _ => self.missed(),
         }
     }
 }
@@ -88,7 +127,8 @@ pub(super) async fn start(settings: &Settings, tls: Option<MakeRustlsConnect>, h
             tries = if serve(&settings, tls.clone(), &hub, own, &listens).await { 0 } else { tries + 1 };
             // What was told while nobody listened is lost.
             if let Some(hub) = hub.upgrade() {
-                hub.teller.tell_missed();
+                hub.listening.store(false, Ordering::Release);
+                hub.missed();
             }
             pause(tries.min(9)).await;
         }
@@ -141,6 +181,11 @@ async fn exchange<S, T>(
     let saying = async {
         if client.batch_execute(&format!("LISTEN {channel}")).await.is_err() {
             return;
+        }
+        if let Some(hub) = hub.upgrade() {
+            hub.listening.store(true, Ordering::Release);
+            // What others changed before was not heard.
+            hub.missed();
         }
         ready.notify_one();
         loop {

@@ -14,6 +14,7 @@ const STEPS: &[&[&str]] = &[&[
     include_str!("sql/claims.sql"),
     include_str!("sql/due.sql"),
     include_str!("sql/documents.sql"),
+    include_str!("sql/instances.sql"),
 ]];
 
 /// The oldest version of PostgreSQL that has what is used.

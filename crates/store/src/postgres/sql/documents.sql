@@ -75,7 +75,8 @@ BEGIN
                         rate_burst = excluded.rate_burst, closed_until = 0;
             END IF;
         END LOOP;
-        UPDATE eddyline.meta SET value = v_revision WHERE name = 'revision';
+        UPDATE eddyline.meta SET value = CASE name WHEN 'revision' THEN v_revision ELSE value + 1 END
+            WHERE name IN ('revision', 'documents_changed');
     END IF;
     INSERT INTO eddyline.messages (ns, target, id, crc, body)
         SELECT p_ns, m.target, m.id, m.crc, m.body

@@ -2,7 +2,7 @@
 -- Bodies are JSON as text with a checksum; PostgreSQL never looks into them. Texts from outside are escaped (no U+0000).
 
 CREATE TABLE eddyline.meta (name text PRIMARY KEY, value bigint NOT NULL) WITH (fillfactor = 10);
-INSERT INTO eddyline.meta (name, value) VALUES ('revision', 0);
+INSERT INTO eddyline.meta (name, value) VALUES ('revision', 0), ('documents_changed', 0);
 
 CREATE TABLE eddyline.namespaces (
     ns text COLLATE "C" PRIMARY KEY,
