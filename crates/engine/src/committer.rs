@@ -19,6 +19,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use eddyline_machine::{Answer, Input, Millis, RunId};
 use eddyline_store::{Change, Claimed, Consumed, Heard, Hints, Map, Namespace, RequestId, StartKey, Store};
@@ -39,7 +40,7 @@ use crate::run_cache::RunCache;
 use batch::Sent;
 pub(crate) use handle::{CommitterHandle, Driver, open};
 use heavy::HeavyDecision;
-use load::Loaded;
+use load::{FinishedLoad, InTurn};
 pub(crate) use question::panic_message;
 use turns::Turns;
 
@@ -169,7 +170,9 @@ pub(crate) struct Committer {
     dispatcher: Dispatcher,
     /// Claims in the batches that are being written.
     trying: Map<RequestId, Trying>,
-    loads: FuturesUnordered<BoxFuture<'static, Loaded>>,
+    loads: FuturesUnordered<BoxFuture<'static, FinishedLoad>>,
+    /// Runs that other instances change too, and until when their commits need a turn.
+    contended: Map<RunId, Instant>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
     /// The ticket of the next submission.
     tickets: Ticket,
@@ -207,6 +210,8 @@ struct Lane {
     fresh: Ticket,
     /// How many commits of the run were refused in a row.
     conflicts: u32,
+    /// Held until the next commit.
+    turn: Option<InTurn>,
     /// How many inputs are decided together. Lowered while searching for an input whose decision fails.
     at_most: usize,
     /// How many inputs the last decision took.
@@ -226,6 +231,7 @@ impl Default for Lane {
             busy: false,
             fresh: 0,
             conflicts: 0,
+            turn: None,
             at_most: INPUTS_A_TRANSITION,
             asked: 0,
             heavy: false,
@@ -298,6 +304,7 @@ impl Committer {
             dispatcher: Dispatcher::default(),
             trying: Map::default(),
             loads: FuturesUnordered::new(),
+            contended: Map::default(),
             sent: FuturesUnordered::new(),
             tickets: 0,
             now: 0,

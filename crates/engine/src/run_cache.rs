@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_machine::run::{Activation, End, GateState, Inside, State, TaskLog, Token, What};
-use eddyline_machine::{Data, Run, RunId, Transition, ValueId, ValueRef};
+use eddyline_machine::{Data, Run, RunId, Transition, ValueId, ValueRef, Version};
 use eddyline_store::{Map, Namespace};
 use tokio::time::Instant;
 
@@ -42,11 +42,7 @@ pub(crate) struct CachedRun {
 impl CachedRun {
     /// Counts the bytes of the whole run, so do not call it for a large run on the committer's thread.
     pub fn new(ns: Namespace, flow: Arc<Registered>, run: Run) -> CachedRun {
-        let rows = run.activations.iter().map(activation_bytes).sum::<usize>()
-            + run.emitted.values().map(|emitted| MAP_ENTRY + data_bytes(&emitted.payload)).sum::<usize>()
-            + run.reuse.keys().map(|name| 4 * MAP_ENTRY + name.len()).sum::<usize>()
-            + run.cursors.keys().map(|name| MAP_ENTRY + name.len()).sum::<usize>();
-        let values = memory_of(run.values.values());
+        let (rows, values) = (row_bytes(&run), memory_of(run.values.values()));
         CachedRun { ns, flow, run, rows, values }
     }
 
@@ -59,6 +55,16 @@ impl CachedRun {
         self.rows += transition.cursors.iter().map(|(name, _)| MAP_ENTRY + name.len()).sum::<usize>();
         self.values += memory_of(transition.values.iter().map(|(_, value)| value));
         self.run.apply(transition, &self.flow.flow);
+    }
+
+    /// Brings the run from a version to a later one, with the rows that were written since. False if it is not at that
+    /// version, or the rows don't fit.
+    pub fn catch_up(&mut self, since: Version, rows: Run) -> bool {
+        if self.run.header.version != since || !self.run.catch_up(rows, &self.flow.flow) {
+            return false;
+        }
+        self.rows = row_bytes(&self.run);
+        true
     }
 
     /// Adds payloads that were read from the store.
@@ -98,6 +104,13 @@ fn memory_of<'a>(values: impl Iterator<Item = &'a Data>) -> usize {
         bytes += MAP_ENTRY + value.memory_bytes(VALUES_BYTES + 1 - bytes);
     }
     bytes
+}
+
+fn row_bytes(run: &Run) -> usize {
+    run.activations.iter().map(activation_bytes).sum::<usize>()
+        + run.emitted.values().map(|emitted| MAP_ENTRY + data_bytes(&emitted.payload)).sum::<usize>()
+        + run.reuse.keys().map(|name| 4 * MAP_ENTRY + name.len()).sum::<usize>()
+        + run.cursors.keys().map(|name| MAP_ENTRY + name.len()).sum::<usize>()
 }
 
 /// The estimated memory of a payload in a row. It is small, or it would be a stored value.

@@ -706,6 +706,23 @@ impl Run {
         rows
     }
 
+    /// Brings the run up to a later version. `rows` has the activations that were written since, by id, and everything
+    /// else as a whole; loaded payloads stay, as they never change. False if the rows don't fit: then nothing is changed.
+    pub fn catch_up(&mut self, rows: Run, flow: &Flow) -> bool {
+        let mut next = self.activations.len();
+        for activation in &rows.activations {
+            match activation.id.0 as usize {
+                id if id < next => {}
+                id if id == next => next += 1,
+                _ => return false,
+            }
+        }
+        let Run { header, activations, emitted, reuse, cursors, .. } = rows;
+        activations.into_iter().for_each(|activation| self.put(activation, flow));
+        (self.header, self.emitted, self.reuse, self.cursors) = (header, emitted, reuse, cursors);
+        true
+    }
+
     /// Applies a committed transition.
     pub fn apply(&mut self, transition: &Transition, flow: &Flow) {
         self.header = transition.header.clone();
@@ -766,7 +783,8 @@ impl Run {
                 self.index.parts.insert((*of, *index), id);
             }
             Place::Memo(memo) => {
-                self.index.memo.insert(memo.name.clone(), id);
+                let latest = self.index.memo.entry(memo.name.clone()).or_insert(id);
+                *latest = id.max(*latest);
             }
             _ => {}
         }

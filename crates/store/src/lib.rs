@@ -61,11 +61,19 @@ pub trait Store: Debug + Send + Sync + 'static {
         Ok(None)
     }
 
-    /// The whole run at one version, or [`Found::Same`] if it is still at `since`.
+    /// The whole run at one version, [`Found::Same`] if it is still at `since`, or, if the store can tell, what has
+    /// changed since. A caller that passes `since` must have had the run at exactly that version from this store.
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found>;
 
     /// The header of a run, trimmed or not.
     async fn summary(&self, run: RunId) -> Result<Option<Summary>>;
+
+    /// Waits for its turn among the processes that change one run at the same time. Commits need no turn: they are
+    /// checked as ever, but a process that keeps losing against others is sure to get through with one. None if the store
+    /// has no turns, or none could be had in time.
+    async fn turn(&self, _run: RunId) -> Option<Turn> {
+        None
+    }
 
     /// Payloads of a run. Missing ones are left out.
     async fn values(&self, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>>;
@@ -180,6 +188,24 @@ pub trait Store: Debug + Send + Sync + 'static {
 
     /// Subscribes to hints, from now on.
     fn watch(&self) -> Hints;
+}
+
+/// A turn at a run ([`Store::turn`]); it ends when dropped.
+pub struct Turn {
+    _held: Box<dyn Send + Sync>,
+}
+
+impl Turn {
+    /// Dropping `held` must end the turn without blocking.
+    pub fn new(held: impl Send + Sync + 'static) -> Turn {
+        Turn { _held: Box::new(held) }
+    }
+}
+
+impl Debug for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Turn").finish_non_exhaustive()
+    }
 }
 
 /// The results of [`Store::commit`], in the order of its commands and claims.

@@ -66,7 +66,10 @@ impl Store for Memory {
             None => Found::Nothing,
             Some(kept) if kept.trimmed => Found::Trimmed(Box::new(kept.summary())),
             Some(kept) if since == Some(kept.rows.header.version) => Found::Same,
-            Some(kept) => Found::Run(Box::new(Loaded { summary: kept.summary(), rows: kept.rows.clone() })),
+            Some(kept) => match since.filter(|since| (Version(1)..kept.rows.header.version).contains(since)) {
+                Some(since) => Found::Changed(Box::new(kept.changed(since))),
+                None => Found::Run(Box::new(Loaded { summary: kept.summary(), rows: kept.rows.clone() })),
+            },
         })
     }
 

@@ -25,6 +25,7 @@ mod settings;
 mod timers;
 mod tls;
 mod trim;
+mod turns;
 mod waves;
 
 use std::sync::Arc;
@@ -41,7 +42,7 @@ use crate::hints::Hints;
 use crate::ids::Namespace;
 use crate::presence::{InstanceId, InstanceInfo, Present};
 use crate::query::*;
-use crate::{Store, Written};
+use crate::{Store, Turn, Written};
 use database::Database;
 
 /// How a store is opened.
@@ -168,6 +169,10 @@ impl Store for Postgres {
 
     async fn trim(&self, what: &Trim) -> Result<bool> {
         trim::trim(&self.database, what).await
+    }
+
+    async fn turn(&self, run: RunId) -> Option<Turn> {
+        turns::take(&self.database, run).await
     }
 
     fn documents_seen(&self) -> Option<u64> {

@@ -36,6 +36,9 @@ pub enum Found {
     /// Retention deleted its timeline and state after its end; only the header remains.
     Trimmed(Box<Summary>),
     Run(Box<Loaded>),
+    /// The run has changed since the version that the caller has. Of its activations only those that were written since
+    /// are there; everything else is whole.
+    Changed(Box<Loaded>),
 }
 
 /// A run in a list.

@@ -251,7 +251,7 @@ impl Committer {
             self.cache.remove(run);
         }
         if let Some(lane) = self.lanes.get_mut(&run) {
-            lane.conflicts = 0;
+            (lane.conflicts, lane.turn) = (0, None);
             lane.at_most = INPUTS_A_TRANSITION.min(lane.at_most * 2);
         }
         self.answer_decided(run, decided, committed.at);
@@ -310,7 +310,9 @@ impl Committer {
         let Prepared { run, decided, .. } = prepared;
         metrics::counter!("eddyline_conflicts_total").increment(1);
         tracing::debug!(instance = self.config.instance, %run, "refused: {refused}");
-        self.cache.remove(run);
+        if !matches!(refused, Refused::Conflict { .. }) {
+            self.cache.remove(run);
+        }
         if let Some(lane) = self.lanes.get_mut(&run) {
             lane.conflicts += 1;
         }

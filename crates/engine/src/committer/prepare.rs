@@ -42,6 +42,11 @@ impl Committer {
             self.lanes.remove(&run);
             return None;
         }
+        if self.needs_turn(run) {
+            self.load_in_turn(run);
+            return None;
+        }
+        let lane = self.lanes.get_mut(&run)?;
         let Some(cached) = self.cache.get(run) else {
             // Most starts have a new run id. If the run exists after all, the commit is refused and the run is loaded.
             if let Some(new) = lane.waiting.front().and_then(|pending| pending.start.as_ref())

@@ -61,6 +61,10 @@ pub struct Hooked {
     pub on_due: Box<dyn Fn(Due) + Send + Sync>,
     /// Called when the note of handled runs is written.
     pub on_note: Box<dyn Fn() + Send + Sync>,
+    /// Whoever has a turn at a run holds this. None if the store has no turns.
+    pub turns: Option<Arc<tokio::sync::Mutex<()>>>,
+    /// How many turns were given.
+    pub turns_given: Arc<AtomicUsize>,
     /// How many bytes of payloads were read, in total and at most by one call.
     pub read: AtomicUsize,
     pub most_read: AtomicUsize,
@@ -94,6 +98,8 @@ impl Hooked {
             before: None,
             on_due: Box::new(|_| {}),
             on_note: Box::new(|| {}),
+            turns: None,
+            turns_given: Arc::default(),
             read: AtomicUsize::new(0),
             most_read: AtomicUsize::new(0),
         }
@@ -108,6 +114,12 @@ async fn open(gate: &watch::Sender<bool>) {
 impl Store for Hooked {
     async fn now(&self) -> Result<Millis> {
         self.inner.now().await
+    }
+
+    async fn turn(&self, _run: RunId) -> Option<Turn> {
+        let turn = self.turns.clone()?.lock_owned().await;
+        self.turns_given.fetch_add(1, Ordering::SeqCst);
+        Some(Turn::new(turn))
     }
 
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {

@@ -18,12 +18,15 @@ pub struct Drive {
     pub clock: Arc<ManualClock>,
     pub ns: Namespace,
     flows: Arc<Mutex<BTreeMap<String, Arc<Flow>>>>,
+    /// Runs as they were loaded last.
+    seen: Arc<Mutex<BTreeMap<RunId, Run>>>,
     made: Arc<AtomicU64>,
 }
 
 impl Drive {
     pub fn new(store: Arc<dyn Store>, clock: Arc<ManualClock>) -> Drive {
-        Drive { store, clock, ns: Namespace::default(), flows: Arc::default(), made: Arc::default() }
+        let (flows, seen, made) = (Arc::default(), Arc::default(), Arc::default());
+        Drive { store, clock, ns: Namespace::default(), flows, seen, made }
     }
 
     /// The same store and flows, in another namespace.
@@ -78,9 +81,28 @@ impl Drive {
             Found::Run(loaded) => {
                 let flow = self.flow_named(&loaded.rows.header.flow).expect("the flow of the run");
                 let run = Run::load(loaded.rows, &flow);
+                self.catch_up(&flow, &run).await;
                 (flow, run)
             }
             other => panic!("run {run} not found: {other:?}"),
+        }
+    }
+
+    /// Checks that what has changed since the run was loaded last brings that copy to where the run is now.
+    async fn catch_up(&self, flow: &Flow, now: &Run) {
+        let run = now.header.run;
+        let Some(mut seen) = self.seen.lock().unwrap().insert(run, now.clone()) else { return };
+        match self.store.load(run, Some(seen.header.version)).await.unwrap() {
+            Found::Changed(changed) => assert!(seen.catch_up(changed.rows, flow), "the rows of {run} don't fit"),
+            // Not every store can tell what has changed.
+            _ => return,
+        }
+        if seen.header.version == now.header.version {
+            let parts = |run: &Run| {
+                let Run { header, activations, emitted, reuse, cursors, .. } = run.clone();
+                (header, activations, emitted, reuse, cursors)
+            };
+            assert_eq!(parts(&seen), parts(now));
         }
     }
 

@@ -57,6 +57,8 @@ pub(super) struct KeptRun {
     pub ns: Namespace,
     pub position: u64,
     pub rows: Run,
+    /// The version that wrote each activation.
+    pub written: Vec<Version>,
     pub records: Vec<Numbered>,
     pub values: BTreeMap<ValueId, Data>,
     pub timers: BTreeMap<TimerKey, TimerRow>,
@@ -83,6 +85,14 @@ impl KeptRun {
             trimmed: self.trimmed,
             header: self.rows.header.clone(),
         }
+    }
+
+    /// The run, of its activations only those that were written since a version.
+    pub fn changed(&self, since: Version) -> Loaded {
+        let mut rows = self.rows.clone();
+        let mut written = self.written.iter();
+        rows.activations.retain(|_| written.next().is_some_and(|written| *written > since));
+        Loaded { summary: self.summary(), rows }
     }
 
     pub fn matches(&self, filter: &RunFilter) -> bool {

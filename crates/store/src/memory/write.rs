@@ -178,6 +178,7 @@ impl Rows {
             ns: ns.clone(),
             position: self.next_position,
             rows: Run::new(run),
+            written: Vec::new(),
             records: Vec::new(),
             values: Default::default(),
             timers: Default::default(),
@@ -202,8 +203,11 @@ impl Rows {
         for activation in &transition.activations {
             let at = activation.id.0 as usize;
             match kept.rows.activations.get_mut(at) {
-                Some(row) => *row = activation.clone(),
-                None => kept.rows.activations.push(activation.clone()),
+                Some(row) => (*row, kept.written[at]) = (activation.clone(), header.version),
+                None => {
+                    kept.rows.activations.push(activation.clone());
+                    kept.written.push(header.version);
+                }
             }
         }
         kept.rows.emitted.extend(transition.emitted.iter().cloned());

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use eddyline_machine::Millis;
+use tokio::sync::Semaphore;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{NoTls, Row};
 
@@ -40,6 +41,8 @@ pub(super) struct Database {
     pub hub: Arc<Hub>,
     /// None behind a proxy.
     _listener: Option<Listener>,
+    /// How many turns at runs this process may wait for or have at a time, each on a connection of its own.
+    pub turns: Arc<Semaphore>,
     /// Classes of tasks that were stored: they need not be written again.
     classes: Mutex<HashSet<(String, String, i64)>>,
 }
@@ -55,6 +58,7 @@ impl Database {
             clock: DatabaseClock::new(),
             hub: Arc::default(),
             _listener: None,
+            turns: Arc::new(Semaphore::new((settings.pool_size / 4).max(1))),
             classes: Mutex::default(),
         };
         let place = settings.place();

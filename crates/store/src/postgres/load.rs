@@ -42,14 +42,15 @@ pub(super) async fn summary_of(database: &Database, run: RunId) -> Result<Option
     rows.first().map(summary).transpose().map_err(PgError::into_error)
 }
 
-/// Everything in one statement, so that it is of one moment. A run that is at the version that is known is told by its
-/// version alone.
+/// Everything in one statement, so that it is of one moment. Of a run at the known version only the version is read; of one
+/// at a later version, the activations that were written since.
 const LOAD: &str = "SELECT 0, r.position, r.version, r.ns, r.crc, CASE WHEN r.version IS DISTINCT FROM $2 OR r.trimmed \
          THEN r.header END, r.created_at, r.started_at, r.ended_at, r.trimmed, r.records \
          FROM eddyline.runs r WHERE r.id = $1 \
      UNION ALL SELECT 1, a.id, a.version, NULL, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
          FROM eddyline.activations a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
+         AND (r.version < $2 OR a.version > $2) IS NOT FALSE \
      UNION ALL SELECT 2, a.scope, a.event, NULL, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
          FROM eddyline.emitted a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
@@ -63,12 +64,14 @@ const LOAD: &str = "SELECT 0, r.position, r.version, r.ns, r.crc, CASE WHEN r.ve
 pub(super) async fn load(database: &Database, run: RunId, since: Option<Version>) -> Result<Found> {
     let since = since.map(|version| version.0 as i64);
     let rows = database.read(LOAD, &[(&run.0, Type::UUID), (&since, Type::INT8)]).await;
-    found(run, rows.map_err(PgError::into_error)?).map_err(PgError::into_error)
+    let rows = rows.map_err(PgError::into_error)?;
+    found(run, since, &rows).map_err(PgError::into_error)
 }
 
-fn found(run: RunId, rows: Vec<Row>) -> PgResult<Found> {
+fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
     let Some(first) = rows.iter().find(|row| row.get::<_, i32>(0) == 0) else { return Ok(Found::Nothing) };
     let Some(header) = first.try_get::<_, Option<&str>>(5)? else { return Ok(Found::Same) };
+    let changed = since.is_some_and(|since| since > 0 && first.get::<_, i64>(2) > since);
     let (id, version) = (run.0.into_bytes(), Version(first.try_get::<_, i64>(2)? as u64));
     let name = || format!("runs: the header of run {run}");
     let summary = Summary {
@@ -89,7 +92,7 @@ fn found(run: RunId, rows: Vec<Row>) -> PgResult<Found> {
     let mut loaded = Run::new(run);
     loaded.header = summary.header.clone();
     let mut activations = Vec::new();
-    for row in &rows {
+    for row in rows {
         match row.try_get::<_, i32>(0)? {
             1 => activations.push((row.try_get::<_, i64>(1)?, row)),
             2 => {
@@ -112,7 +115,7 @@ fn found(run: RunId, rows: Vec<Row>) -> PgResult<Found> {
     activations.sort_by_key(|(number, _)| *number);
     for (expected, (number, row)) in (0..).zip(activations) {
         // They are numbered without gaps, and found by their number.
-        if number != expected {
+        if number != expected && !changed {
             return Err(PgError::Corrupt(format!("activations: activation {expected} of run {run} is missing")));
         }
         let written = row.try_get::<_, i64>(2)?;
@@ -120,7 +123,8 @@ fn found(run: RunId, rows: Vec<Row>) -> PgResult<Found> {
         let name = || format!("activations: activation {number} of run {run}");
         loaded.activations.push(read(row.try_get(4)?, row.try_get(5)?, &key, name)?);
     }
-    Ok(Found::Run(Box::new(Loaded { summary, rows: loaded })))
+    let loaded = Box::new(Loaded { summary, rows: loaded });
+    Ok(if changed { Found::Changed(loaded) } else { Found::Run(loaded) })
 }
 
 pub(super) async fn values(database: &Database, run: RunId, ids: &[ValueId]) -> Result<Vec<(ValueId, Data)>> {
