@@ -14,7 +14,7 @@ pub fn read(given: &str) -> Result<Value, Trouble> {
             std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("standard input", &error))?;
             (text, "standard input")
         }
-        None => (given.to_owned(), "the value"),
+        None => (given.to_owned(), "the payload"),
     };
     serde_json::from_str(&text).map_err(|error| {
         Trouble::usage(format!("{from} is not JSON: {error}"))

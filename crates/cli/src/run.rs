@@ -19,6 +19,7 @@ use super::input;
 use super::moment;
 use super::run_id;
 use super::screen::{Ink, Line, table};
+use super::start::not_completed;
 use super::trouble::Trouble;
 use watch::Moment;
 
@@ -271,7 +272,7 @@ pub async fn follow(ctx: &Context, run: &str) -> Result<(), Trouble> {
     let moment = watch::watch(ctx, &ctx.remote()?, run).await?;
     match moment.run.status.as_str() {
         "completed" => Ok(()),
-        status => Err(Trouble::failed(format!("the run ended {status}"))),
+        status => Err(not_completed(status)),
     }
 }
 

@@ -44,7 +44,7 @@ pub async fn resolve(remote: &Remote, written: &str) -> Result<String, Trouble> 
             let listed = many.iter().take(LISTED).map(|run| format!("{} ({}, {})", run.run_id, run.flow, run.status));
             let listed = listed.collect::<Vec<_>>().join("; ");
             let message = format!("{} runs begin or end with {written}", many.len());
-            Err(Trouble::usage(message).help(format!("use more characters, best of the end: {listed}")))
+            Err(Trouble::usage(message).help(format!("use more characters from the end: {listed}")))
         }
     }
 }

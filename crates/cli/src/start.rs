@@ -71,9 +71,18 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
     let remote = ctx.remote()?;
     let started = remote.post(&format!("/v1/flows/{}/runs", segment(&start.flow)), &body).await;
     let started: RunStarted = match started {
+        Err(trouble) if names_file(&start.flow) => {
+            let path = &start.flow;
+            return Err(
+                trouble.help(format!("{path} looks like a file: register it first with `eddy flow apply {path}`"))
+            );
+        }
         Err(trouble) => return Err(remote.name_near(&start.flow, trouble).await),
         Ok(started) => started,
     };
+    if started.existing && !ctx.screen.json {
+        ctx.screen.aside(format!("run {} already exists: no run was started", started.run_id));
+    }
     for warning in started.warnings.iter().filter(|_| !ctx.screen.json) {
         ctx.screen.aside(format!("warning: {warning}"));
     }
@@ -91,8 +100,21 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
     let moment = watched.map_err(|trouble| still_running(trouble, &started.run_id))?;
     match moment.run.status.as_str() {
         "completed" => Ok(()),
-        status => Err(Trouble::failed(format!("the run ended {status}"))),
+        status => Err(not_completed(status)),
     }
+}
+
+/// The error of a run that ended without completing.
+pub fn not_completed(status: &str) -> Trouble {
+    Trouble::failed(match status {
+        "cancelled" => "the run was cancelled".to_owned(),
+        _ => format!("the run {status}"),
+    })
+}
+
+/// A flow's name never has these.
+fn names_file(flow: &str) -> bool {
+    flow.contains('/') || [".yaml", ".yml", ".json"].iter().any(|end| flow.ends_with(end))
 }
 
 fn object(text: &str) -> Result<Map<String, Value>, Trouble> {
@@ -130,7 +152,7 @@ async fn result(ctx: &Context, run: &str) -> Result<(), Trouble> {
             "completed" => return ctx.screen.document(&result),
             "failed" | "cancelled" => {
                 ctx.screen.document(&result)?;
-                return Err(Trouble::failed(format!("the run ended {status}")));
+                return Err(not_completed(&status));
             }
             _ => {}
         }

@@ -23,7 +23,12 @@ pub fn unreached(url: &str, error: &Error) -> Trouble {
         return Trouble::unreachable(format!("the server at {url} does not speak plain HTTP"))
             .help(format!("it may speak TLS: try --url https://{address}"));
     }
-    let Error::Connect { .. } = error else { return Trouble::unavailable(error.to_string()) };
+    let help = format!("is there an Eddyline server at {url}? Its address is set with --url or EDDY_URL");
+    match error {
+        Error::Connect { .. } => {}
+        Error::Interrupted { .. } | Error::Decode { .. } => return Trouble::unavailable(error.to_string()).help(help),
+        _ => return Trouble::unavailable(error.to_string()),
+    }
     // The root cause, such as "Connection refused", says more than the outermost error, "client error".
     let why = chain.last().map(ToString::to_string).unwrap_or_default();
     let help = match why.contains("certificate") {

@@ -72,7 +72,7 @@ async fn list(ctx: &Context, all: bool) -> Result<(), Trouble> {
         ]);
     }
     if rows.is_empty() {
-        return ctx.screen.say("no worker is online");
+        return ctx.screen.say(if all { "no workers" } else { "no worker is online" });
     }
     let heads = ["WORKER", "STATUS", "AT", "QUEUES", "TAKES", "TASKS", "DONE / FAILED", "SEEN"];
     ctx.screen.lines(&table(&heads, &rows))

@@ -14,7 +14,7 @@ pub enum EngineError {
     #[error("the timeline of run {0} is no longer kept")]
     Trimmed(RunId),
     /// The definition has problems; all of them are listed.
-    #[error("the definition has {} problem(s)", .0.0.len())]
+    #[error("the definition has {} problem{}", .0.0.len(), if .0.0.len() == 1 { "" } else { "s" })]
     Definition(Problems),
     /// The request is invalid whatever the state.
     #[error("{message}")]

@@ -28,11 +28,11 @@ pub const INSTANCE_GONE_MS: Millis = 3_000;
 #[derive(Debug)]
 pub(crate) struct Instances {
     pub own: InstanceId,
-    known: Mutex<Known>,
+    known: Mutex<LastCheckIn>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct LastCheckIn {
     now: Millis,
     /// When this instance first checked in.
     started_at: Option<Millis>,
@@ -48,7 +48,7 @@ impl Instances {
         Instances { own: InstanceId(uuid::Builder::from_random_bytes(bytes).into_uuid()), known: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, LastCheckIn> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -72,8 +72,11 @@ impl Chore for RetentionLoop {
         }
         let now = store.now().await?;
         if let Some(until) = store.deletion_waits().await? {
-            // The store has logged the reason when it was opened.
-            tracing::debug!(instance = self.0.config.instance, until = %time::iso(until), "deletion is suspended");
+            tracing::warn!(
+                instance = self.0.config.instance,
+                until = %time::iso(until),
+                "the store's clock has jumped: nothing is deleted by age until then"
+            );
             return Ok(Some(until - now));
         }
         let settings = namespace_settings(&self.0).await?;

@@ -107,11 +107,11 @@ impl WorkerStatus {
 /// The cache of workers that this instance has seen or read.
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
-    known: Mutex<HashMap<(Namespace, String), Known>>,
+    known: Mutex<HashMap<(Namespace, String), CachedWorker>>,
 }
 
 #[derive(Debug, Clone)]
-struct Known {
+struct CachedWorker {
     record: WorkerRecord,
     written_at: Millis,
 }
@@ -166,7 +166,7 @@ impl Engine {
             let mut documents = vec![DocumentChange { key, expect, body: Some(json!(record)), due: None }];
             documents.extend(others.iter().cloned());
             if self.instance.put_all(ns, documents).await? {
-                self.workers.keep(ns, Known { record: record.clone(), written_at: record.seen_at });
+                self.workers.keep(ns, CachedWorker { record: record.clone(), written_at: record.seen_at });
                 return Ok(Some(record));
             }
         }
@@ -215,7 +215,7 @@ impl Engine {
         }
         let Some(document) = self.instance.document(Some(ns), WORKER, id).await? else { return Ok(None) };
         let record: WorkerRecord = serde_json::from_value(document.body).map_err(damaged)?;
-        self.workers.keep(ns, Known { written_at: record.seen_at, record: record.clone() });
+        self.workers.keep(ns, CachedWorker { written_at: record.seen_at, record: record.clone() });
         Ok(Some(record))
     }
 
@@ -412,11 +412,11 @@ impl Engine {
 }
 
 impl Workers {
-    fn get(&self, ns: &Namespace, id: &str) -> Option<Known> {
+    fn get(&self, ns: &Namespace, id: &str) -> Option<CachedWorker> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&(ns.clone(), id.to_owned())).cloned()
     }
 
-    fn keep(&self, ns: &Namespace, known: Known) {
+    fn keep(&self, ns: &Namespace, known: CachedWorker) {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MAX_CACHED_WORKERS {
             all.clear();

@@ -171,6 +171,10 @@ impl Store for Postgres {
         trim::trim(&self.database, what).await
     }
 
+    async fn deletion_waits(&self) -> Result<Option<Millis>> {
+        instances::deletion_waits(&self.database).await
+    }
+
     async fn turn(&self, run: RunId) -> Option<Turn> {
         turns::take(&self.database, run).await
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Number, Value};
 
 use super::problem::{Place, Problem};
-use super::yaml::{self, Fault};
+use super::yaml::{self, TreeError};
 use super::{MAX_DEPTH, MAX_EXPRESSIONS, MAX_NODES, MAX_TEXT_BYTES};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -38,8 +38,8 @@ pub(super) fn read(text: &str) -> Result<SourceNode, Problem> {
         return Err(Problem::new("", Place::START, message));
     }
     let root = yaml::read(text).or_else(|fault| match fault {
-        Fault::Syntax(problem) => json(text, problem),
-        Fault::Content(problem) => Err(problem),
+        TreeError::Syntax(problem) => json(text, problem),
+        TreeError::Content(problem) => Err(problem),
     })?;
     let expressions = root.expressions();
     if expressions > MAX_EXPRESSIONS {

@@ -10,7 +10,7 @@ use super::source::{Key, NodeValue, SourceNode, number, shorten};
 use super::{MAX_DEPTH, MAX_NODES};
 
 /// Parses a YAML text; null if it is empty.
-pub(super) fn read(text: &str) -> Result<SourceNode, Fault> {
+pub(super) fn read(text: &str) -> Result<SourceNode, TreeError> {
     let options = granit_parser::options! {
         emit_comments: false,
         // The scanner runs ahead of the events, so it needs a larger limit for ours below to apply first.
@@ -20,23 +20,23 @@ pub(super) fn read(text: &str) -> Result<SourceNode, Fault> {
     let mut tree = Tree { open: Vec::new(), root: None, anchors: BTreeMap::new(), size: 0 };
     for next in Parser::new_from_str_with_options(text, options) {
         let (event, span) = next.map_err(|error| unreadable(&error))?;
-        tree.event(event, place(&span.tag_start().unwrap_or(span.start))).map_err(Fault::Content)?;
+        tree.event(event, place(&span.tag_start().unwrap_or(span.start))).map_err(TreeError::Content)?;
     }
     Ok(tree.root.unwrap_or(SourceNode { value: NodeValue::Null, at: Place::START }))
 }
 
 /// Why a text has no tree.
-pub(super) enum Fault {
+pub(super) enum TreeError {
     /// It is not YAML; it may still be JSON.
     Syntax(Problem),
     /// It is YAML that a definition cannot contain.
     Content(Problem),
 }
 
-fn unreadable(error: &ScanError) -> Fault {
+fn unreadable(error: &ScanError) -> TreeError {
     match error.kind() {
-        ErrorKind::RecursionLimitExceeded => Fault::Content(too_deep(place(error.marker()))),
-        _ => Fault::Syntax(Problem::new("", place(error.marker()), error.info())),
+        ErrorKind::RecursionLimitExceeded => TreeError::Content(too_deep(place(error.marker()))),
+        _ => TreeError::Syntax(Problem::new("", place(error.marker()), error.info())),
     }
 }
 

@@ -101,8 +101,11 @@ struct Claimed {
     result: Result<Vec<Assignment>, EngineError>,
 }
 
+/// The outcomes of reports, and the claim that was made with them.
+type ReportsAnswered = Result<(Vec<ReportOutcome>, Option<PendingClaim>), EngineError>;
+
 enum Done {
-    Reported { id: u64, max: u32, result: Result<(Vec<ReportOutcome>, Option<PendingClaim>), EngineError> },
+    Reported { id: u64, max: u32, result: Box<ReportsAnswered> },
     Beat(Result<Beat, EngineError>),
 }
 
@@ -184,7 +187,7 @@ impl EngineLink {
         let (engine, ns) = (self.engine.clone(), self.ns.clone());
         let claim = (max > 0).then(|| self.request(max));
         self.others.push(Box::pin(async move {
-            let result = reported(&engine, &ns, &reports, claim).await;
+            let result = Box::new(reported(&engine, &ns, &reports, claim).await);
             Done::Reported { id, max, result }
         }));
     }
@@ -212,7 +215,7 @@ impl EngineLink {
     fn take(&mut self, done: Done) -> Result<(), Cut> {
         match done {
             Done::Reported { id, max, result } => {
-                let (outcomes, waiting) = result.map_err(cut)?;
+                let (outcomes, waiting) = (*result).map_err(cut)?;
                 self.heard.push_back(FromServer::Reported { id, outcomes, news: News::new() });
                 if max > 0 {
                     self.asking = false;
@@ -245,7 +248,7 @@ async fn reported(
     ns: &Namespace,
     reports: &[Arc<Report>],
     claim: Option<ClaimTasks>,
-) -> Result<(Vec<ReportOutcome>, Option<PendingClaim>), EngineError> {
+) -> ReportsAnswered {
     let mut outcomes: Vec<ReportOutcome> =
         reports.iter().map(|report| ReportOutcome::new(&report.task_id, Verdict::NotTried)).collect();
     let (mut places, mut taken) = (Vec::with_capacity(reports.len()), Vec::with_capacity(reports.len()));

@@ -140,7 +140,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for KnownItems<A> {
     type Error = A::Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        self.0.next_element_seed(Value(seed))
+        self.0.next_element_seed(KnownFieldsSeed(seed))
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -164,7 +164,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
-        self.entries.next_value_seed(Value(seed))
+        self.entries.next_value_seed(KnownFieldsSeed(seed))
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -172,9 +172,9 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
     }
 }
 
-struct Value<S>(S);
+struct KnownFieldsSeed<S>(S);
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Value<S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for KnownFieldsSeed<S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, written: D) -> Result<S::Value, D::Error> {

@@ -33,7 +33,7 @@ pub enum StartError {
     Usage(String),
     #[error("cannot open the store {url}: {source}")]
     Store { url: String, source: StoreError },
-    #[error("cannot listen on {addr}: {source}")]
+    #[error("cannot listen on {addr}: {source}{}", listen_elsewhere(source))]
     Bind { addr: String, source: std::io::Error },
     #[error("TLS: {0}")]
     Tls(String),
@@ -223,6 +223,14 @@ async fn read_config(path: &std::path::Path) -> Result<ServeArgs, StartError> {
     let failed = |message: String| StartError::Config { path: shown.clone(), message };
     let text = tokio::fs::read_to_string(path).await.map_err(|error| failed(error.to_string()))?;
     toml::from_str(&text).map_err(|error| failed(error.to_string()))
+}
+
+/// What to do if another process listens there.
+fn listen_elsewhere(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => "; another server may be running: use another address with --listen",
+        _ => "",
+    }
 }
 
 #[cfg(test)]

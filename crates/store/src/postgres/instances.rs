@@ -53,6 +53,14 @@ fn instance(row: &Row) -> PgResult<InstanceState> {
     })
 }
 
+/// Until when nothing may be deleted by age, because the database's clock has jumped.
+pub(super) async fn deletion_waits(database: &Database) -> Result<Option<Millis>> {
+    let now = database.now_given();
+    let rows = database.read("SELECT eddyline.note_time_v1($1)", &[(&now, Type::INT8)]).await;
+    let rows = rows.map_err(PgError::into_error)?;
+    Ok(rows.first().and_then(|row| row.get(0)))
+}
+
 pub(super) async fn check_out(database: &Database, id: InstanceId) -> Result<()> {
     let sql = "DELETE FROM eddyline.instances WHERE id = $1";
     database.read(sql, &[(&id.0, Type::UUID)]).await.map_err(PgError::into_error)?;

@@ -3,6 +3,29 @@ CREATE TABLE eddyline.instances (
     id uuid PRIMARY KEY, started_at bigint NOT NULL, seen bigint NOT NULL, body text NOT NULL
 ) WITH (fillfactor = 10);
 
+-- Notes the time. If it is more than a day later than the last one, the clock may be wrong, or nobody served for so long:
+-- deletion by age waits for an hour, so that somebody can look. Returns until when; null if it need not wait.
+CREATE FUNCTION eddyline.note_time_v1(p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_now bigint := coalesce(p_now, eddyline.wall_ms());
+    v_seen bigint;
+    v_until bigint;
+BEGIN
+    SELECT m.value INTO v_seen FROM eddyline.meta m WHERE m.name = 'time_seen';
+    -- Written once a minute.
+    IF v_seen IS NULL OR v_now - v_seen > 60000 THEN
+        INSERT INTO eddyline.meta (name, value) VALUES ('time_seen', v_now) ON CONFLICT DO NOTHING;
+        SELECT m.value INTO v_seen FROM eddyline.meta m WHERE m.name = 'time_seen' FOR UPDATE;
+        IF v_now - v_seen > 86400000 THEN
+            INSERT INTO eddyline.meta (name, value) VALUES ('deletion_waits', v_now + 3600000)
+                ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+        END IF;
+        UPDATE eddyline.meta SET value = v_now WHERE name = 'time_seen' AND value < v_now;
+    END IF;
+    SELECT m.value INTO v_until FROM eddyline.meta m WHERE m.name = 'deletion_waits' AND m.value > v_now;
+    RETURN v_until;
+END $$;
+
 -- A process says that it serves, and learns of the others. As long as one does, leases are watched: the time that passes
 -- counts. If nobody did for too long, 'looked_at' is left to due_leases_v1, which adds that time to every lease.
 CREATE FUNCTION eddyline.check_in_v1(p_now bigint, p_id uuid, p_started_at bigint, p_body text, p_listed_ms bigint,
@@ -22,6 +45,7 @@ BEGIN
         DELETE FROM eddyline.instances WHERE seen < out_now - p_listed_ms;
     END IF;
     SELECT m.value INTO v_looked FROM eddyline.meta m WHERE m.name = 'looked_at';
+    PERFORM eddyline.note_time_v1(out_now);
     out_unwatched := out_now - v_looked > p_unwatched_ms;
     IF NOT out_unwatched THEN
         UPDATE eddyline.meta SET value = out_now WHERE name = 'looked_at' AND value < out_now;
