@@ -18,7 +18,7 @@ use crate::measure::{Measure, Row, reset_peak};
 use crate::stores::Opened;
 
 /// The number of tasks that one commit completes, and claims.
-const AT_ONCE: usize = 8;
+pub const AT_ONCE: usize = 8;
 
 /// What the keys of tasks are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub async fn claims(opened: &Opened, shape: Shape, keys: usize, tasks: usize, co
     Ok(row)
 }
 
-struct Driver {
+pub struct Driver {
     store: Arc<dyn Store>,
     flow: Flow,
     runs: HashMap<RunId, Run>,
@@ -72,7 +72,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn new(store: Arc<dyn Store>, text: &str) -> Driver {
+    pub fn new(store: Arc<dyn Store>, text: &str) -> Driver {
         let flow = match definition::parse(text) {
             Ok(parsed) => parsed.flow,
             Err(problems) => {
@@ -81,6 +81,19 @@ impl Driver {
             }
         };
         Driver { store, flow, runs: HashMap::new(), drawn: 0 }
+    }
+
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    /// Forgets the runs so far: they will not be completed.
+    pub fn forget(&mut self) {
+        self.runs.clear();
+    }
+
+    pub fn drop_run(&mut self, run: RunId) {
+        self.runs.remove(&run);
     }
 
     async fn limit(&mut self) -> Result<()> {
@@ -102,13 +115,13 @@ impl Driver {
         Ok(())
     }
 
-    fn start(&mut self, at: usize, key: usize) -> Command {
+    pub fn start(&mut self, at: usize, key: usize) -> Command {
         let run = Run::new(RunId(Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0000 + at as u128)));
         let input = Some(Data::from(json!({"k": key})));
         self.decide(run, Input::Start(Box::new(Start { input, ..Start::default() })))
     }
 
-    fn complete(&mut self, claimed: &Claimed) -> Command {
+    pub fn complete(&mut self, claimed: &Claimed) -> Command {
         let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
         let op = Op::Complete { output: Data::null(), emits: Vec::new(), logs: Vec::new() };
         let run = self.runs.remove(&claimed.run).unwrap_or_else(|| Run::new(claimed.run));
@@ -138,7 +151,7 @@ impl Driver {
         })
     }
 
-    async fn commit(&mut self, commands: Vec<Command>, max: usize) -> Result<Vec<Claimed>> {
+    pub async fn commit(&mut self, commands: Vec<Command>, max: usize) -> Result<Vec<Claimed>> {
         let claim = ClaimRequest {
             ns: Namespace::default(),
             request: RequestId(self.draw()),

@@ -8,6 +8,7 @@ mod ceiling;
 mod claims;
 mod hot;
 mod measure;
+mod postgres;
 mod read;
 mod stores;
 mod wire;
@@ -27,6 +28,7 @@ use wire::Transport;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [claims] [open] [idle] [read] [wire] [beats]
+               [postgres] [pg-w1] [pg-w2] [pg-instances] [pg-socket] [pg-idle] [pg-claims] [pg-snapshot] [pg-tables]
 
   hot    the hot transition, on memory and embedded, compared with raw SQLite writing the same rows
   w1     ten steps in a row, at 1, 50 and 200 runs in flight
@@ -39,7 +41,21 @@ const HELP: &str = "eddyline-bench [--json] [--quick] [hot] [w1] [w2] [w3] [clai
   wire   W1 with server and worker in separate processes, and their cost when idle
   beats  the cost to a server of heartbeats of 1,000 tasks, and of a session that holds as many
 
-Without a name, all are measured. --quick does a tenth of the work. --json prints the rows as JSON.";
+On PostgreSQL, with a private server that keeps what it acknowledges (`postgres` measures all of these):
+
+  pg-w1         W1 at 1, 50 and 200, compared with the store's commit function called directly
+  pg-w2         W2 for n = 100 and 1,000, and W3
+  pg-instances  W1 at 200 in one process and in three
+  pg-socket     W1 with server and worker in separate processes
+  pg-idle       the statements of an idle server
+  pg-claims     claims with 100, 100,000 and 1,000,000 tasks queued, and beside 100,000 waiting runs
+  pg-snapshot   claims while another transaction holds a snapshot
+  pg-tables     the sizes of tables after 1,000,000 steps
+
+EDDYLINE_BENCH_POSTGRES adds arguments to the server, such as \"-c plan_cache_mode=force_generic_plan\";
+EDDYLINE_BENCH_DBOS is the path of bench/dbos, built, which pg-w1 then measures beside W1.
+
+Without a name, all are measured, those on PostgreSQL if it is installed. --quick does a tenth of the work. --json prints the rows as JSON.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -65,9 +81,9 @@ async fn main() -> ExitCode {
         };
     }
     let (flags, names): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "read", "wire", "beats"];
+    let known = ["hot", "w1", "w2", "w3", "claims", "open", "idle", "read", "wire", "beats", "postgres"];
     let unknown = flags.iter().any(|flag| flag != "--json" && flag != "--quick")
-        || names.iter().any(|name| !known.contains(&name.as_str()));
+        || names.iter().any(|name| !known.contains(&name.as_str()) && !postgres::NAMES.contains(&name.as_str()));
     if unknown {
         eprintln!("{HELP}");
         return ExitCode::from(2);
@@ -96,7 +112,7 @@ type Failed = Box<dyn std::error::Error>;
 
 /// A workload and its ceiling are measured in this many alternating turns, because the speed of a shared machine
 /// changes from one second to the next.
-const TURNS: usize = 5;
+pub const TURNS: usize = 5;
 
 impl Bench {
     async fn run(&self, wants: impl Fn(&str) -> bool) -> Result<Vec<Row>, Failed> {
@@ -156,6 +172,20 @@ impl Bench {
             self.say("heartbeats");
             rows.push(beats::heartbeats(2_000 / self.part).await?);
             rows.push(beats::session(5_000 / self.part).await?);
+        }
+        let on_postgres: Vec<&str> =
+            postgres::NAMES.into_iter().filter(|name| wants("postgres") || wants(name)).collect();
+        if !on_postgres.is_empty() {
+            match postgres::Measuring::start(self.part).await? {
+                Some(measuring) => {
+                    self.say(&format!("PostgreSQL, {}", postgres::SETTINGS));
+                    for name in on_postgres {
+                        self.say(name);
+                        rows.extend(measuring.measure(name).await?);
+                    }
+                }
+                None => self.say("PostgreSQL is not installed"),
+            }
         }
         Ok(rows)
     }

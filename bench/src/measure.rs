@@ -21,6 +21,9 @@ pub struct Row {
     pub commits: u64,
     pub bytes_per_step: f64,
     pub cpu_us_per_step: f64,
+    /// Of a database server beside the process that is measured.
+    #[serde(default)]
+    pub database_cpu_us_per_step: f64,
     pub peak_mb: f64,
     /// Relative to a ceiling measured in the same run.
     pub ratio: Option<f64>,
@@ -66,6 +69,7 @@ impl Measure {
             commits: 0,
             bytes_per_step: 0.0,
             cpu_us_per_step: self.cpu().as_secs_f64() * 1e6 / steps.max(1) as f64,
+            database_cpu_us_per_step: 0.0,
             peak_mb: peak_mb(),
             ratio: None,
             note: String::new(),
@@ -95,6 +99,7 @@ pub fn merge(turns: Vec<Row>) -> Option<Row> {
     all.step_ms = sum(|row| row.step_ms * row.steps as f64) / steps;
     all.bytes_per_step = sum(|row| row.bytes_per_step * row.steps as f64) / steps;
     all.cpu_us_per_step = sum(|row| row.cpu_us_per_step * row.steps as f64) / steps;
+    all.database_cpu_us_per_step = sum(|row| row.database_cpu_us_per_step * row.steps as f64) / steps;
     all.peak_mb = turns.iter().map(|row| row.peak_mb).fold(0.0, f64::max);
     Some(all)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use eddyline_engine::{ClaimTasks, StartRequest, TaskReport};
 use eddyline_machine::{Data, Op};
-use eddyline_store::{Embedded, Memory, Namespace, Offer, Options, Store, StoreError};
+use eddyline_store::{Embedded, Memory, Namespace, Offer, Options, Postgres, PostgresOptions, Store, StoreError};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -31,6 +31,12 @@ impl Opened {
         Ok(Opened { name: "embedded", store: store.clone(), embedded: Some((store, dir)) })
     }
 
+    /// What it writes is counted by its server.
+    pub async fn postgres(url: &str) -> Result<Opened, StoreError> {
+        let store = Postgres::open(url, PostgresOptions::default()).await?;
+        Ok(Opened { name: "postgres", store: Arc::new(store), embedded: None })
+    }
+
     /// Closes the store; returns its directory.
     pub fn close(self) -> Option<TempDir> {
         let (store, dir) = self.embedded?;
@@ -47,11 +53,15 @@ impl Opened {
     }
 }
 
-/// Creates a closed store with one run half way through a chain: its rows are those of a hot transition.
+/// Creates a closed store with one run half way through a chain.
 pub async fn half_way(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let store = Arc::new(Embedded::open(dir, Options::default())?);
-    let opened = Opened { name: "embedded", store: store.clone(), embedded: None };
-    let engine = engine(&opened, "name: chain\nsteps: {s0: {}, s1: {after: [s0]}, s2: {after: [s1]}}").await;
+    leave_half_way(&Opened { name: "embedded", store, embedded: None }).await
+}
+
+/// Leaves one run half way through a chain: its rows are those of a hot transition.
+pub async fn leave_half_way(opened: &Opened) -> Result<(), Box<dyn std::error::Error>> {
+    let engine = engine(opened, "name: chain\nsteps: {s0: {}, s1: {after: [s0]}, s2: {after: [s1]}}").await;
     let ns = Namespace::default();
     let input = json!({"order": 1, "note": "a payload like those of every day"});
     engine.start_run(&ns, StartRequest { flow: "chain".to_owned(), input, ..StartRequest::default() }).await?;

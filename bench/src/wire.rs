@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::measure::{Measure, Process, Row, mean_ms};
+use crate::postgres;
 use crate::workloads::{STEPS, chain_text};
 
 type Failed = Box<dyn std::error::Error>;
@@ -43,10 +44,15 @@ impl Transport {
     }
 }
 
-/// Runs of ten steps in a row, `in_flight` at once.
+/// Runs of ten steps in a row, `in_flight` at once, on an embedded store.
 pub async fn chain(transport: Transport, in_flight: usize, runs: usize) -> Result<Row, Failed> {
     let dir = tempfile::tempdir()?;
-    let server = Server::start(dir.path())?;
+    chain_on(&dir.path().display().to_string(), transport, in_flight, runs).await
+}
+
+/// The same on the store that a URL or path names.
+pub async fn chain_on(store: &str, transport: Transport, in_flight: usize, runs: usize) -> Result<Row, Failed> {
+    let server = Server::serve(store)?;
     let client = Client::new(&server.url)?;
     client.register_flow("chain", &chain_text()).await?;
     // With one run at a time the log grows for long, and appending takes longer than overwriting.
@@ -206,9 +212,9 @@ pub async fn play(role: &str) -> Result<(), Failed> {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
         ["echo"] => tokio::spawn(echo()).await??,
-        ["serve", dir] => {
+        ["serve", store] => {
             let args = ServeArgs {
-                store: Some(dir.to_owned()),
+                store: Some(store.to_owned()),
                 listen: Some("127.0.0.1:0".to_owned()),
                 ..ServeArgs::default()
             };
@@ -236,6 +242,9 @@ pub async fn play(role: &str) -> Result<(), Failed> {
             let never = |_: StepCtx, _: Value| std::future::pending::<Result<Value, StepError>>();
             worker.handler("hold", never).run_until(until_alone()).await?;
         }
+        ["instance", url, in_flight, runs] => {
+            postgres::instance(url, in_flight.parse()?, runs.parse()?).await?;
+        }
         _ => return Err(format!("unknown role {role}").into()),
     }
     Ok(())
@@ -262,7 +271,7 @@ impl Pace {
 }
 
 /// Waits until the parent process closes stdin or ends.
-async fn until_alone() {
+pub async fn until_alone() {
     let _ = tokio::task::spawn_blocking(|| std::io::stdin().lines().count()).await;
 }
 
@@ -270,20 +279,34 @@ async fn until_alone() {
 pub struct Role {
     child: Child,
     stdin: Option<ChildStdin>,
+    stdout: Option<BufReader<ChildStdout>>,
 }
 
 impl Role {
     pub fn start(role: &str) -> Result<Role, Failed> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let stdin = child.stdin.take();
-        Ok(Role { child, stdin })
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
+        Ok(Role { child, stdin, stdout })
+    }
+
+    /// The next line that it prints; empty if it has ended.
+    pub fn line(&mut self) -> Result<String, Failed> {
+        let mut line = String::new();
+        self.stdout.as_mut().ok_or("the process has no output")?.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+
+    pub fn tell(&mut self, line: &str) -> Result<(), Failed> {
+        let stdin = self.stdin.as_mut().ok_or("the process takes no input")?;
+        writeln!(stdin, "{line}")?;
+        Ok(stdin.flush()?)
     }
 
     /// Stops it; returns its output.
     pub fn stop(mut self) -> Result<String, Failed> {
         self.stdin = None;
-        let said = self.child.stdout.take().map(std::io::read_to_string).transpose()?;
+        let said = self.stdout.take().map(std::io::read_to_string).transpose()?;
         self.child.wait()?;
         Ok(said.unwrap_or_default())
     }
@@ -303,16 +326,18 @@ pub struct Server {
 
 impl Server {
     pub fn start(dir: &Path) -> Result<Server, Failed> {
-        Server::run(&format!("serve {}", dir.display()))
+        Server::serve(&dir.display().to_string())
+    }
+
+    /// Serves from the store that a URL or path names.
+    pub fn serve(store: &str) -> Result<Server, Failed> {
+        Server::run(&format!("serve {store}"))
     }
 
     /// Starts a process that prints its address.
     fn run(role: &str) -> Result<Server, Failed> {
         let mut role = Role::start(role)?;
-        let stdout = role.child.stdout.take().ok_or("the server has no output")?;
-        let mut url = String::new();
-        BufReader::new(stdout).read_line(&mut url)?;
-        match url.trim() {
+        match role.line()?.as_str() {
             "" => Err("the server printed no address".into()),
             url => Ok(Server { url: url.to_owned(), role }),
         }

@@ -22,7 +22,9 @@ pub struct Seen {
 /// Slots of a worker, each with one task at a time.
 pub fn spawn(engine: &Engine, slots: usize, batch: usize) -> Vec<JoinHandle<Seen>> {
     let offer = Arc::new(Offer::default());
-    (0..slots).map(|slot| tokio::spawn(work(engine.clone(), format!("w{slot}"), offer.clone(), batch))).collect()
+    // Of its own process: two processes on one store have different workers.
+    let name = |slot: usize| format!("w{}-{slot}", std::process::id());
+    (0..slots).map(|slot| tokio::spawn(work(engine.clone(), name(slot), offer.clone(), batch))).collect()
 }
 
 pub async fn seen(slots: Vec<JoinHandle<Seen>>) -> Seen {

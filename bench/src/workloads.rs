@@ -20,15 +20,7 @@ pub async fn chain(opened: &Opened, in_flight: usize, runs: usize) -> Row {
     let slots = work::spawn(&engine, in_flight, 1);
     reset_peak();
     let (measure, before) = (Measure::start(), opened.counts());
-    let lane = |share: usize| {
-        let engine = engine.clone();
-        async move {
-            for at in 0..share {
-                one(&engine, "chain", json!({"order": at, "note": "a payload like those of every day"})).await;
-            }
-        }
-    };
-    join_all((0..in_flight).map(|at| tokio::spawn(lane(runs / in_flight + usize::from(at < runs % in_flight))))).await;
+    chains(&engine, in_flight, runs).await;
     finish(
         opened,
         measure,
@@ -39,6 +31,19 @@ pub async fn chain(opened: &Opened, in_flight: usize, runs: usize) -> Row {
         slots,
     )
     .await
+}
+
+/// Starts runs of a chain and waits for them, `in_flight` at once.
+pub async fn chains(engine: &Engine, in_flight: usize, runs: usize) {
+    let lane = |share: usize| {
+        let engine = engine.clone();
+        async move {
+            for at in 0..share {
+                one(&engine, "chain", json!({"order": at, "note": "a payload like those of every day"})).await;
+            }
+        }
+    };
+    join_all((0..in_flight).map(|at| tokio::spawn(lane(runs / in_flight + usize::from(at < runs % in_flight))))).await;
 }
 
 pub fn chain_text() -> String {

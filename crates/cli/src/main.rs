@@ -12,6 +12,7 @@ mod input;
 mod instance;
 mod key;
 mod limit;
+mod migrate;
 mod moment;
 mod namespace;
 mod not_built;
@@ -21,6 +22,7 @@ mod run;
 mod run_id;
 mod screen;
 mod start;
+mod store;
 mod tail;
 mod trouble;
 mod unreached;
@@ -101,6 +103,11 @@ enum Command {
     /// Instances: list the servers that share a store
     #[command(subcommand)]
     Instance(instance::InstanceCommand),
+    /// Create or update the tables of a PostgreSQL store
+    Migrate(migrate::Migrate),
+    /// Stores: copy to another store
+    #[command(subcommand)]
+    Store(store::StoreCommand),
     /// Back up an embedded store
     Backup(backup::Backup),
     /// Check a server, or a store's directory, for problems
@@ -119,10 +126,6 @@ enum Command {
     Export(NotBuilt),
     #[command(hide = true)]
     Import(NotBuilt),
-    #[command(hide = true)]
-    Migrate(NotBuilt),
-    #[command(hide = true)]
-    Store(NotBuilt),
 }
 
 /// What every command gets.
@@ -218,6 +221,7 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Gate(command) => event::gate(ctx, command).await,
         Command::Event(command) => event::event(ctx, command).await,
         Command::Key(command) => key::run(ctx, command).await,
+        Command::Store(command) => store::run(ctx, command).await,
         Command::Backup(backup) => backup::run(ctx, backup).await,
         Command::Doctor(doctor) => doctor::run(ctx, doctor).await,
         Command::Completions { shell } => completions(ctx, shell),
@@ -229,8 +233,7 @@ async fn run(ctx: &Context, command: Command) -> Result<(), Trouble> {
         Command::Verify(command) => command.refuse("verify"),
         Command::Export(command) => command.refuse("export"),
         Command::Import(command) => command.refuse("import"),
-        Command::Migrate(command) => command.refuse("migrate"),
-        Command::Store(command) => command.refuse("store"),
+        Command::Migrate(migrate) => migrate::run(ctx, migrate).await,
     }
 }
 

@@ -6,16 +6,11 @@ use super::trouble::Trouble;
 #[derive(Debug, clap::Args)]
 pub struct NotBuilt {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true, value_name = "…")]
-    rest: Vec<String>,
+    _rest: Vec<String>,
 }
 
 impl NotBuilt {
     pub fn refuse(&self, command: &str) -> Result<(), Trouble> {
-        // Of `store`, the subcommand is what is planned.
-        let command = match (command, self.rest.first()) {
-            ("store", Some(what)) if !what.starts_with('-') => format!("store {what}"),
-            _ => command.to_owned(),
-        };
         Err(Trouble::usage(format!("`eddy {command}` is not built yet")).help("`eddy --help` lists the commands"))
     }
 }

@@ -56,6 +56,7 @@ pub struct PendingClaim {
     answered: bool,
     /// Claimed tasks that the caller does not have yet.
     undelivered: Vec<Handed>,
+    repeated_elsewhere: bool,
 }
 
 /// Derives the id of a claim from a text that the worker chose. The same text from another worker or namespace gives
@@ -83,6 +84,10 @@ impl Engine {
     }
 
     pub(crate) fn park(&self, ns: &Namespace, claim: ClaimTasks, once: bool) -> (Order, PendingClaim) {
+        // A worker that has lost its connection repeats the claim, here or at another instance. The one that gets the
+        // repetition cannot know whether this one notices before or after it: if this one released the tasks, it could
+        // take them from under the worker.
+        let repeated_elsewhere = claim.request.is_some() && self.instance.store.hears_others().is_some();
         let id = claim.request.unwrap_or_else(|| RequestId(Uuid::from_bytes(self.instance.command().0.into_bytes())));
         let request = ClaimRequest {
             ns: ns.clone(),
@@ -96,9 +101,17 @@ impl Engine {
         };
         let (reply, answer) = oneshot::channel();
         let bounded = request.most_held.map(|_| Box::new(request.clone()));
-        let (engine, worker, undelivered) = (self.clone(), claim.worker, Vec::new());
-        let waiting = PendingClaim { engine, request: id, worker, bounded, answer, answered: false, undelivered };
-        (Order::Park(Parked::new(request, reply, once)), waiting)
+        let waiting = PendingClaim {
+            engine: self.clone(),
+            request: id,
+            worker: claim.worker,
+            bounded,
+            answer,
+            answered: false,
+            undelivered: Vec::new(),
+            repeated_elsewhere,
+        };
+        (Order::Park(Parked::new(request, reply, once).repeated_elsewhere(repeated_elsewhere)), waiting)
     }
 
     fn lease_ms(&self, asked: Option<Millis>) -> Millis {
@@ -164,7 +177,8 @@ impl PendingClaim {
         let Some(request) = self.bounded.as_deref().cloned() else { return Ok(()) };
         let (reply, answer) = oneshot::channel();
         self.answer = answer;
-        self.engine.committing().ask(Order::Park(Parked::new(request, reply, false))).await
+        let parked = Parked::new(request, reply, false).repeated_elsewhere(self.repeated_elsewhere);
+        self.engine.committing().ask(Order::Park(parked)).await
     }
 
     /// Assembles tasks until their inputs have `most_bytes`, at least one. Also returns the claim if it has more tasks.
@@ -185,7 +199,8 @@ impl PendingClaim {
     }
 }
 
-/// If the caller went away, its claimed tasks are released at once, without using up an attempt.
+/// If the caller went away, its claimed tasks are released at once, without using up an attempt. If it may have repeated
+/// the claim at another instance, they are left to the worker that may have them, or to the end of their leases.
 impl Drop for PendingClaim {
     fn drop(&mut self) {
         let committing = self.engine.committing();
@@ -201,7 +216,7 @@ impl Drop for PendingClaim {
                 }
             }
         }
-        if !self.undelivered.is_empty() {
+        if !self.undelivered.is_empty() && !self.repeated_elsewhere {
             // If the channel is full, the leases expire instead.
             let undelivered = std::mem::take(&mut self.undelivered).into_iter().map(|handed| handed.claimed);
             committing.try_send(Order::Release(undelivered.collect()));

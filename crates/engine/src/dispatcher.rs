@@ -33,6 +33,8 @@ pub(crate) struct Parked {
     offer_hash: u64,
     /// The number of hints when it was last picked.
     seen: u64,
+    /// The caller may repeat the claim at another instance, so its tasks are not released if it is gone.
+    pub repeated_elsewhere: bool,
 }
 
 /// Hashes with random keys, so that a client cannot construct two offers with the same hash.
@@ -44,7 +46,11 @@ fn hash_of(Offer { handlers, flows, labels, build }: &Offer) -> u64 {
 impl Parked {
     pub fn new(request: ClaimRequest, reply: oneshot::Sender<Result<Vec<Handed>>>, once: bool) -> Parked {
         let offer_hash = hash_of(&request.offer);
-        Parked { request, reply, once, offer_hash, seen: 0 }
+        Parked { request, reply, once, offer_hash, seen: 0, repeated_elsewhere: false }
+    }
+
+    pub fn repeated_elsewhere(self, repeated_elsewhere: bool) -> Parked {
+        Parked { repeated_elsewhere, ..self }
     }
 }
 

@@ -6,6 +6,7 @@ use eddyline_store::{
 };
 use serde_json::Value;
 
+use crate::certain;
 use crate::error::{EngineError, Result};
 use crate::instance::Instance;
 
@@ -75,7 +76,7 @@ impl Instance {
             events: Vec::new(),
             drops: Vec::new(),
         };
-        let written = self.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+        let written = certain::commit_one(&*self.store, Command::Documents(commit)).await?;
         match written.commands.into_iter().next() {
             Some(Err(Refused::Revision { .. })) => Ok(false),
             Some(Err(refused)) => Err(EngineError::Conflict(refused.to_string())),

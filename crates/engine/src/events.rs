@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::certain;
 use crate::chore::Chore;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -514,7 +515,7 @@ async fn commit(
 ) -> Result<Option<Committed>> {
     let (ns, command) = (ns.clone(), instance.command());
     let commit = DocumentCommit { ns, command, documents, messages, events, drops: Vec::new() };
-    let written = instance.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+    let written = certain::commit_one(&*instance.store, Command::Documents(commit)).await?;
     match written.commands.into_iter().next().transpose() {
         Err(Refused::Revision { .. }) => Ok(None),
         Err(refused) => Err(EngineError::Conflict(refused.to_string())),

@@ -11,6 +11,7 @@ use eddyline_store::{
 };
 use serde_json::{Value, json};
 
+use crate::certain;
 use crate::config::FLOW_CACHE_BYTES;
 use crate::error::{EngineError, Result};
 use crate::flow_cache::FlowCache;
@@ -105,7 +106,7 @@ impl Flows {
             let ns = ns.clone();
             let commit =
                 DocumentCommit { ns, command, documents, messages: Vec::new(), events: Vec::new(), drops: Vec::new() };
-            let written = store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+            let written = certain::commit_one(store, Command::Documents(commit)).await?;
             if let Some(Err(refused)) = written.commands.into_iter().next() {
                 return Err(EngineError::Conflict(refused.to_string()));
             }

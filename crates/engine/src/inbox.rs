@@ -14,6 +14,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::assignment::{Values, materialise};
+use crate::certain;
 use crate::chore::Chore;
 use crate::committer::{Answered, NewRun, Order};
 use crate::error::{EngineError, Result};
@@ -318,7 +319,7 @@ impl Target {
             events: Vec::new(),
             drops: ids.into_iter().map(|id| (self.to, id)).collect(),
         };
-        self.instance.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+        certain::commit_one(&*self.instance.store, Command::Documents(commit)).await?;
         Ok(())
     }
 }

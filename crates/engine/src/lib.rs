@@ -8,6 +8,7 @@ mod backlog;
 mod beat;
 mod bus;
 mod census;
+mod certain;
 mod chore;
 mod claim;
 mod committer;

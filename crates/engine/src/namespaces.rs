@@ -8,6 +8,7 @@ use eddyline_store::{Command, DocumentChange, DocumentCommit, DocumentKey, Expec
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::certain;
 use crate::config::{Config, MAX_WAIT_MS, Retention};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -196,7 +197,7 @@ impl Engine {
             events: Vec::new(),
             drops: Vec::new(),
         };
-        let written = self.instance.store.commit(vec![Command::Documents(commit)], Vec::new()).await?;
+        let written = certain::commit_one(&*self.instance.store, Command::Documents(commit)).await?;
         match written.commands.into_iter().next() {
             Some(Err(Refused::Revision { .. })) => Ok(false),
             Some(Err(refused)) => Err(EngineError::Conflict(refused.to_string())),

@@ -15,6 +15,7 @@ use eddyline_store::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::certain;
 use crate::chore::Chore;
 use crate::committer::Order;
 use crate::engine::Engine;
@@ -206,7 +207,7 @@ pub(crate) async fn absolve(store: Arc<dyn Store>, command: CommandId, ns: Names
         events: Vec::new(),
         drops: Vec::new(),
     };
-    if let Err(error) = store.commit(vec![Command::Documents(commit)], Vec::new()).await {
+    if let Err(error) = certain::commit_one(&*store, Command::Documents(commit)).await {
         tracing::warn!(%run, "could not delete the suspicion of this run: {error}");
     }
 }

@@ -17,6 +17,8 @@ use serde_json::json;
 use tokio::sync::Mutex;
 
 const ITEMS: usize = 200;
+/// How often a run is repeated until engines meet on it.
+const ROUNDS: usize = 100;
 const WIDE: &str = "name: wide\nsteps: {each: {spread: input, run: square}}\noutput: \"${steps.each.output}\"";
 
 /// Engines on stores that share their data, with workers that report on the same run through all of them.
@@ -63,15 +65,19 @@ async fn after_a_conflict_only_what_changed_is_loaded() {
         };
         Arc::new(Hooked { tampering: Some(Box::new(watching)), ..Hooked::new(memory.clone()) }) as Arc<dyn Store>
     };
-    let (rigs, run) = square_everywhere((0..3).map(|_| watched()).collect()).await;
-    assert_each_item_was_done_once(&rigs[2], run).await;
+    for _ in 0..ROUNDS {
+        let (rigs, run) = square_everywhere((0..3).map(|_| watched()).collect()).await;
+        assert_each_item_was_done_once(&rigs[2], run).await;
+        for rig in rigs {
+            rig.stop().await;
+        }
+        if changed.load(Ordering::SeqCst) > 0 {
+            break;
+        }
+    }
     let (changed, whole) = (changed.load(Ordering::SeqCst), whole.load(Ordering::SeqCst));
-    // Each engine loads the run once; workers and readers load it as well, but not with each conflict.
     assert!(changed > 0, "nobody lost against another");
     println!("{changed} loads of changes, {whole} of the whole run");
-    for rig in rigs {
-        rig.stop().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,10 +89,15 @@ async fn whoever_lost_twice_waits_for_its_turn_and_gives_it_back() {
         let (turns, turns_given) = (Some(turns.clone()), given.clone());
         Arc::new(Hooked { turns, turns_given, ..hooked }) as Arc<dyn Store>
     };
-    let (rigs, run) = square_everywhere((0..3).map(|_| with_turns()).collect()).await;
-    assert_each_item_was_done_once(&rigs[2], run).await;
-    for rig in rigs {
-        rig.stop().await;
+    for _ in 0..ROUNDS {
+        let (rigs, run) = square_everywhere((0..3).map(|_| with_turns()).collect()).await;
+        assert_each_item_was_done_once(&rigs[2], run).await;
+        for rig in rigs {
+            rig.stop().await;
+        }
+        if given.load(Ordering::SeqCst) > 0 {
+            break;
+        }
     }
     assert!(given.load(Ordering::SeqCst) > 0, "nobody lost twice");
     assert!(turns.try_lock().is_ok(), "a turn was not given back");

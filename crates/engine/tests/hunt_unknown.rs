@@ -5,6 +5,7 @@
 mod rig;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use eddyline_engine::{Config, StartRequest};
 use eddyline_store::{Memory, Page, RunFilter};
@@ -54,4 +55,27 @@ async fn what_was_written_is_not_done_twice() {
 #[tokio::test]
 async fn what_was_not_written_is_not_lost() {
     survives(Fault::UnknownBefore).await;
+}
+
+/// The connection breaks after the commit, and the store cannot be reached for a while: the first answer that it gives
+/// again is the outcome.
+#[tokio::test]
+async fn an_unknown_outcome_stays_unknown_while_the_store_cannot_be_reached() {
+    let (mut store, left) = (Hooked::new(Arc::new(Memory::new())), Arc::new(AtomicUsize::new(0)));
+    let faults = left.clone();
+    store.fate = Box::new(move |_| match faults.load(Ordering::SeqCst) {
+        0 => None,
+        now => {
+            faults.store(now - 1, Ordering::SeqCst);
+            Some(if now == 3 { Fault::UnknownAfter } else { Fault::Unavailable })
+        }
+    });
+    let rig = Rig::on(Arc::new(store), Config::default());
+    rig.register("name: f\nsteps: {a: {set: 1}}").await;
+    left.store(3, Ordering::SeqCst);
+    let started = rig.engine.start_run(&rig.ns, StartRequest { flow: "f".to_owned(), ..StartRequest::default() }).await;
+    let run = started.expect("it was committed").run;
+    assert_eq!(left.load(Ordering::SeqCst), 0, "all faults came before the answer");
+    rig.output(run).await;
+    rig.stop().await;
 }

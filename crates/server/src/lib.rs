@@ -7,4 +7,4 @@ mod serve;
 
 pub use api::flows::analysis;
 pub use api::routes::{Access, Route, routes};
-pub use serve::{KeysMode, ServeArgs, Server, Size, StartError, logs, serve, start};
+pub use serve::{KeysMode, ServeArgs, Server, Size, StartError, StoreUrl, logs, serve, start};

@@ -1,5 +1,6 @@
 //! The reference store: everything in memory, one lock, no indexes. Tests compare the other backends with it.
 
+mod copy;
 mod leases;
 mod rates;
 mod rows;

@@ -9,6 +9,8 @@ mod claims;
 mod clock;
 mod columns;
 mod commit;
+mod connect;
+mod copy;
 mod database;
 mod due;
 mod encode;
@@ -20,6 +22,7 @@ mod load;
 mod passfile;
 mod pending;
 mod pg_error;
+mod proxy;
 mod schema;
 mod settings;
 mod timers;
@@ -43,6 +46,7 @@ use crate::ids::Namespace;
 use crate::presence::{InstanceId, InstanceInfo, Present};
 use crate::query::*;
 use crate::{Store, Turn, Written};
+pub use copy::{PostgresSource, PostgresTarget};
 use database::Database;
 
 /// How a store is opened.
@@ -60,6 +64,15 @@ impl Default for PostgresOptions {
     }
 }
 
+/// What became of the tables of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    pub schema: String,
+    /// Their version before; 0 if there were none.
+    pub from: usize,
+    pub to: usize,
+}
+
 /// A store in a PostgreSQL database.
 #[derive(Debug)]
 pub struct Postgres {
@@ -71,6 +84,18 @@ impl Postgres {
     pub async fn open(url: &str, options: PostgresOptions) -> Result<Postgres> {
         Ok(Postgres { database: Arc::new(Database::open(url, options).await?) })
     }
+
+    /// Creates the tables of a store, or brings them up to date.
+    pub async fn migrate(url: &str) -> Result<Migrated> {
+        Database::migrate(url, None).await
+    }
+
+    /// Creates the tables of an earlier version, for tests of what comes after it.
+    #[cfg(feature = "conformance")]
+    #[doc(hidden)]
+    pub async fn migrate_to(url: &str, version: usize) -> Result<Migrated> {
+        Database::migrate(url, Some(version)).await
+    }
 }
 
 #[async_trait]
@@ -80,7 +105,7 @@ impl Store for Postgres {
     }
 
     async fn health(&self) -> Result<()> {
-        self.database.ask_time().await.map(|_| ())
+        self.database.health().await
     }
 
     async fn load(&self, run: RunId, since: Option<Version>) -> Result<Found> {

@@ -97,7 +97,7 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     open(dir.path()).close().unwrap();
     raw(dir.path()).pragma_update(None, "user_version", 99).unwrap();
     let error = Embedded::open(dir.path(), Options::default()).unwrap_err().to_string();
-    assert!(error.contains("has schema version 99, but this Eddyline supports versions up to 6"), "{error}");
+    assert!(error.contains("has schema version 99, but this Eddyline supports versions up to 7"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     raw(dir.path()).execute_batch("CREATE TABLE t (a)").unwrap();
@@ -105,8 +105,9 @@ async fn a_newer_store_and_another_programs_database_are_left_alone() {
     assert!(error.contains("is the database of another program"), "{error}");
 }
 
-/// Downgrades a database from version 6 to version 4.
+/// Downgrades a database from version 7 to version 4.
 const BACK_TO_4: &str = "
+    DROP TABLE fed_runs;
     DROP TABLE lines;
     DROP INDEX runs_by_retry_of; ALTER TABLE runs DROP COLUMN retry_of; ALTER TABLE events DROP COLUMN gates_opened;
     DROP INDEX runs_by_end; DROP INDEX runs_trimmed;
@@ -156,7 +157,7 @@ async fn a_store_of_the_first_version_is_brought_up_to_date_and_goes_on() {
     let file = raw(dir.path());
     let version = file.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap();
     let indexes = "SELECT count(*) FROM sqlite_schema WHERE name IN ('runs_going', 'runs_trimmed')";
-    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (6, Ok(2)));
+    assert_eq!((version, file.query_row(indexes, [], |row| row.get(0))), (7, Ok(2)));
 }
 
 #[tokio::test]

@@ -232,5 +232,5 @@ async fn settings_that_would_lose_commits_are_refused() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told() {
     let refused = Postgres::open("postgres://ann@127.0.0.1:1/none", PostgresOptions::default()).await.unwrap_err();
-    assert!(matches!(&refused, StoreError::Unavailable(why) if why.contains("127.0.0.1/none")), "{refused}");
+    assert!(matches!(&refused, StoreError::Unavailable(why) if why.contains("127.0.0.1:1/none")), "{refused}");
 }

@@ -4,7 +4,11 @@
 
 mod demo;
 mod manage;
+mod migrate;
 mod offline;
+#[path = "../../../store/tests/postgres/server.rs"]
+#[allow(dead_code, reason = "the tests of the store use more of it")]
+mod postgres;
 mod rig;
 mod server;
 mod signals;

@@ -44,7 +44,12 @@ impl Eddy {
 
     /// A server on a store that others may use too.
     pub fn on_store(url: &str, flags: &[&str]) -> Eddy {
-        Eddy::start_at(Some(url.to_owned()), flags, &[])
+        Eddy::on_store_with(url, flags, &[])
+    }
+
+    /// The same, with environment variables.
+    pub fn on_store_with(url: &str, flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
+        Eddy::start_at(Some(url.to_owned()), flags, envs)
     }
 
     fn start_at(url_of_store: Option<String>, flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
@@ -95,9 +100,19 @@ impl Eddy {
 
     /// SIGTERM, and returns the exit status.
     pub async fn terminate(&mut self) -> ExitStatus {
-        let id = self.pid().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.signal("TERM");
         self.ended().await
+    }
+
+    pub fn signal(&self, name: &str) {
+        let id = self.pid().to_string();
+        assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+    }
+
+    /// The exit status, if the process has ended.
+    #[allow(dead_code, reason = "for tests in other directories")]
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// The log of this process and the ones before it.

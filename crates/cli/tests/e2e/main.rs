@@ -4,6 +4,7 @@
 
 mod acts;
 mod bombs;
+mod copies;
 mod eddy;
 mod ends;
 mod failed;

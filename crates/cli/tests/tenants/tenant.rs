@@ -1,7 +1,7 @@
 //! HTTP requests with the key of one tenant, and with a timeout.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -67,9 +67,17 @@ impl Tenant {
 
     /// The result of a run; `None` if it has not ended after `seconds`.
     pub async fn result(&self, run: &str, seconds: u32) -> Option<Value> {
-        let reply = self.get(&format!("/v1/runs/{run}/result?wait={seconds}s")).await.unwrap();
-        assert!(matches!(reply.status, 200 | 202), "{reply:?}");
-        (reply.status == 200).then_some(reply.body)
+        let until = Instant::now() + Duration::from_secs(seconds.into());
+        loop {
+            let wait = until.saturating_duration_since(Instant::now()).min(PATIENCE / 2);
+            let reply = self.get(&format!("/v1/runs/{run}/result?wait={}ms", wait.as_millis())).await.unwrap();
+            match reply.status {
+                200 => return Some(reply.body),
+                202 if Instant::now() < until => {}
+                202 => return None,
+                _ => panic!("{reply:?}"),
+            }
+        }
     }
 
     pub async fn claim(&self, worker: &str, wait_ms: u64) -> Result<Vec<Value>, String> {

@@ -12,6 +12,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::prepare::{Decided, Prepared};
 use super::{Committer, INPUTS_A_TRANSITION, InputOutcome, Order, Pending, Submission, Trying};
 use crate::assignment::Handed;
+use crate::certain;
 use crate::dispatcher::{Added, ParkId, Parked};
 use crate::error::EngineError;
 use crate::labels::namespace_label;
@@ -27,9 +28,6 @@ const ENCODED_INLINE: usize = 200;
 /// A payload counts as one row for each `ROW_BYTES`, up to `MAX_COUNTED` bytes.
 const ROW_BYTES: usize = 256;
 const MAX_COUNTED: usize = 64 << 10;
-/// How often the same commands are submitted while their outcome is unknown.
-const UNKNOWN_TRIES: usize = 100;
-
 /// The first task of a run.
 const FIRST_FENCE: Fence = Fence(1);
 /// The most characters of a reason in a log line.
@@ -114,16 +112,9 @@ impl Committer {
             let (store, since) = (self.store.clone(), Instant::now());
             let large = weight(&prepared) > ENCODED_INLINE;
             let sending = async move {
-                let mut result = Err(StoreError::Unknown);
-                for _ in 0..UNKNOWN_TRIES {
-                    let commands = prepared.iter().map(|prepared| Command::Run(prepared.commit.clone()));
-                    let requests = claims.iter().map(|(_, parked)| parked.request.clone());
-                    result = store.commit(commands.collect(), requests.collect()).await;
-                    if !matches!(result, Err(StoreError::Unknown)) {
-                        break;
-                    }
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
+                let commands = || prepared.iter().map(|prepared| Command::Run(prepared.commit.clone())).collect();
+                let requests = || claims.iter().map(|(_, parked)| parked.request.clone()).collect();
+                let result = certain::commit(&*store, commands, requests).await;
                 Sent { prepared, claims, result, since }
             };
             self.sent.push(if large { elsewhere(sending) } else { sending.boxed() });
@@ -408,7 +399,9 @@ impl Committer {
         claims.tasks.iter().for_each(|claimed| self.measure_first_claim(claimed));
         let handed =
             claims.tasks.into_iter().map(|claimed| Handed::new(self.cache.get(claimed.run), claimed)).collect();
-        if let Err(Ok(undelivered)) = parked.reply.send(Ok(handed)) {
+        if let Err(Ok(undelivered)) = parked.reply.send(Ok(handed))
+            && !parked.repeated_elsewhere
+        {
             for handed in undelivered {
                 self.release_task(handed.claimed);
             }

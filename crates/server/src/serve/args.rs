@@ -12,7 +12,7 @@ use super::size::Size;
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeArgs {
     /// Where to store runs: `memory:`, a directory, `sqlite:DIR` or `postgres://…` [default: ./.eddyline]
-    #[arg(long, env = "EDDY_STORE", value_name = "URL")]
+    #[arg(long, env = "EDDY_STORE", value_name = "URL", hide_env_values = true)]
     pub store: Option<String>,
     /// Reset the store's time to the system clock, after a start with a clock that was ahead; pass it once, not
     /// permanently

@@ -31,6 +31,7 @@ pub use logs::logs;
 pub(crate) use settings::Settings;
 pub use settings::StartError;
 pub use size::Size;
+pub use store::StoreUrl;
 
 use crate::api::{About, Api, counts, keyring};
 

@@ -30,6 +30,11 @@ impl Body {
     }
 }
 
+/// The checksum of a row whose JSON is given.
+pub(super) fn seal_text(text: &str, numbers: &[i64]) -> u32 {
+    seal(crc32fast::hash(text.as_bytes()), numbers)
+}
+
 fn seal(text: u32, numbers: &[i64]) -> u32 {
     let mut hasher = Hasher::new_with_initial(text);
     for number in numbers {
@@ -46,20 +51,32 @@ pub(super) fn read<T: DeserializeOwned>(
     numbers: &[i64],
     name: impl Fn() -> String,
 ) -> SqliteResult<T> {
+    let text = verified(row, at, numbers, &name)?;
+    parse(text).map_err(|error| SqliteError::Corrupt(format!("{} can't be read: {error}", name())))
+}
+
+/// The same without parsing.
+pub(super) fn read_text(row: &Row<'_>, at: usize, numbers: &[i64], name: impl Fn() -> String) -> SqliteResult<String> {
+    let text = verified(row, at, numbers, &name)?;
+    let text = std::str::from_utf8(text);
+    text.map(str::to_owned).map_err(|error| SqliteError::Corrupt(format!("{} can't be read: {error}", name())))
+}
+
+fn verified<'a>(row: &'a Row<'_>, at: usize, numbers: &[i64], name: impl Fn() -> String) -> SqliteResult<&'a [u8]> {
     let damaged = |why: &str| SqliteError::Corrupt(format!("{} {why}", name()));
     let stored: i64 = row.get(at)?;
     let text = match row.get_ref(at + 1)? {
         ValueRef::Text(text) => text,
         _ => return Err(damaged("has no body")),
     };
-    if i64::from(seal(crc32fast::hash(text), numbers)) != stored {
-        return Err(damaged("does not match its checksum"));
+    match i64::from(seal(crc32fast::hash(text), numbers)) == stored {
+        true => Ok(text),
+        false => Err(damaged("does not match its checksum")),
     }
-    parse(text).map_err(|error| damaged(&format!("can't be read: {error}")))
 }
 
 /// Parses without a depth limit: values were bounded on the way in, and rows nest them a little deeper.
-fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
+pub(super) fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     let mut json = serde_json::Deserializer::from_slice(text);
     json.disable_recursion_limit();
     let value = T::deserialize(&mut json)?;

@@ -22,6 +22,7 @@ const STATEMENTS: usize = 128;
 /// A little more than hot runs need, not larger: after a page split SQLite scans its whole cache at the commit.
 const WRITER_CACHE_KIB: i64 = 16 << 10;
 const READER_CACHE_KIB: i64 = 8 << 10;
+const FILLER_CACHE_KIB: i64 = 64 << 10;
 
 /// A store contains every payload in plain text: only its owner may read it.
 const FILE_MODE: u32 = 0o600;
@@ -32,6 +33,8 @@ const OTHERS: u32 = 0o077;
 const DATABASE: &str = "eddyline.db";
 /// A backup that is being written.
 const UNFINISHED: &str = "eddyline.db.part";
+/// A copy of another store that is being written.
+const COPYING: &str = "eddyline.db.copying";
 const LOCK: &str = "lock";
 const HANDLING: &str = "handling";
 
@@ -41,6 +44,10 @@ pub(super) fn database(dir: &Path) -> PathBuf {
 
 pub(super) fn unfinished(dir: &Path) -> PathBuf {
     dir.join(UNFINISHED)
+}
+
+pub(super) fn copying(dir: &Path) -> PathBuf {
+    dir.join(COPYING)
 }
 
 pub(super) fn log(dir: &Path) -> PathBuf {
@@ -159,8 +166,12 @@ pub(super) fn open_writer(dir: &Path, options: &Options) -> SqliteResult<Connect
 
 /// A connection that only reads.
 pub(super) fn open_reader(dir: &Path) -> SqliteResult<Connection> {
+    open_reader_of(&database(dir))
+}
+
+pub(super) fn open_reader_of(database: &Path) -> SqliteResult<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(database(dir), flags)?;
+    let conn = Connection::open_with_flags(database, flags)?;
     conn.busy_timeout(BUSY)?;
     settle(&conn, READER_CACHE_KIB)?;
     Ok(conn)
@@ -185,8 +196,28 @@ fn settle(conn: &Connection, cache_kib: i64) -> SqliteResult<()> {
     Ok(())
 }
 
-/// Refuses a directory with an interrupted backup: opening it would create an empty store there.
+/// The connection that fills a new database, which nobody uses before it is complete: a crash loses it as a whole.
+pub(super) fn open_filler(database: &Path) -> SqliteResult<Connection> {
+    let created = open_private(database);
+    created.map_err(|error| SqliteError::Impossible(format!("cannot create {}: {error}", database.display())))?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(database, flags)?;
+    conn.pragma_update(None, "page_size", PAGE_BYTES as i64)?;
+    let _: String = conn.pragma_update_and_check(None, "journal_mode", "OFF", |row| row.get(0))?;
+    conn.pragma_update(None, "synchronous", "OFF")?;
+    settle(&conn, FILLER_CACHE_KIB)?;
+    Ok(conn)
+}
+
+/// Refuses a directory with an interrupted backup or copy: opening it would create an empty store there.
 pub(super) fn refuse_unfinished(dir: &Path) -> Result<(), StoreError> {
+    if copying(dir).exists() && bytes(&database(dir)) == 0 {
+        return Err(StoreError::Corrupt(format!(
+            "{} contains an unfinished copy of another store ({COPYING}). Repeat `eddy store copy` with --restart, or \
+             delete the file",
+            dir.display()
+        )));
+    }
     if unfinished(dir).exists() && bytes(&database(dir)) == 0 {
         return Err(StoreError::Corrupt(format!(
             "{} contains an interrupted backup ({UNFINISHED}). Delete it and make the backup again",

@@ -7,7 +7,9 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use uuid::Uuid;
 
 use super::body;
+use super::copy::FED_RUN;
 use super::load::{GATE, SUMMARY, gate, summary};
+use super::restore::meta;
 use super::sqlite_error::SqliteResult;
 use crate::document::{Document, DocumentKey};
 use crate::ids::Namespace;
@@ -276,15 +278,41 @@ pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -
     }
 }
 
+/// Runs that were copied from a store where their places in feeds are not their positions come first: all of them are
+/// older.
 fn fed_runs(conn: &Connection, ns: &Namespace, flow: Option<&str>, page: Page) -> SqliteResult<Vec<FeedItem>> {
+    let (after, limit) = (clamped(page.after.unwrap_or(0)), page.limit.min(MAX_PAGE));
+    let copied = meta(conn, FED_RUN)?;
+    let mut found = Vec::new();
+    if after < copied {
+        let from =
+            "SELECT fed_runs.position, created_at, id, flow FROM fed_runs JOIN runs ON runs.position = fed_runs.run";
+        found = fed_runs_in(conn, from, "fed_runs", ns, flow, after, limit)?;
+    }
+    if found.len() < limit {
+        let from = "SELECT runs.position, created_at, id, flow FROM runs";
+        let left = limit - found.len();
+        found.extend(fed_runs_in(conn, from, "runs", ns, flow, after.max(copied), left)?);
+    }
+    Ok(found)
+}
+
+fn fed_runs_in(
+    conn: &Connection,
+    from: &str,
+    table: &str,
+    ns: &Namespace,
+    flow: Option<&str>,
+    after: i64,
+    limit: usize,
+) -> SqliteResult<Vec<FeedItem>> {
     let mut wanted = Where::default();
-    wanted.and("ns = ?", ns.as_str().to_owned());
+    wanted.and(&format!("{table}.ns = ?"), ns.as_str().to_owned());
     if let Some(flow) = flow {
         wanted.and("flow = ?", flow.to_owned());
     }
-    wanted.and("position > ?", clamped(page.after.unwrap_or(0)));
-    let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
-    wanted.all(conn, "SELECT position, created_at, id, flow FROM runs", &order, |row| {
+    wanted.and(&format!("{table}.position > ?"), after);
+    wanted.all(conn, from, &format!(" ORDER BY {table}.position LIMIT {limit}"), |row| {
         let what = Fed::Run { run: RunId(Uuid::from_bytes(row.get(2)?)), flow: row.get(3)? };
         Ok(FeedItem { position: row.get::<_, i64>(0)? as u64, at: row.get(1)?, what })
     })

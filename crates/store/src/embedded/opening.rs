@@ -17,8 +17,8 @@ const BEHIND_MS: Millis = 2_000;
 /// From when on retention may delete.
 pub(super) const DELETIONS_FROM: &str = "deletions_from";
 /// Rows up to these positions have times from before the clock was reset.
-const RESET_RECORDS: &str = "reset_records";
-const RESET_EVENTS: &str = "reset_events";
+pub(super) const RESET_RECORDS: &str = "reset_records";
+pub(super) const RESET_EVENTS: &str = "reset_events";
 
 /// The latest stored time.
 pub(super) fn latest(conn: &Connection) -> SqliteResult<Millis> {

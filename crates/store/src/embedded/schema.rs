@@ -271,6 +271,13 @@ UPDATE runs SET retry_of = unhex(replace(header ->> '$.retry_of', '-', ''))
     WHERE json_valid(header) AND header ->> '$.retry_of' IS NOT NULL;
 CREATE INDEX runs_by_retry_of ON runs (retry_of, ns) WHERE retry_of IS NOT NULL;
 ",
+    "
+-- The places in feeds of runs that were copied from a store where they differ from `position`. Later runs have higher
+-- positions than all of these.
+CREATE TABLE fed_runs (ns TEXT NOT NULL, position INTEGER NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (ns, position))
+    WITHOUT ROWID;
+CREATE UNIQUE INDEX fed_runs_by_run ON fed_runs (run);
+",
 ];
 
 /// Migrates the tables to the current version, all steps or none. Refuses a database of a newer version.

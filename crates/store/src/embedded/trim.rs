@@ -64,6 +64,7 @@ impl Group<'_> {
             self.write("DELETE FROM keys WHERE run = ?1", [position])?;
             self.write("DELETE FROM tags WHERE run = ?1", [position])?;
             self.write("DELETE FROM timers WHERE run = ?1", [position])?;
+            self.write("DELETE FROM fed_runs WHERE run = ?1", [position])?;
             self.cache.forget(run);
         }
         let Some(position) = self.leaving(Some(run))? else { return Ok(false) };

@@ -9,7 +9,7 @@ use crate::ids::Namespace;
 
 /// The owner of a rate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Spender {
+pub(in crate::memory) enum Spender {
     Queue((Namespace, String)),
     Limit(Namespace, String, Option<String>),
 }
@@ -25,6 +25,16 @@ impl Rates {
             spent.clear();
         }
         spent.push(now);
+    }
+
+    /// What is left of each rate that still exists: whole claims, and parts of another.
+    pub fn levels(&self, now: Millis, rate: impl Fn(&Spender) -> Option<Rate>) -> Vec<(Spender, u32, i64)> {
+        let level = |(who, spent): (&Spender, &Vec<Millis>)| {
+            let rate = rate(who)?;
+            let left = left(spent, rate, now);
+            Some((who.clone(), (left / one(rate)) as u32, (left % one(rate)) as i64))
+        };
+        self.0.iter().filter_map(level).collect()
     }
 
     /// Until when the rate allows no claim; none if it allows one now.

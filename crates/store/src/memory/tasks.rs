@@ -70,6 +70,10 @@ impl Row {
         self.ns == *ns && self.task.queue == *queue
     }
 
+    pub fn place(&self) -> u64 {
+        self.place
+    }
+
     fn rank(&self) -> (Millis, u64) {
         let age = Millis::from(self.task.priority).saturating_mul(AGE_MS);
         (self.queued_at.saturating_sub(age), self.place)
@@ -114,6 +118,20 @@ impl Tasks {
     pub fn closed_limits(&self, ns: &Namespace, now: Millis) -> Vec<LimitState> {
         let closed = self.closed_until.iter().filter(|((of, _), until)| of == ns && **until > now);
         closed.map(|((_, name), until)| LimitState { name: name.clone(), closed_until: *until }).collect()
+    }
+
+    /// Every limit that was closed, with the end.
+    pub fn all_closed_limits(&self) -> impl Iterator<Item = (&Namespace, &str, Millis)> {
+        self.closed_until.iter().map(|((ns, name), until)| (ns, name.as_str(), *until))
+    }
+
+    /// What is left of each rate: whole claims, and parts of another.
+    pub(in crate::memory) fn levels(&self, now: Millis) -> Vec<(Spender, u32, i64)> {
+        let rate = |who: &Spender| match who {
+            Spender::Queue(id) => self.queues.get(id).and_then(|queue| queue.rules.rate),
+            Spender::Limit(ns, name, _) => self.limits.get(&(ns.clone(), name.clone())).and_then(|rules| rules.rate),
+        };
+        self.rates.levels(now, rate)
     }
 
     pub fn set_run(&mut self, run: RunId, paused: bool, memo: u64) {

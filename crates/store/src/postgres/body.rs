@@ -27,15 +27,21 @@ pub(super) fn seal(text: &str, key: &[&[u8]]) -> i32 {
 
 /// What a body says, checked before anything is made of it. `name` says which row it is, in words for people.
 pub(super) fn read<T: DeserializeOwned>(crc: i32, text: &str, key: &[&[u8]], name: impl Fn() -> String) -> PgResult<T> {
-    if seal(text, key) != crc {
-        return Err(PgError::Corrupt(format!("{} does not match its checksum", name())));
-    }
+    check(crc, text, key, &name)?;
     parse(text).map_err(|error| PgError::Corrupt(format!("{} can't be read: {error}", name())))
+}
+
+/// Whether a body is what was written there.
+pub(super) fn check(crc: i32, text: &str, key: &[&[u8]], name: impl Fn() -> String) -> PgResult<()> {
+    match seal(text, key) == crc {
+        true => Ok(()),
+        false => Err(PgError::Corrupt(format!("{} does not match its checksum", name()))),
+    }
 }
 
 /// What was stored was bounded when it came in; here it is only nested a little deeper, which must not make it
 /// unreadable.
-fn parse<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
+pub(super) fn parse<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
     let mut json = serde_json::Deserializer::from_str(text);
     json.disable_recursion_limit();
     let value = T::deserialize(&mut json)?;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use deadpool_postgres::Object;
 use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task, TaskRef};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::body::{escape, escaped, read, text, unescape};
+use super::connect::Object;
 use super::database::{Database, Param};
 use super::encode::BETWEEN;
 use super::pg_error::{PgError, PgResult};

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, LazyLock};
 
-use deadpool_postgres::Object;
 use eddyline_machine::{Millis, RunId, Version};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::claims::{self, ClaimRows};
-use super::database::{Database, TRIES, pause};
+use super::connect::Object;
+use super::database::{COMMIT_TIMEOUT, Database, TRIES, in_time, pause};
 use super::encode::Batch;
 use super::hinted;
 use super::pg_error::{PgError, PgResult};
@@ -86,19 +86,21 @@ impl Call {
     async fn attempt(&self) -> PgResult<Answers> {
         let client = self.database.client().await?;
         let mut answers = Answers { commands: vec![None; self.commands.len()], ..Answers::default() };
-        let done = match (self.waves.as_slice(), &self.claim_rows) {
-            ([wave], None) => self.wave_alone(&client, &mut answers, wave).await,
-            ([], Some(rows)) => self.claims_alone(&client, &mut answers, rows).await,
-            ([wave], Some(rows)) => self.at_once(&client, &mut answers, wave, rows).await,
-            (waves, rows) => self.one_by_one(&client, &mut answers, waves, rows.as_ref()).await,
-        };
-        match done {
+        match in_time(COMMIT_TIMEOUT, self.write(&client, &mut answers)).await {
             Ok(()) => Ok(answers),
             Err(error) => {
-                // What was begun is rolled back with its connection, and one that was cut is of no use.
-                drop(Object::take(client));
+                self.database.discard(client, &error);
                 Err(error)
             }
+        }
+    }
+
+    async fn write(&self, client: &Object, answers: &mut Answers) -> PgResult<()> {
+        match (self.waves.as_slice(), &self.claim_rows) {
+            ([wave], None) => self.wave_alone(client, answers, wave).await,
+            ([], Some(rows)) => self.claims_alone(client, answers, rows).await,
+            ([wave], Some(rows)) => self.at_once(client, answers, wave, rows).await,
+            (waves, rows) => self.one_by_one(client, answers, waves, rows.as_ref()).await,
         }
     }
 

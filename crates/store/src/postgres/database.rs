@@ -2,26 +2,37 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool::Runtime;
+use deadpool::managed::{Pool, PoolError};
 use eddyline_machine::Millis;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{NoTls, Row};
 
-use super::PostgresOptions;
 use super::clock::DatabaseClock;
+use super::connect::{Connector, NotConnected, Object};
 use super::listen::{self, Hub, Listener};
-use super::pg_error::{PgError, PgResult, describe};
+use super::pg_error::{PgError, PgResult, is_of_a_proxy};
 use super::settings::Settings;
-use super::{schema, tls};
+use super::{Migrated, PostgresOptions, proxy, schema};
 use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
 
 /// How long a call waits for a free connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the statements of a commit may take. What became of it is then unknown, and found out when the command is
+/// submitted again: a commit that was only slow counts.
+pub(super) const COMMIT_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a read may take.
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a database that works may take to say so.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often something is tried that fails in passing: a deadlock, or a read on a connection that was cut.
 pub(super) const TRIES: u32 = 8;
 /// Classes of tasks that are known to be stored, at most.
@@ -32,14 +43,15 @@ pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 #[derive(Debug)]
 pub(super) struct Database {
-    pool: Pool,
+    connector: Connector,
+    pool: Pool<Connector>,
     schema: String,
-    prepare: bool,
+    /// Not behind a proxy that pools transactions.
+    prepare: AtomicBool,
     /// In place of the database's, in tests.
     time: Option<StoreTime>,
     clock: DatabaseClock,
     pub hub: Arc<Hub>,
-    /// None behind a proxy.
     _listener: Option<Listener>,
     /// How many turns at runs this process may wait for or have at a time, each on a connection of its own.
     pub turns: Arc<Semaphore>,
@@ -49,11 +61,52 @@ pub(super) struct Database {
 
 impl Database {
     pub async fn open(url: &str, options: PostgresOptions) -> Result<Database> {
+        let database = Database::open_unfinished(url, options).await?;
+        let copying = database.read("SELECT 1 FROM eddyline.meta WHERE name = 'copying'", &[]).await;
+        match copying.map_err(PgError::into_error)?.is_empty() {
+            true => Ok(database),
+            false => Err(StoreError::Unavailable(format!(
+                "schema {} has an unfinished copy of another store: repeat `eddy store copy` with --restart",
+                database.schema
+            ))),
+        }
+    }
+
+    /// Also if a copy into it is not finished.
+    pub async fn open_unfinished(url: &str, options: PostgresOptions) -> Result<Database> {
+        let (mut database, settings) = Database::connect(url).await?;
+        let client = database.client().await.map_err(PgError::into_error)?;
+        schema::migrate(&database, client, options.migrate, None).await?;
+        database._listener =
+            Some(listen::start(&database.connector, &database.pool, &settings.schema, &database.hub).await);
+        if let Some(clock) = options.clock {
+            let last = "SELECT coalesce(max(changed_at), 0) FROM eddyline.runs";
+            let rows = database.read(last, &[]).await.map_err(PgError::into_error)?;
+            let last: Millis = rows.first().map_or(0, |row| row.get(0));
+            database.time = Some(StoreTime::open(clock, last));
+        }
+        let looked = "INSERT INTO eddyline.meta (name, value) \
+                      VALUES ('looked_at', coalesce($1, eddyline.wall_ms())) ON CONFLICT DO NOTHING";
+        database.read(looked, &[(&database.now_given(), Type::INT8)]).await.map_err(PgError::into_error)?;
+        Ok(database)
+    }
+
+    /// Creates the tables or brings them up to date, to the newest version if none is named, and nothing else.
+    pub async fn migrate(url: &str, to: Option<usize>) -> Result<Migrated> {
+        let (database, _) = Database::connect(url).await?;
+        let client = database.client().await.map_err(PgError::into_error)?;
+        schema::migrate(&database, client, true, to).await
+    }
+
+    /// A server that was found to be fit, and whether a proxy is before it; its tables were not looked at.
+    pub async fn connect(url: &str) -> Result<(Database, Settings)> {
         let settings = Settings::parse(url)?;
-        let mut database = Database {
-            pool: pool(&settings)?,
+        let connector = Connector::new(settings.clone())?;
+        let database = Database {
+            pool: pool(&settings, &connector)?,
+            connector,
             schema: settings.schema.clone(),
-            prepare: settings.prepare,
+            prepare: AtomicBool::new(settings.prepare != Some(false)),
             time: None,
             clock: DatabaseClock::new(),
             hub: Arc::default(),
@@ -67,38 +120,54 @@ impl Database {
             other => other,
         };
         let client = database.client().await.map_err(failed)?;
-        schema::check_server(&client).await?;
-        schema::migrate(&database, client, options.migrate).await?;
-        if settings.prepare {
-            database._listener = Some(listen::start(&settings, tls::connector(&settings)?, &database.hub).await);
+        let looked = async {
+            let found = match settings.prepare {
+                None => database.connector.were_options_refused() || proxy::is_between(&client).await?,
+                Some(_) => false,
+            };
+            Ok((found, schema::check_server(&client).await?))
+        };
+        let (found, fit) = in_time(READ_TIMEOUT, looked).await.map_err(failed)?;
+        fit?;
+        if found {
+            database.stop_preparing("its sessions are shared");
         }
-        if let Some(clock) = options.clock {
-            let last = "SELECT coalesce(max(changed_at), 0) FROM eddyline.runs";
-            let rows = database.read(last, &[]).await.map_err(PgError::into_error)?;
-            let last: Millis = rows.first().map_or(0, |row| row.get(0));
-            database.time = Some(StoreTime::open(clock, last));
-        }
-        let looked = "INSERT INTO eddyline.meta (name, value) \
-                      VALUES ('looked_at', coalesce($1, eddyline.wall_ms())) ON CONFLICT DO NOTHING";
-        database.read(looked, &[(&database.now_given(), Type::INT8)]).await.map_err(PgError::into_error)?;
-        Ok(database)
+        Ok((database, settings))
     }
 
     pub async fn client(&self) -> PgResult<Object> {
         self.pool.get().await.map_err(|error| {
             PgError::Connect(match error {
-                deadpool_postgres::PoolError::Backend(error) => describe(&error),
-                deadpool_postgres::PoolError::Timeout(_) => "no connection was free in time".to_owned(),
-                other => other.to_string(),
+                PoolError::Backend(NotConnected(why)) => why,
+                PoolError::Timeout(_) => "no connection was free in time".to_owned(),
+                other => format!("the pool gave none: {other:?}"),
             })
         })
+    }
+
+    /// Ends a connection on which something failed: what was begun is rolled back, and one that was cut is of no use.
+    pub fn discard(&self, client: Object, error: &PgError) {
+        if matches!(error, PgError::Silent) {
+            self.connector.fell_silent();
+        }
+        drop(Object::take(client));
+    }
+
+    /// From now on, nothing is prepared.
+    fn stop_preparing(&self, why: &str) {
+        if self.prepare.swap(false, Ordering::Relaxed) {
+            tracing::info!(
+                "there is a proxy before PostgreSQL ({why}): statements are sent without preparing them; say so with \
+                 prepare=false in the URL, or prepare=true if the proxy supports prepared statements"
+            );
+        }
     }
 
     /// A statement, in the schema that is used.
     pub fn sql<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.schema == "eddyline" {
             true => Cow::Borrowed(text),
-            false => Cow::Owned(text.replace("eddyline.", &format!("{}.", self.schema))),
+            false => Cow::Owned(text.replace("eddyline.", &format!("\"{}\".", self.schema))),
         }
     }
 
@@ -108,22 +177,30 @@ impl Database {
 
     pub async fn query(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
         let sql = self.sql(text);
-        if !self.prepare {
+        if !self.prepare.load(Ordering::Relaxed) {
             return Ok(client.query_typed(&sql, params).await?);
         }
-        let types: Vec<Type> = params.iter().map(|(_, of)| of.clone()).collect();
-        let statement = client.prepare_typed_cached(&sql, &types).await?;
         let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
-        Ok(client.query(&statement, &values).await?)
+        let prepared = async { client.query(&client.prepare_typed_cached(&sql, &types(params)).await?, &values).await };
+        prepared.await.map_err(|error| self.of_prepared(error))
     }
 
     /// Makes sure that a statement is prepared, so that it can be sent behind others without waiting.
     pub async fn prepare(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<()> {
-        if self.prepare {
-            let types: Vec<Type> = params.iter().map(|(_, of)| of.clone()).collect();
-            client.prepare_typed_cached(&self.sql(text), &types).await?;
+        if self.prepare.load(Ordering::Relaxed) {
+            let prepared = client.prepare_typed_cached(&self.sql(text), &types(params)).await;
+            prepared.map_err(|error| self.of_prepared(error))?;
         }
         Ok(())
+    }
+
+    /// An error of a prepared statement, which may be due to a proxy that was not noticed.
+    fn of_prepared(&self, error: tokio_postgres::Error) -> PgError {
+        if !is_of_a_proxy(&error) {
+            return PgError::Postgres(error);
+        }
+        self.stop_preparing("a prepared statement was lost");
+        PgError::Unprepared(error)
     }
 
     /// One statement that can be made again: a read, or a write that changes nothing the second time.
@@ -132,15 +209,48 @@ impl Database {
         loop {
             tries += 1;
             let client = self.client().await?;
-            let read = self.query(&client, text, params).await;
-            if read.as_ref().is_err_and(PgError::is_cut) {
-                drop(Object::take(client));
-            }
-            match read {
-                Err(error) if tries < TRIES && (error.is_passing() || error.is_cut()) => pause(tries).await,
-                read => return read,
+            match in_time(READ_TIMEOUT, self.query(&client, text, params)).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => {
+                    let again = match error {
+                        PgError::Silent => {
+                            self.connector.cancel(&client);
+                            false
+                        }
+                        _ => error.is_passing() || error.is_cut(),
+                    };
+                    if error.is_cut() {
+                        self.discard(client, &error);
+                    }
+                    if !again || tries >= TRIES {
+                        return Err(error);
+                    }
+                    pause(tries).await;
+                }
             }
         }
+    }
+
+    /// Whether commits are possible now, as far as can be told without one.
+    pub async fn health(&self) -> Result<()> {
+        let client = match timeout(HEALTH_TIMEOUT, self.client()).await {
+            Ok(client) => client.map_err(PgError::into_error)?,
+            Err(_) => return Err(PgError::Silent.into_error()),
+        };
+        let sql = "SELECT eddyline.wall_ms(), current_setting('transaction_read_only')::bool";
+        let rows = match in_time(HEALTH_TIMEOUT, self.query(&client, sql, &[])).await {
+            Ok(rows) => rows,
+            Err(error) => {
+                self.discard(client, &error);
+                return Err(error.into_error());
+            }
+        };
+        let Some(row) = rows.first() else { return Ok(()) };
+        if row.get(1) {
+            return Err(StoreError::Unavailable("PostgreSQL is read-only".to_owned()));
+        }
+        self.learn_time(row.get(0));
+        Ok(())
     }
 
     /// The time that a statement is given; none if it is to take the database's.
@@ -187,6 +297,15 @@ impl Database {
     }
 }
 
+/// Gives up when the time is up. What was sent is then still on its way, so the connection must be discarded.
+pub(super) async fn in_time<T>(limit: Duration, work: impl Future<Output = PgResult<T>>) -> PgResult<T> {
+    timeout(limit, work).await.unwrap_or(Err(PgError::Silent))
+}
+
+fn types(params: &[Param<'_>]) -> Vec<Type> {
+    params.iter().map(|(_, of)| of.clone()).collect()
+}
+
 /// Before something is tried again: a little longer each time, and never the same for two.
 pub(super) async fn pause(tries: u32) {
     let most = 1_u64 << tries.min(7);
@@ -194,13 +313,8 @@ pub(super) async fn pause(tries: u32) {
     tokio::time::sleep(Duration::from_millis(most + jitter)).await;
 }
 
-fn pool(settings: &Settings) -> Result<Pool> {
-    let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = match tls::connector(settings)? {
-        Some(tls) => Manager::from_config(settings.config.clone(), tls, config),
-        None => Manager::from_config(settings.config.clone(), NoTls, config),
-    };
-    let pool = Pool::builder(manager)
+fn pool(settings: &Settings, connector: &Connector) -> Result<Pool<Connector>> {
+    let pool = Pool::builder(connector.clone())
         .max_size(settings.pool_size)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(POOL_TIMEOUT))

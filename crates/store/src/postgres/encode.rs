@@ -277,15 +277,12 @@ impl Batch {
     ) -> Result<()> {
         let (body, started) = (text(task)?, text(&[task.started(None)])?);
         let (id, fence) = (run.0.into_bytes(), task.fence.0.to_le_bytes());
-        let (class, row) = class_of(ns, task);
-        let known = (escaped(ns.as_str()), escaped(&task.queue), class);
+        let ns = escaped(ns.as_str());
+        let (class, row) = class_of(&ns, task);
+        let known = (ns, escaped(&task.queue), class);
         if database.is_new_class(&known) && self.classes.insert(known) {
             self.add_more("classes", row);
         }
-        let limit = |(name, key): &(String, Option<String>)| match key {
-            Some(key) => format!("{}{BEFORE_KEY}{}", escaped(name), escaped(key)),
-            None => escaped(name),
-        };
         let columns = &mut self.tasks;
         columns.c.push(c);
         columns.fence.push(task.fence.0 as i64);
@@ -294,7 +291,7 @@ impl Batch {
         columns.class.push(class);
         columns.key.push(task.key.as_ref().map_or_else(String::new, |key| format!("={}", escaped(key))));
         columns.age_ms.push(i64::from(task.priority).saturating_mul(AGE_MS));
-        columns.limits.push(task.limits.iter().map(limit).collect::<Vec<_>>().join(BETWEEN));
+        columns.limits.push(task.limits.iter().map(limit_of).collect::<Vec<_>>().join(BETWEEN));
         columns.handler.push(escaped(&task.handler));
         columns.is_run.push(task.kind == TaskKind::Run);
         columns.start_ms.push(task.start_timeout_ms);
@@ -411,8 +408,16 @@ fn logged(records: &[Record]) -> HashSet<&str> {
     names
 }
 
-/// What a worker is asked for, as a row, and its number.
-fn class_of(ns: &Namespace, task: &Task) -> (i64, Value) {
+/// A limit that a task passes, with its key.
+pub(super) fn limit_of((name, key): &(String, Option<String>)) -> String {
+    match key {
+        Some(key) => format!("{}{BEFORE_KEY}{}", escaped(name), escaped(key)),
+        None => escaped(name),
+    }
+}
+
+/// What a worker is asked for, as a row, and its number. The namespace is escaped.
+pub(super) fn class_of(ns: &str, task: &Task) -> (i64, Value) {
     let (is_run, keyed) = (task.kind == TaskKind::Run, task.key.is_some());
     let mut limits: Vec<String> = task.limits.iter().map(|(name, _)| escaped(name)).collect();
     limits.sort();
@@ -425,7 +430,7 @@ fn class_of(ns: &Namespace, task: &Task) -> (i64, Value) {
     let digest = Sha256::digest(what.to_string().as_bytes());
     let class = i64::from_le_bytes(std::array::from_fn(|at| digest[at]));
     let row = json!({
-        "ns": escaped(ns.as_str()), "queue": escaped(&task.queue), "class": class, "is_run": is_run, "handler": handler,
+        "ns": ns, "queue": escaped(&task.queue), "class": class, "is_run": is_run, "handler": handler,
         "requires": requires, "build": build, "keyed": keyed, "limits": limits,
     });
     (class, row)

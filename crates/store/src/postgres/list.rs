@@ -277,7 +277,7 @@ pub(super) async fn documents(
 }
 
 /// Committed rows get their numbers, in a transaction of its own; then those with numbers are read.
-async fn number(database: &Database, ns: &Namespace) -> Result<()> {
+pub(super) async fn number(database: &Database, ns: &Namespace) -> Result<()> {
     let ns = escape(ns.as_str());
     let numbered = database.read("SELECT eddyline.number_v1($1)", &[(&ns, Type::TEXT)]).await;
     numbered.map(|_| ()).map_err(PgError::into_error)

@@ -2,7 +2,8 @@
 //!
 //! They are sent apart from the commits that they are about, gathered for a moment: a NOTIFY inside a transaction would
 //! make commits wait for each other. They may come late or be lost with their connection; then everybody is told that
-//! something was missed. Behind a proxy that pools transactions there are none, and whoever waits polls.
+//! something was missed. Behind a proxy that pools transactions nothing arrives: LISTEN is accepted there, but it is of a
+//! session that others use next. So a process listens once it has heard itself, and whoever waits polls until then.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -10,16 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use deadpool::managed::Pool;
 use eddyline_machine::RunId;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio_postgres::{AsyncMessage, NoTls};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::types::Type;
+use tokio_postgres::{AsyncMessage, Client};
 use uuid::Uuid;
 
+use super::connect::{Connector, Session};
 use super::database::pause;
-use super::settings::Settings;
 use crate::hints::Teller;
 use crate::ids::Namespace;
 use crate::query::Change;
@@ -30,6 +34,17 @@ const GATHERED: Duration = Duration::from_millis(10);
 const MOST_BYTES: usize = 7_500;
 /// So many hints are sent at once; beyond that others are told that they missed some.
 const MOST: usize = 2_000;
+/// How long a hint to oneself may take. If it takes longer, nothing is heard.
+const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a statement on the connection for hints, or a free connection of the pool, may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often it is tried whether hints still arrive.
+const HEARING: Duration = Duration::from_secs(10);
+/// How often it is tried whether hints arrive by now; longer after each failure, up to the second.
+const DEAF: Duration = Duration::from_secs(2);
+const DEAF_AT_MOST: Duration = Duration::from_secs(60);
+/// The longest name of a channel.
+const MOST_NAME: usize = 63;
 
 /// Where the changes of this process are told, here and elsewhere.
 #[derive(Debug, Default)]
@@ -37,8 +52,10 @@ pub(super) struct Hub {
     pub teller: Teller,
     unsent: Mutex<VecDeque<Change>>,
     waiting: Notify,
-    /// The connection for hints is there.
+    /// Hints arrive.
     listening: AtomicBool,
+    /// A hint of this process has come back to it.
+    echo: Notify,
     /// Changes with each change of documents that this process knows of.
     documents: AtomicU64,
     /// How many commits of documents there were when the database last said it.
@@ -102,7 +119,7 @@ impl Hub {
     fn hear(&self, own: Uuid, payload: &str) {
         match serde_json::from_str(payload) {
             Ok(Value::Array(said)) => match said.split_first() {
-                Some((from, _)) if *from == json!(own) => {}
+                Some((from, _)) if *from == json!(own) => self.echo.notify_one(),
                 Some((_, [])) => self.missed(),
                 Some((_, changes)) => {
                     let changes: Vec<Change> = changes.iter().filter_map(read).collect();
@@ -117,95 +134,185 @@ impl Hub {
 }
 
 /// Listens from now on, and sends what the hub is told.
-pub(super) async fn start(settings: &Settings, tls: Option<MakeRustlsConnect>, hub: &Arc<Hub>) -> Listener {
-    let (settings, hub, own) = (settings.clone(), Arc::downgrade(hub), Uuid::new_v4());
+pub(super) async fn start(connector: &Connector, pool: &Pool<Connector>, schema: &str, hub: &Arc<Hub>) -> Listener {
     let ready = Arc::new(Notify::new());
-    let listens = ready.clone();
-    let task = tokio::spawn(async move {
-        let mut tries = 0;
-        while hub.strong_count() > 0 {
-            tries = if serve(&settings, tls.clone(), &hub, own, &listens).await { 0 } else { tries + 1 };
-            // What was told while nobody listened is lost.
-            if let Some(hub) = hub.upgrade() {
-                hub.listening.store(false, Ordering::Release);
-                hub.missed();
-            }
-            pause(tries.min(9)).await;
-        }
-    });
+    let exchange = Exchange {
+        connector: connector.clone(),
+        pool: pool.clone(),
+        channel: channel(schema),
+        hub: Arc::downgrade(hub),
+        own: Uuid::new_v4(),
+        ready: ready.clone(),
+    };
+    let task = tokio::spawn(exchange.run());
     // What happens after the store was opened is heard; if nothing listens by then, it is polled for.
-    _ = tokio::time::timeout(Duration::from_secs(5), ready.notified()).await;
+    _ = timeout(ANSWER_TIMEOUT, ready.notified()).await;
     Listener(task)
 }
 
-/// One connection, until it ends. Whether it was made.
-async fn serve(
-    settings: &Settings,
-    tls: Option<MakeRustlsConnect>,
-    hub: &Weak<Hub>,
-    own: Uuid,
-    ready: &Notify,
-) -> bool {
-    match tls {
-        Some(tls) => match settings.config.connect(tls).await {
-            Ok((client, connection)) => exchange(settings, client, connection, hub, own, ready).await,
-            Err(_) => return false,
-        },
-        None => match settings.config.connect(NoTls).await {
-            Ok((client, connection)) => exchange(settings, client, connection, hub, own, ready).await,
-            Err(_) => return false,
-        },
+/// Each schema has a channel of its own; channels are of the whole database, and their names are short.
+fn channel(schema: &str) -> String {
+    let name = format!("{schema}_hints");
+    if name.len() <= MOST_NAME {
+        return name;
     }
-    true
+    let digest = Sha256::digest(schema.as_bytes());
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{hex}_hints")
 }
 
-async fn exchange<S, T>(
-    settings: &Settings,
-    client: tokio_postgres::Client,
-    mut connection: tokio_postgres::Connection<S, T>,
-    hub: &Weak<Hub>,
+#[derive(Debug)]
+struct Exchange {
+    connector: Connector,
+    pool: Pool<Connector>,
+    channel: String,
+    hub: Weak<Hub>,
     own: Uuid,
-    ready: &Notify,
-) where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-{
-    let channel = format!("{}_hints", settings.schema);
-    let hearing = async {
-        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
-            if let (AsyncMessage::Notification(said), Some(hub)) = (message, hub.upgrade()) {
-                hub.hear(own, said.payload());
+    /// It is known whether hints arrive.
+    ready: Arc<Notify>,
+}
+
+/// The connection for hints is of no use any more.
+struct Lost;
+
+impl Exchange {
+    async fn run(self) {
+        let mut tries = 0;
+        while self.hub.strong_count() > 0 {
+            tries = match self.connector.connect().await {
+                Ok((client, session)) => {
+                    tokio::select! {
+                        () = self.hear(session) => {}
+                        Lost = self.talk(&client) => {}
+                    }
+                    0
+                }
+                Err(_) => tries + 1,
+            };
+            self.is_deaf();
+            pause(tries.min(9)).await;
+        }
+    }
+
+    async fn hear(&self, mut session: Session) {
+        while let Some(Ok(message)) = poll_fn(|cx| session.poll_message(cx)).await {
+            if let (AsyncMessage::Notification(said), Some(hub)) = (message, self.hub.upgrade()) {
+                hub.hear(self.own, said.payload());
             }
         }
-    };
-    let saying = async {
-        if client.batch_execute(&format!("LISTEN {channel}")).await.is_err() {
-            return;
+    }
+
+    /// Finds out whether hints arrive, and sends those of this process, until the connection is lost.
+    async fn talk(&self, client: &Client) -> Lost {
+        let mut wait = DEAF;
+        loop {
+            // Through another connection: behind a proxy, this one could happen to get back what it said itself.
+            if let Err(Lost) = self.listen(client).await {
+                return Lost;
+            }
+            match self.hears(None).await {
+                Err(Lost) => return Lost,
+                Ok(true) => {
+                    wait = DEAF;
+                    self.hears_again();
+                    self.ready.notify_one();
+                    if let Err(Lost) = self.say_until_deaf(client).await {
+                        return Lost;
+                    }
+                    self.is_deaf();
+                }
+                Ok(false) => {
+                    self.is_deaf();
+                    self.ready.notify_one();
+                    if let Err(Lost) = self.say_for(client, wait).await {
+                        return Lost;
+                    }
+                    wait = (wait * 2).min(DEAF_AT_MOST);
+                }
+            }
         }
-        if let Some(hub) = hub.upgrade() {
+    }
+
+    fn is_deaf(&self) {
+        if let Some(hub) = self.hub.upgrade()
+            && hub.listening.swap(false, Ordering::AcqRel)
+        {
+            // What is told while nobody listens is lost.
+            hub.missed();
+        }
+    }
+
+    fn hears_again(&self) {
+        if let Some(hub) = self.hub.upgrade() {
             hub.listening.store(true, Ordering::Release);
             // What others changed before was not heard.
             hub.missed();
         }
-        ready.notify_one();
+    }
+
+    async fn listen(&self, client: &Client) -> Result<(), Lost> {
+        let listen = format!("LISTEN \"{}\"", self.channel);
+        match timeout(ANSWER_TIMEOUT, client.batch_execute(&listen)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Lost),
+        }
+    }
+
+    /// Whether a hint of this process comes back to it; sent by this connection, or by another of the pool.
+    async fn hears(&self, client: Option<&Client>) -> Result<bool, Lost> {
+        let Some(hub) = self.hub.upgrade() else { return Err(Lost) };
+        // An earlier one does not count.
+        _ = timeout(Duration::ZERO, hub.echo.notified()).await;
+        match client {
+            Some(client) => self.say(client, &self.echo()).await?,
+            None => match timeout(ANSWER_TIMEOUT, self.pool.get()).await {
+                Ok(Ok(other)) if self.say(&other, &self.echo()).await.is_ok() => {}
+                _ => return Ok(false),
+            },
+        }
+        Ok(timeout(ECHO_TIMEOUT, hub.echo.notified()).await.is_ok())
+    }
+
+    /// Something that others don't take for a change.
+    fn echo(&self) -> String {
+        message(self.own, vec![json!(["echo"])])
+    }
+
+    async fn say(&self, client: &Client, payload: &str) -> Result<(), Lost> {
+        let notify = "SELECT pg_notify($1, $2)";
+        let params = [(&self.channel as _, Type::TEXT), (&payload as _, Type::TEXT)];
+        match timeout(ANSWER_TIMEOUT, client.query_typed(notify, &params)).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(Lost),
+        }
+    }
+
+    /// Sends what is told, for as long as hints come back.
+    async fn say_until_deaf(&self, client: &Client) -> Result<(), Lost> {
         loop {
-            let Some(hub) = hub.upgrade() else { return };
+            self.say_for(client, HEARING).await?;
+            if !self.hears(Some(client)).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends what is told, for a while.
+    async fn say_for(&self, client: &Client, how_long: Duration) -> Result<(), Lost> {
+        let end = Instant::now() + how_long;
+        while Instant::now() < end {
+            let Some(hub) = self.hub.upgrade() else { return Err(Lost) };
             let unsent = hub.take_unsent();
-            for payload in payloads(own, unsent) {
-                if client.execute("SELECT pg_notify($1, $2)", &[&channel, &payload]).await.is_err() {
-                    return;
-                }
+            for payload in payloads(self.own, unsent) {
+                self.say(client, &payload).await?;
             }
             let gathered = hub.waiting.notified();
             // Looks now and then whether the store is still open.
-            if tokio::time::timeout(Duration::from_secs(1), gathered).await.is_ok() {
-                tokio::time::sleep(GATHERED).await;
+            if timeout(Duration::from_secs(1), gathered).await.is_ok() {
+                sleep(GATHERED).await;
             }
         }
-    };
-    tokio::select! {
-        () = hearing => {}
-        () = saying => {}
+        Ok(())
     }
 }
 
@@ -308,6 +415,14 @@ mod tests {
         let Poll::Ready(Some(Heard::Changes(heard))) = hints.poll_next(&mut cx) else { panic!("changes") };
         assert_eq!(heard.len(), all().len());
         assert!(all().iter().all(|change| heard.contains(change)));
+    }
+
+    #[test]
+    fn channels_are_short_and_of_one_schema() {
+        let (long, other) = ("s".repeat(63), format!("{}t", "s".repeat(62)));
+        assert_eq!(channel("Eddy-2"), "Eddy-2_hints");
+        assert!(channel(&long).len() <= MOST_NAME);
+        assert_ne!(channel(&long), channel(&other));
     }
 
     #[test]

@@ -1,38 +1,133 @@
-//! Passwords from a file, as libpq reads them: lines of `host:port:database:user:password`.
+//! Passwords that are not in the URL: in `PGPASSWORD`, in a file with nothing else, or in a password file as libpq reads
+//! it, with lines of `host:port:database:user:password`. Files are read for each new connection, so that a password can be
+//! replaced while the store is open.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use tokio_postgres::config::{Config, Host};
 
-/// The password for a connection, from the file that is named, `PGPASSFILE` or `~/.pgpass`.
-pub(super) fn find(config: &Config, named: Option<PathBuf>) -> Option<String> {
-    let path = named.or_else(|| std::env::var_os("PGPASSFILE").map(PathBuf::from)).or_else(|| {
-        let home = std::env::var_os("HOME")?;
-        Some(PathBuf::from(home).join(".pgpass"))
-    })?;
-    let text = std::fs::read_to_string(&path).ok()?;
-    if is_open_to_others(&path) {
-        tracing::warn!(path = %path.display(), "the password file is ignored: others may read it (chmod 600)");
+/// Where libpq looks for sockets if no host is named: lines for such a host say `localhost`.
+const SOCKET_DIRS: [&str; 3] = ["/var/run/postgresql", "/run/postgresql", "/tmp"];
+
+/// Where the password of a connection comes from.
+#[derive(Clone)]
+pub(super) enum Password {
+    /// The URL has it, or there is none.
+    OfUrl,
+    Given(Vec<u8>),
+    /// The whole file, less a line end.
+    File(PathBuf),
+    PassFile(PathBuf),
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Password::OfUrl => f.write_str("OfUrl"),
+            Password::Given(_) => f.write_str("Given(_)"),
+            Password::File(path) => f.debug_tuple("File").field(path).finish(),
+            Password::PassFile(path) => f.debug_tuple("PassFile").field(path).finish(),
+        }
+    }
+}
+
+impl Password {
+    /// The first that is there, in the order of libpq: the URL, the environment, a password file.
+    pub fn choose(
+        config: &Config,
+        file: Option<PathBuf>,
+        pass_file: Option<PathBuf>,
+        env: impl Fn(&str) -> Option<OsString>,
+    ) -> Password {
+        if let Some(path) = file {
+            return Password::File(path);
+        }
+        if config.get_password().is_some() {
+            return Password::OfUrl;
+        }
+        if let Some(given) = env("PGPASSWORD") {
+            return Password::Given(given.into_encoded_bytes());
+        }
+        let home = || Some(PathBuf::from(env("HOME")?).join(".pgpass"));
+        match pass_file.or_else(|| env("PGPASSFILE").map(PathBuf::from)).or_else(home) {
+            Some(path) => Password::PassFile(path),
+            None => Password::OfUrl,
+        }
+    }
+
+    /// The password for a new connection; none if the configuration has it or none is needed.
+    pub async fn look_up(&self, config: &Config) -> std::result::Result<Option<Vec<u8>>, String> {
+        let (this, config) = (self.clone(), config.clone());
+        let read = tokio::task::spawn_blocking(move || match this {
+            Password::OfUrl => Ok(None),
+            Password::Given(given) => Ok(Some(given)),
+            Password::File(path) => match std::fs::read(&path) {
+                Ok(bytes) => Ok(Some(without_line_end(bytes))),
+                Err(error) => Err(format!("password_file {} can't be read: {error}", path.display())),
+            },
+            Password::PassFile(path) => Ok(in_pass_file(&config, &path)),
+        });
+        read.await.unwrap_or_else(|error| Err(format!("the password was not read: {error}")))
+    }
+}
+
+fn without_line_end(mut bytes: Vec<u8>) -> Vec<u8> {
+    while bytes.last().is_some_and(|last| matches!(last, b'\n' | b'\r')) {
+        bytes.pop();
+    }
+    bytes
+}
+
+fn in_pass_file(config: &Config, path: &Path) -> Option<Vec<u8>> {
+    let meta = std::fs::metadata(path).ok()?;
+    if !meta.is_file() {
+        tracing::warn!(path = %path.display(), "the password file is ignored: it is not a plain file");
         return None;
     }
-    let host = match config.get_hosts().first() {
-        Some(Host::Tcp(host)) => host.clone(),
-        _ => "localhost".to_owned(),
+    if is_open_to_others(&meta) {
+        tracing::warn!(path = %path.display(), "the password file is ignored: others can read it (use chmod 600)");
+        return None;
+    }
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), "the password file is ignored: {error}");
+            return None;
+        }
     };
-    let port = config.get_ports().first().copied().unwrap_or(5432).to_string();
     let user = config.get_user().unwrap_or_default();
     let database = config.get_dbname().unwrap_or(user);
-    password(&text, [&host, &port, database, user])
+    let hosts = config.get_hosts().iter().enumerate();
+    hosts.flat_map(names).find_map(|(at, name)| {
+        let ports = config.get_ports();
+        let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432).to_string();
+        password(&text, [&name, &port, database, user]).map(String::into_bytes)
+    })
+}
+
+/// What lines for a host can call it.
+fn names((at, host): (usize, &Host)) -> Vec<(usize, String)> {
+    let mut names = match host {
+        Host::Tcp(name) => vec![name.clone()],
+        #[cfg(unix)]
+        Host::Unix(path) => vec![path.display().to_string()],
+    };
+    if SOCKET_DIRS.contains(&names[0].as_str()) {
+        names.push("localhost".to_owned());
+    }
+    names.into_iter().map(|name| (at, name)).collect()
 }
 
 #[cfg(unix)]
-fn is_open_to_others(path: &std::path::Path) -> bool {
+fn is_open_to_others(meta: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
+    meta.permissions().mode() & 0o077 != 0
 }
 
 #[cfg(not(unix))]
-fn is_open_to_others(_: &std::path::Path) -> bool {
+fn is_open_to_others(_: &std::fs::Metadata) -> bool {
     false
 }
 
@@ -62,8 +157,27 @@ fn fields(line: &str) -> Vec<String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    fn chosen(url: &str, file: Option<&str>, env: &[(&str, &str)]) -> String {
+        let config: Config = url.parse().unwrap();
+        let find = |name: &str| env.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
+        format!("{:?}", Password::choose(&config, file.map(PathBuf::from), None, find))
+    }
+
+    #[test]
+    fn the_url_comes_before_the_environment_and_that_before_password_files() {
+        let (with, without) = ("postgres://ann:secret@db/flows", "postgres://ann@db/flows");
+        let all = [("PGPASSWORD", "secret"), ("PGPASSFILE", "/pass"), ("HOME", "/home/ann")];
+        assert_eq!(chosen(with, None, &all), "OfUrl");
+        assert_eq!(chosen(without, None, &all), "Given(_)", "and it is not shown");
+        assert_eq!(chosen(without, Some("/secret/pw"), &all), "File(\"/secret/pw\")");
+        assert_eq!(chosen(without, None, &all[1..]), "PassFile(\"/pass\")");
+        assert_eq!(chosen(without, None, &all[2..]), "PassFile(\"/home/ann/.pgpass\")");
+        assert_eq!(chosen(without, None, &[]), "OfUrl");
+    }
 
     #[test]
     fn the_first_line_that_fits_has_the_password() {
@@ -71,5 +185,31 @@ mod tests {
         assert_eq!(password(text, ["db", "5432", "flows", "ann"]).as_deref(), Some("pa:ss\\word:x"));
         assert_eq!(password(text, ["db", "5433", "flows", "ann"]).as_deref(), Some("any"));
         assert_eq!(password("db:5432:flows", ["db", "5432", "flows", "ann"]), None);
+        assert_eq!(password("a\\:b:1:x:y:odd host", ["a:b", "1", "x", "y"]).as_deref(), Some("odd host"));
+    }
+
+    #[test]
+    fn a_socket_in_the_usual_place_is_also_called_localhost() {
+        let config: Config = "host=/run/postgresql,db.test port=1,2 user=ann dbname=flows".parse().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pass");
+        for (line, found) in [
+            ("localhost:1:flows:ann:one", Some("one")),
+            ("/run/postgresql:1:flows:ann:two", Some("two")),
+            ("db.test:2:flows:ann:three", Some("three")),
+            ("db.test:1:flows:ann:four", None),
+        ] {
+            write(&file, line, 0o600);
+            assert_eq!(in_pass_file(&config, &file).as_deref(), found.map(str::as_bytes), "{line}");
+        }
+        write(&file, "*:*:*:*:any", 0o640);
+        assert_eq!(in_pass_file(&config, &file), None, "others can read it");
+        assert_eq!(in_pass_file(&config, dir.path()), None, "a directory");
+    }
+
+    fn write(file: &Path, text: &str, mode: u32) {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(file, text).unwrap();
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 }

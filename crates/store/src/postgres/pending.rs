@@ -1,6 +1,5 @@
 //! What hangs on a run.
 
-use deadpool_postgres::Object;
 use eddyline_machine::explain::Bound;
 use eddyline_machine::{Fence, Message, RunId};
 use tokio_postgres::Row;
@@ -9,7 +8,8 @@ use uuid::Uuid;
 
 use super::body::{read, unescape};
 use super::claims::{claim, task};
-use super::database::{Database, Param};
+use super::connect::Object;
+use super::database::{Database, Param, READ_TIMEOUT, in_time};
 use super::list::{GATE, gate};
 use super::pg_error::{PgError, PgResult};
 use super::timers;
@@ -20,10 +20,10 @@ use crate::query::*;
 
 pub(super) async fn pending(database: &Database, run: RunId) -> Result<PendingWork> {
     let client = database.client().await.map_err(PgError::into_error)?;
-    match at_one_moment(database, &client, run).await {
+    match in_time(READ_TIMEOUT, at_one_moment(database, &client, run)).await {
         Ok(pending) => Ok(pending),
         Err(error) => {
-            drop(Object::take(client));
+            database.discard(client, &error);
             Err(error.into_error())
         }
     }

@@ -1,6 +1,6 @@
 //! What went wrong in PostgreSQL, and what a caller can do about it.
 
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 
 use crate::error::StoreError;
 
@@ -9,6 +9,11 @@ pub(super) enum PgError {
     Postgres(tokio_postgres::Error),
     /// No connection could be had.
     Connect(String),
+    /// A prepared statement was not there, or was another: a proxy gave the connection to another session. Nothing was
+    /// written, and from now on nothing is prepared.
+    Unprepared(tokio_postgres::Error),
+    /// There was no answer in time: it is not known how far the server got.
+    Silent,
     Corrupt(String),
 }
 
@@ -32,16 +37,18 @@ impl PgError {
     pub fn is_passing(&self) -> bool {
         let passing =
             [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE, SqlState::LOCK_NOT_AVAILABLE];
-        self.code().is_some_and(|code| passing.contains(code))
+        matches!(self, PgError::Unprepared(_)) || self.code().is_some_and(|code| passing.contains(code))
     }
 
-    /// The connection was lost on the way: it is not known how far the server got.
+    /// The connection was lost on the way, or is of no use any more: it is not known how far the server got.
     pub fn is_cut(&self) -> bool {
-        let cut = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN];
         match self {
-            PgError::Postgres(error) => {
-                error.code().map_or(error.is_closed() || is_io(error), |code| cut.contains(code))
-            }
+            PgError::Silent => true,
+            PgError::Postgres(error) => match error.as_db_error() {
+                // The server, or a proxy before it, ends the connection with it.
+                Some(db) => matches!(db.parsed_severity(), Some(Severity::Fatal | Severity::Panic)),
+                None => error.is_closed() || is_io(error),
+            },
             _ => false,
         }
     }
@@ -51,6 +58,8 @@ impl PgError {
         match self {
             PgError::Corrupt(why) => StoreError::Corrupt(why),
             PgError::Connect(why) => StoreError::Unavailable(why),
+            PgError::Silent => StoreError::Unavailable("PostgreSQL did not answer in time".to_owned()),
+            PgError::Unprepared(error) => StoreError::Unavailable(describe(&error)),
             PgError::Postgres(error) => match error.code() {
                 Some(code) if *code == SqlState::DISK_FULL => StoreError::Full(describe(&error)),
                 Some(code) if *code == SqlState::DATA_CORRUPTED || *code == SqlState::INDEX_CORRUPTED => {
@@ -65,6 +74,15 @@ impl PgError {
     pub fn into_write_error(self) -> StoreError {
         if self.is_cut() { StoreError::Unknown } else { self.into_error() }
     }
+}
+
+/// What a prepared statement is answered with behind a proxy that gives each transaction another session: the statement
+/// is missing, its name is taken, or another one of that name takes other parameters.
+pub(super) fn is_of_a_proxy(error: &tokio_postgres::Error) -> bool {
+    let codes = [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::DUPLICATE_PSTATEMENT, SqlState::PROTOCOL_VIOLATION];
+    error
+        .as_db_error()
+        .is_some_and(|db| codes.contains(db.code()) && matches!(db.parsed_severity(), Some(Severity::Error)))
 }
 
 fn is_io(error: &tokio_postgres::Error) -> bool {

@@ -1,9 +1,11 @@
 //! The tables and functions, and the steps from one version of them to the next.
 
-use deadpool_postgres::Object;
+use tokio_postgres::types::Type;
 
+use super::Migrated;
+use super::connect::Object;
 use super::database::Database;
-use super::pg_error::{PgError, PgResult};
+use super::pg_error::PgResult;
 use crate::error::{Result, StoreError};
 
 /// Each takes the database one version further. What was released is never changed; a new step is appended, and a function
@@ -15,20 +17,22 @@ const STEPS: &[&[&str]] = &[&[
     include_str!("sql/due.sql"),
     include_str!("sql/documents.sql"),
     include_str!("sql/instances.sql"),
+    include_str!("sql/views.sql"),
 ]];
 
 /// The oldest version of PostgreSQL that has what is used.
 const OLDEST: i32 = 140_000;
 
 /// Refuses a server that would lose or mix up what it acknowledged.
-pub(super) async fn check_server(client: &Object) -> Result<()> {
+pub(super) async fn check_server(client: &Object) -> PgResult<Result<()>> {
     let asked = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), \
                  current_setting('transaction_isolation'), current_setting('synchronous_commit'), \
                  current_setting('server_encoding')";
-    let row = client.query_one(asked, &[]).await.map_err(|error| PgError::from(error).into_error())?;
-    let (version, standby): (i32, bool) = (row.get(0), row.get(1));
-    let (isolation, synchronous, encoding): (String, String, String) = (row.get(2), row.get(3), row.get(4));
-    let refuse = |why: String| Err(StoreError::Unavailable(why));
+    let row = client.query_typed_one(asked, &[]).await?;
+    let (version, standby): (i32, bool) = (row.try_get(0)?, row.try_get(1)?);
+    let (isolation, synchronous, encoding): (String, String, String) =
+        (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
+    let refuse = |why: String| Ok(Err(StoreError::Unavailable(why)));
     if version < OLDEST {
         return refuse(format!("the server is PostgreSQL {}; use version 14 or later", version / 10_000));
     }
@@ -49,62 +53,80 @@ pub(super) async fn check_server(client: &Object) -> Result<()> {
     if encoding != "UTF8" {
         return refuse(format!("the database has the encoding {encoding}; create one with UTF8"));
     }
-    Ok(())
+    Ok(Ok(()))
 }
 
-/// Brings the tables up to date, all steps or none; one process at a time. Tables of a newer version are left alone.
-pub(super) async fn migrate(database: &Database, client: Object, allowed: bool) -> Result<()> {
-    match in_transaction(database, &client, allowed).await {
-        Ok(answer) => answer,
+/// Brings the tables up to date, or to a version; all steps or none, one process at a time. Tables of a newer version are
+/// left alone.
+pub(super) async fn migrate(database: &Database, client: Object, allowed: bool, to: Option<usize>) -> Result<Migrated> {
+    let to = to.map_or(STEPS.len(), |to| to.min(STEPS.len()));
+    match in_transaction(database, &client, allowed, to).await {
+        Ok(Ok(from)) => Ok(Migrated { schema: database.schema().to_owned(), from, to }),
+        Ok(Err(refused)) => Err(refused),
         Err(error) => {
             // What was begun is rolled back with its connection.
-            drop(Object::take(client));
+            database.discard(client, &error);
             Err(error.into_error())
         }
     }
 }
 
-async fn in_transaction(database: &Database, client: &Object, allowed: bool) -> PgResult<Result<()>> {
+/// The version that was found.
+async fn in_transaction(database: &Database, client: &Object, allowed: bool, to: usize) -> PgResult<Result<usize>> {
+    let schema = database.schema();
     client.batch_execute("BEGIN").await?;
-    client.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 3))", &[&database.schema()]).await?;
-    let there = client.query_one("SELECT to_regclass($1 || '.versions') IS NOT NULL", &[&database.schema()]).await?;
-    let version = match there.get::<_, bool>(0) {
+    let lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 3))";
+    client.query_typed(lock, &[(&schema, Type::TEXT)]).await?;
+    let found =
+        "SELECT to_regclass(format('%I.versions', $1)) IS NOT NULL, to_regnamespace(quote_ident($1)) IS NOT NULL";
+    let found = client.query_typed_one(found, &[(&schema, Type::TEXT)]).await?;
+    let version = match found.try_get(0)? {
         true => {
             let sql = database.sql("SELECT coalesce(max(version), 0) FROM eddyline.versions");
-            client.query_one(&*sql, &[]).await?.get::<_, i32>(0) as usize
+            client.query_typed_one(&sql, &[]).await?.try_get::<_, i32>(0)? as usize
         }
         false => 0,
     };
-    if version > STEPS.len() || (version < STEPS.len() && !allowed) {
+    if let Some(refused) = refusal(schema, version, to, allowed) {
         client.batch_execute("ROLLBACK").await?;
-        let schema = database.schema();
-        return Ok(Err(StoreError::Unavailable(match version > STEPS.len() {
-            true => format!(
-                "schema {schema} has tables of version {version}, and this Eddyline knows them up to {}: start the newer \
-                 Eddyline that wrote them",
-                STEPS.len()
-            ),
-            false => format!(
-                "schema {schema} has tables of version {version}, and this Eddyline needs {}: run `eddy migrate`",
-                STEPS.len()
-            ),
-        })));
+        return Ok(Err(refused));
+    }
+    if !found.try_get(1)? {
+        client.batch_execute(&format!("CREATE SCHEMA \"{schema}\"")).await?;
     }
     if version == 0 {
-        let schema = database.schema();
-        let sql = format!(
-            "CREATE SCHEMA IF NOT EXISTS {schema}; CREATE TABLE {schema}.versions (version int PRIMARY KEY, applied_at \
-             timestamptz NOT NULL DEFAULT now())"
-        );
-        client.batch_execute(&sql).await?;
+        let sql =
+            "CREATE TABLE eddyline.versions (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())";
+        client.batch_execute(&database.sql(sql)).await?;
     }
-    for (number, step) in STEPS.iter().enumerate().skip(version) {
+    for (number, step) in STEPS.iter().enumerate().take(to).skip(version) {
         for part in *step {
             client.batch_execute(&database.sql(part)).await?;
         }
         let sql = database.sql("INSERT INTO eddyline.versions (version) VALUES ($1)");
-        client.execute(&*sql, &[&(number as i32 + 1)]).await?;
+        client.query_typed(&sql, &[(&(number as i32 + 1), Type::INT4)]).await?;
     }
     client.batch_execute("COMMIT").await?;
-    Ok(Ok(()))
+    Ok(Ok(version))
+}
+
+fn refusal(schema: &str, version: usize, to: usize, allowed: bool) -> Option<StoreError> {
+    let why = if version > to {
+        format!(
+            "schema {schema} has tables of version {version}, and this Eddyline knows them up to {to}: start the newer \
+             Eddyline that wrote them"
+        )
+    } else if allowed || version == to {
+        return None;
+    } else if version == 0 {
+        format!(
+            "schema {schema} has no tables: create them with `eddy migrate --store URL`, or start without --no-migrate"
+        )
+    } else {
+        format!(
+            "schema {schema} has tables of version {version}, and this Eddyline needs {to}: run `eddy migrate --store \
+             URL`, or start without --no-migrate"
+        )
+    };
+    Some(StoreError::Unavailable(why))
 }

@@ -1,38 +1,52 @@
 //! TLS to the database, by rustls.
 
+use std::io;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use tokio_postgres::config::SslNegotiation;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::settings::{Settings, TlsMode};
 use crate::error::{Result, StoreError};
 
-/// None without TLS.
-pub(super) fn connector(settings: &Settings) -> Result<Option<MakeRustlsConnect>> {
+/// How to encrypt; whether to is for the driver to decide, by `ssl_mode`.
+pub(super) fn connector(settings: &Settings) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| StoreError::Unavailable(format!("TLS can't be set up: {error}")))?;
-    let config = match settings.tls {
-        TlsMode::Off => return Ok(None),
-        TlsMode::Unverified => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider))).with_no_client_auth()
-        }
-        TlsMode::Verified => builder.with_root_certificates(roots(settings)?).with_no_client_auth(),
+    let unavailable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("TLS can't be set up: {error}"));
+    let trusted = || -> Result<Arc<WebPkiServerVerifier>> {
+        let built = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(settings)?), provider.clone()).build();
+        built.map_err(|error| unavailable(&error))
     };
-    Ok(Some(MakeRustlsConnect::new(config)))
+    let verifier: Arc<dyn ServerCertVerifier> = match settings.tls {
+        TlsMode::Off | TlsMode::Unverified => Arc::new(Anybody(provider.clone())),
+        TlsMode::Authority => Arc::new(AnyName(trusted()?)),
+        TlsMode::Full => trusted()?,
+    };
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder = builder.with_safe_default_protocol_versions().map_err(|error| unavailable(&error))?;
+    let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    if settings.config.get_ssl_negotiation() == SslNegotiation::Direct {
+        config.alpn_protocols = vec![b"postgresql".to_vec()];
+    }
+    Ok(MakeRustlsConnect::new(config))
 }
 
 fn roots(settings: &Settings) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(path) = &settings.root_cert else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        return Ok(roots);
+        return match roots.is_empty() {
+            true => Err(StoreError::Unavailable(
+                "this system has no certificates of authorities: name a file with sslrootcert".to_owned(),
+            )),
+            false => Ok(roots),
+        };
     };
     let bad = |why: String| StoreError::Unavailable(format!("sslrootcert {}: {why}", path.display()));
     for cert in CertificateDer::pem_file_iter(path).map_err(|error| bad(error.to_string()))? {
@@ -42,6 +56,31 @@ fn roots(settings: &Settings) -> Result<RootCertStore> {
         true => Err(bad("it has no certificate".to_owned())),
         false => Ok(roots),
     }
+}
+
+/// What to do about a failed handshake.
+pub(super) fn advice(error: &tokio_postgres::Error) -> Option<&'static str> {
+    use std::error::Error as _;
+    let source = error.source()?;
+    if source.to_string().contains("server does not support TLS") {
+        return Some("turn on ssl in the server, or allow unencrypted connections with sslmode=prefer");
+    }
+    match source.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Error>()? {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            Some("name a file with the certificate of the server's authority with sslrootcert")
+        }
+        Error::InvalidCertificate(why) if is_about_name(why) => {
+            Some("connect to a name that the certificate has, or check only the authority with sslmode=verify-ca")
+        }
+        Error::InvalidCertificate(CertificateError::Other(why)) if why.to_string().contains("CaUsedAsEndEntity") => {
+            Some("the server uses the certificate of an authority as its own: give it one that is not (CA:FALSE)")
+        }
+        _ => None,
+    }
+}
+
+fn is_about_name(error: &CertificateError) -> bool {
+    matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
 }
 
 /// `prefer` and `require` encrypt and, as in libpq, don't ask who answers; `verify-full` does.
@@ -80,5 +119,47 @@ impl ServerCertVerifier for Anybody {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// `verify-ca`: the certificate of any host will do. The name is what is checked last.
+#[derive(Debug)]
+struct AnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for AnyName {
+    fn verify_server_cert(
+        &self,
+        cert: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, Error> {
+        match self.0.verify_server_cert(cert, between, name, ocsp, now) {
+            Err(Error::InvalidCertificate(why)) if is_about_name(&why) => Ok(ServerCertVerified::assertion()),
+            checked => checked,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }

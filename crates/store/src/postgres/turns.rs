@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use deadpool_postgres::Object;
 use eddyline_machine::RunId;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::connect::Object;
 use super::database::Database;
 use crate::Turn;
 

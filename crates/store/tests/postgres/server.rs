@@ -35,7 +35,19 @@ pub async fn drop_schemas(urls: Vec<String>) {
     connection.await.unwrap().unwrap();
 }
 
-/// The same at the end of a test, where nothing can be awaited.
+/// Executes a statement in a schema, which is written SCHEMA in it. False if it fails.
+#[allow(dead_code, reason = "most tests use the store alone")]
+pub async fn execute(url: &str, sql: &str) -> bool {
+    let schema = url.split("schema=").nth(1).and_then(|rest| rest.split('&').next()).unwrap_or_default();
+    let (client, connection) = tokio_postgres::connect(base_url(), tokio_postgres::NoTls).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let done = client.batch_execute(&sql.replace("SCHEMA", schema)).await.is_ok();
+    drop(client);
+    connection.await.unwrap().unwrap();
+    done
+}
+
+/// Deletes schemas at the end of a test, where nothing can be awaited.
 pub fn drop_schemas_now(urls: Vec<String>) {
     let deleting = std::thread::spawn(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -92,7 +104,7 @@ fn start() -> String {
     format!("postgres://eddy@/postgres?host={}", dir.display())
 }
 
-fn binaries() -> Option<PathBuf> {
+pub fn binaries() -> Option<PathBuf> {
     let has_all = |dir: &Path| ["initdb", "postgres", "pg_isready"].iter().all(|name| dir.join(name).exists());
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -103,7 +115,7 @@ fn binaries() -> Option<PathBuf> {
     dirs.into_iter().find(|dir| has_all(dir))
 }
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|id| id.stdout.starts_with(b"0\n"))
 }

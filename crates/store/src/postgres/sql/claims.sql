@@ -156,7 +156,9 @@ CREATE FUNCTION eddyline.claim_v1(p_now bigint, r_ns text[], r_request uuid[], r
 RETURNS TABLE (out_r int, out_before bool, out_run uuid, out_fence bigint, out_flow text, out_crc int, out_body text,
     out_request uuid, out_since bigint, out_lease_ms bigint, out_lease_until bigint, out_deadline bigint, out_build text,
     out_memo bigint, out_retry_at bigint, out_full bool)
-LANGUAGE plpgsql AS $$
+-- Planned once a connection, with indexes only: planning each statement anew took two thirds of the time of a claim.
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint;

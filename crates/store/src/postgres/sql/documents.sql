@@ -111,10 +111,6 @@ END $$;
 -- Gives committed runs and events of a namespace their numbers, one caller at a time. Readers see numbered rows only, so
 -- none of them is passed by one that commits late.
 CREATE FUNCTION eddyline.number_v1(p_ns text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v eddyline.namespaces;
-    v_runs bigint;
-    v_events bigint;
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM eddyline.fed_runs f WHERE f.ns = p_ns AND f.position IS NULL)
         AND NOT EXISTS (SELECT 1 FROM eddyline.events e WHERE e.ns = p_ns AND e.position IS NULL)
@@ -122,16 +118,16 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO eddyline.namespaces (ns) VALUES (p_ns) ON CONFLICT DO NOTHING;
-    SELECT * INTO v FROM eddyline.namespaces n WHERE n.ns = p_ns FOR UPDATE;
-    UPDATE eddyline.fed_runs f SET position = v.runs_fed + x.nth
-        FROM (SELECT o.row, row_number() OVER (ORDER BY o.row) AS nth FROM eddyline.fed_runs o
-            WHERE o.ns = p_ns AND o.position IS NULL) x WHERE f.row = x.row;
-    GET DIAGNOSTICS v_runs = ROW_COUNT;
-    UPDATE eddyline.events f SET position = v.events_fed + x.nth
-        FROM (SELECT o.row, row_number() OVER (ORDER BY o.row) AS nth FROM eddyline.events o
-            WHERE o.ns = p_ns AND o.position IS NULL) x WHERE f.row = x.row;
-    GET DIAGNOSTICS v_events = ROW_COUNT;
-    UPDATE eddyline.namespaces SET runs_fed = v.runs_fed + v_runs, events_fed = v.events_fed + v_events WHERE ns = p_ns;
+    PERFORM 1 FROM eddyline.namespaces n WHERE n.ns = p_ns FOR UPDATE;
+    -- Materialized: each row gets one number, in order, whatever the plan of the update.
+    WITH x AS MATERIALIZED (
+        SELECT o.row, nextval('eddyline.feed_order') AS position FROM (SELECT i.row FROM eddyline.fed_runs i
+            WHERE i.ns = p_ns AND i.position IS NULL ORDER BY i.row) o)
+        UPDATE eddyline.fed_runs f SET position = x.position FROM x WHERE f.row = x.row;
+    WITH x AS MATERIALIZED (
+        SELECT o.row, nextval('eddyline.feed_order') AS position FROM (SELECT i.row FROM eddyline.events i
+            WHERE i.ns = p_ns AND i.position IS NULL ORDER BY i.row) o)
+        UPDATE eddyline.events f SET position = x.position FROM x WHERE f.row = x.row;
 END $$;
 
 -- Deletes for good, a bounded part at a time; true while there is more.

@@ -4,11 +4,9 @@
 CREATE TABLE eddyline.meta (name text PRIMARY KEY, value bigint NOT NULL) WITH (fillfactor = 10);
 INSERT INTO eddyline.meta (name, value) VALUES ('revision', 0), ('documents_changed', 0);
 
-CREATE TABLE eddyline.namespaces (
-    ns text COLLATE "C" PRIMARY KEY,
-    runs_fed bigint NOT NULL DEFAULT 0,
-    events_fed bigint NOT NULL DEFAULT 0
-) WITH (fillfactor = 10);
+-- Places in feeds: of runs and of events, of all namespaces. Who gives them to rows of a namespace locks its row.
+CREATE SEQUENCE eddyline.feed_order;
+CREATE TABLE eddyline.namespaces (ns text COLLATE "C" PRIMARY KEY) WITH (fillfactor = 10);
 
 CREATE TABLE eddyline.runs (
     id uuid PRIMARY KEY,

@@ -1,0 +1,45 @@
+//! `eddy migrate`: creates or updates the tables of a PostgreSQL store.
+
+use eddyline_store::{Postgres, StoreError};
+use serde_json::json;
+
+use super::Context;
+use super::trouble::Trouble;
+
+#[derive(Debug, clap::Args)]
+pub struct Migrate {
+    /// The store: `postgres://…`
+    #[arg(long, value_name = "URL", default_value = "./.eddyline", env = "EDDY_STORE", hide_env_values = true)]
+    store: String,
+}
+
+pub async fn run(ctx: &Context, migrate: Migrate) -> Result<(), Trouble> {
+    match migrate.store.split_once("://") {
+        Some(("postgres" | "postgresql", _)) => {}
+        Some((scheme, _)) => {
+            return Err(
+                Trouble::usage(format!("this version does not support {scheme} stores")).help("use postgres://…")
+            );
+        }
+        None => {
+            return match ctx.screen.json {
+                true => ctx.screen.document(&json!({"migrates_itself": true})),
+                false => ctx.screen.say("an embedded store needs no migration: it updates itself when it is opened"),
+            };
+        }
+    }
+    let migrated = Postgres::migrate(&migrate.store).await.map_err(|error| match error {
+        // Only the reason: no server of Eddyline is involved.
+        StoreError::Unavailable(why) => Trouble::refused(why),
+        error => Trouble::refused(error.to_string()),
+    })?;
+    let (schema, from, to) = (migrated.schema, migrated.from, migrated.to);
+    match ctx.screen.json {
+        true => ctx.screen.document(&json!({"schema": schema, "from": from, "to": to})),
+        false => ctx.screen.say(match from {
+            0 => format!("schema {schema}: created the tables, version {to}"),
+            _ if from == to => format!("schema {schema}: the tables are up to date, version {to}"),
+            _ => format!("schema {schema}: updated the tables from version {from} to {to}"),
+        }),
+    }
+}
