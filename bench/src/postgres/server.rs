@@ -11,7 +11,7 @@ use tokio_postgres::{Client, NoTls};
 
 type Failed = Box<dyn std::error::Error>;
 
-/// Somebody else may take a free port before the server does.
+/// How often to try another port: a free port may be taken by another process before the server binds it.
 const TRIES: usize = 5;
 
 /// What is not PostgreSQL's default: memory, and checkpoints so rare that none falls into a measurement. `fsync` and

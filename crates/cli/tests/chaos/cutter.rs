@@ -106,7 +106,7 @@ async fn accept(listener: TcpListener, about: Arc<About>) {
     while let Ok((client, _)) = listener.accept().await {
         let about = about.clone();
         connections.spawn(async move {
-            // While the server is away, connections to the proxy break, as they would without it.
+            // If the database does not accept connections, neither does the proxy.
             let Ok(server) = UnixStream::connect(&about.socket).await else { return };
             carry(client, server, &about).await;
         });
@@ -128,7 +128,7 @@ async fn carry(client: TcpStream, server: UnixStream, about: &About) {
             () = back => false,
         }
     };
-    // The commit is made for certain once the server is ready for more; nobody gets to know.
+    // Reads until the server is ready for the next query, so that the commit has completed, and drops its answer.
     while answer_is_lost && answered < asked.load(Ordering::Relaxed) {
         let Some(message) = messages.next(&mut from_server).await else { return };
         answered += usize::from(message[0] == READY);

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A shell that does what it is told, line by line, and ends the server when nobody is left to tell it anything.
+/// Runs the commands from its standard input, and stops the server when the input is closed, even after a panic.
 const SCRIPT: &str = r#"
     bin=$1 dir=$2
     start() {

@@ -31,7 +31,7 @@ pub enum Disturbance {
     Terminated,
     /// The database crashes and recovers.
     Restarted,
-    /// The database is away for a while.
+    /// The database is stopped for a while.
     Away,
     /// The connections of one instance are cut at its commits.
     Cut,
@@ -213,7 +213,7 @@ impl Harm<'_> {
     }
 }
 
-/// The tag of runs that nobody else knows of.
+/// The tag of runs that measure recovery and are not in the ledger.
 pub const PROBE: &str = "probe";
 
 async fn start(client: &Client) -> Result<String, Error> {

@@ -1,5 +1,5 @@
 //! Workers over plain HTTP calls, each of which goes to any instance: one for steps, one for the function of a code flow,
-//! and one that takes tasks and is never heard of again.
+//! and one that claims tasks and never reports them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -125,7 +125,7 @@ fn known_runs(runs: &[RunSummary], book: &Book) -> Vec<String> {
         let tagged = run.tags.first().and_then(|tag| book.tags.get(tag));
         let may_be = tagged.is_some_and(|tagged| tagged.uncertain) || run.tags.iter().any(|tag| tag == PROBE);
         if !book.runs.contains_key(&run.run_id) && run.parent.is_none() && !may_be {
-            problems.push(format!("nobody asked for run {} of {} {:?}", run.run_id, run.flow, run.tags));
+            problems.push(format!("run {} of {} {:?} was never requested", run.run_id, run.flow, run.tags));
         }
         if run.status != "completed" {
             problems.push(format!("{} of {} ended {}: {:?}", run.run_id, run.flow, run.status, run.error));

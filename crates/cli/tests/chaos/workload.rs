@@ -100,7 +100,7 @@ async fn start_by_key(world: &World, flow: &'static str, input: &Value) -> Strin
     run
 }
 
-/// Without a key: a start whose answer was lost may have started a run that nobody knows of.
+/// Starts without an idempotency key. If the response is lost, the tag tells whether the run was started.
 async fn start_by_tag(world: &World, flow: &'static str, input: &Value) -> String {
     let tag = format!("tag-{}", Uuid::new_v4().simple());
     let body = json!({"input": input, "tags": [tag]});

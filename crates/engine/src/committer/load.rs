@@ -42,7 +42,7 @@ pub(super) struct FinishedLoad {
     turn: Option<InTurn>,
 }
 
-/// Whoever changes a contended run waits for its turn first; none if it took too long or the store has no turns.
+/// The turn under which a contended run was loaded; none if none was given in time or the store has no turns.
 #[derive(Debug)]
 pub(super) struct InTurn(Option<Turn>);
 
