@@ -5,6 +5,7 @@
 //! compared is the database's. Nothing here is needed to be right but the connection.
 
 mod body;
+mod claim_new;
 mod claims;
 mod clock;
 mod columns;
@@ -19,6 +20,7 @@ mod instances;
 mod list;
 mod listen;
 mod load;
+mod low_marks;
 mod passfile;
 mod pending;
 mod pg_error;

@@ -103,6 +103,9 @@ columns! {
         body: String => TEXT_ARRAY,
         started_crc: i32 => INT4_ARRAY,
         started: String => TEXT_ARRAY,
+        // The claims of the same call that may have it at once, by their group, from 1; and the build of their worker.
+        group: i32 => INT4_ARRAY,
+        build: Option<String> => TEXT_ARRAY,
     }
 }
 
@@ -144,6 +147,37 @@ columns! {
         key: Option<String> => TEXT_ARRAY,
         crc: i32 => INT4_ARRAY,
         body: String => TEXT_ARRAY,
+    }
+}
+
+columns! {
+    /// Claims. Each is one of a group.
+    Requests {
+        group: i32 => INT4_ARRAY,
+        request: Uuid => UUID_ARRAY,
+        worker: String => TEXT_ARRAY,
+        max: i32 => INT4_ARRAY,
+        most: Option<i32> => INT4_ARRAY,
+        lease_ms: i64 => INT8_ARRAY,
+    }
+}
+
+columns! {
+    /// What claims ask for. Claims with equal namespaces, queues and offers are one group.
+    Groups {
+        ns: String => TEXT_ARRAY,
+        queues: String => TEXT_ARRAY,
+        offer: String => TEXT_ARRAY,
+    }
+}
+
+columns! {
+    /// The ranks from which to look for tasks.
+    Lows {
+        group: i32 => INT4_ARRAY,
+        queue: String => TEXT_ARRAY,
+        class: i64 => INT8_ARRAY,
+        low: i64 => INT8_ARRAY,
     }
 }
 

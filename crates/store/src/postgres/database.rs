@@ -18,11 +18,13 @@ use tokio_postgres::types::{ToSql, Type};
 use super::clock::DatabaseClock;
 use super::connect::{Connector, NotConnected, Object};
 use super::listen::{self, Hub, Listener};
+use super::low_marks::LowMarks;
 use super::pg_error::{PgError, PgResult, is_of_a_proxy};
 use super::settings::Settings;
 use super::{Migrated, PostgresOptions, proxy, schema};
 use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
+use crate::ids::Namespace;
 
 /// How long a call waits for a free connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,6 +59,7 @@ pub(super) struct Database {
     pub turns: Arc<Semaphore>,
     /// Classes of tasks that were stored: they need not be written again.
     classes: Mutex<HashSet<(String, String, i64)>>,
+    low_marks: LowMarks,
 }
 
 impl Database {
@@ -113,6 +116,7 @@ impl Database {
             _listener: None,
             turns: Arc::new(Semaphore::new((settings.pool_size / 4).max(1))),
             classes: Mutex::default(),
+            low_marks: LowMarks::default(),
         };
         let place = settings.place();
         let failed = |error: PgError| match error.into_error() {
@@ -183,15 +187,6 @@ impl Database {
         let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
         let prepared = async { client.query(&client.prepare_typed_cached(&sql, &types(params)).await?, &values).await };
         prepared.await.map_err(|error| self.of_prepared(error))
-    }
-
-    /// Makes sure that a statement is prepared, so that it can be sent behind others without waiting.
-    pub async fn prepare(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<()> {
-        if self.prepare.load(Ordering::Relaxed) {
-            let prepared = client.prepare_typed_cached(&self.sql(text), &types(params)).await;
-            prepared.map_err(|error| self.of_prepared(error))?;
-        }
-        Ok(())
     }
 
     /// An error of a prepared statement, which may be due to a proxy that was not noticed.
@@ -280,6 +275,20 @@ impl Database {
         if self.time.is_none() {
             self.clock.learn(at);
         }
+    }
+
+    /// The ranks from which a claim has to look at a queue (by its escaped name), by class.
+    pub fn low_marks(&self, ns: &Namespace, queue: &str) -> Vec<(i64, Millis)> {
+        // Marks trail behind by a time of the database's clock; one that tests set may jump.
+        if self.time.is_some() { Vec::new() } else { self.low_marks.of(ns, queue) }
+    }
+
+    pub fn learn_low_mark(&self, ns: &Namespace, queue: String, class: i64, rank: Millis) {
+        self.low_marks.learn(ns, queue, class, rank);
+    }
+
+    pub fn forget_low_marks(&self, ns: &Namespace, queue: &str) {
+        self.low_marks.forget(ns, queue);
     }
 
     /// Whether a class of tasks may not be stored yet.

@@ -13,7 +13,9 @@ use crate::error::{Result, StoreError};
 const STEPS: &[&[&str]] = &[&[
     include_str!("sql/tables.sql"),
     include_str!("sql/commit.sql"),
+    include_str!("sql/limits.sql"),
     include_str!("sql/claims.sql"),
+    include_str!("sql/leases.sql"),
     include_str!("sql/due.sql"),
     include_str!("sql/documents.sql"),
     include_str!("sql/instances.sql"),

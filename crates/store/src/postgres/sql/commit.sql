@@ -62,9 +62,11 @@ CREATE FUNCTION eddyline.offering_v1(p_ns text) RETURNS SETOF text LANGUAGE sql 
             AND t.worker IS NULL AND NOT t.closed AND NOT t.paused)
 $$;
 
--- Commits transitions of different runs, each as a whole or not at all. What is refused is an answer, not an error.
--- out_code: 0 done, 1 done before, 2 conflict, 3 key taken, 4 unique key taken, 5 line full, 6 gone, 7 of another
--- namespace, -1 a queue that may have something to offer now.
+-- Commits transitions of different runs, each as a whole or not at all, then claims. What is refused is an answer, not an
+-- error.
+-- out_code of transition out_c: 0 done, 1 done before, 2 conflict, 3 key taken, 4 unique key taken, 5 line full, 6 gone,
+-- 7 of another namespace. Other rows: -1 a queue that may have something to offer now, -2 claim out_r with the new tasks
+-- that it got (out_gone, by their places in t_c), -3 a row of `claim_v1`.
 CREATE FUNCTION eddyline.commit_v1(
     p_now bigint, p_lock uuid[],
     c_run uuid[], c_ns text[], c_base bigint[], c_version bigint[], c_command uuid[], c_flow text[], c_status text[],
@@ -77,15 +79,22 @@ CREATE FUNCTION eddyline.commit_v1(
     v_c int[], v_id bigint[], v_crc int[], v_body text[],
     t_c int[], t_fence bigint[], t_activation bigint[], t_queue text[], t_class bigint[], t_key text[], t_age_ms bigint[],
     t_limits text[], t_handler text[], t_is_run bool[], t_start_ms bigint[], t_timeout_ms bigint[], t_closed bool[],
-    t_crc int[], t_body text[], t_started_crc int[], t_started text[],
+    t_crc int[], t_body text[], t_started_crc int[], t_started text[], t_group int[], t_build text[],
     td_c int[], td_fence bigint[], td_remove bool[],
     x_c int[], x_activation bigint[], x_kind int[], x_fence bigint[], x_set bool[], x_after bigint[], x_at bigint[],
     m_c int[], m_target uuid[], m_id text[], m_crc int[], m_body text[],
     e_c int[], e_id text[], e_name text[], e_key text[], e_crc int[], e_body text[],
+    r_group int[], r_request uuid[], r_worker text[], r_max int[], r_most int[], r_lease_ms bigint[],
+    g_ns text[], g_queues text[], g_offer text[], l_group int[], l_queue text[], l_class bigint[], l_low bigint[],
     p_more jsonb
-) RETURNS TABLE (out_c int, out_code int, out_at bigint, out_first bigint, out_current bigint, out_run uuid,
-    out_fingerprint bytea, out_gone int[], out_repeats int, out_ns text, out_queue text)
-LANGUAGE plpgsql AS $$
+) RETURNS TABLE (out_c int, out_code int, out_at bigint, out_first bigint, out_current bigint, out_fingerprint bytea,
+    out_gone int[], out_repeats int, out_ns text, out_r int, out_before bool, out_run uuid, out_fence bigint, out_flow text,
+    out_crc int, out_body text, out_request uuid, out_since bigint, out_lease_ms bigint, out_lease_until bigint,
+    out_deadline bigint, out_build text, out_memo bigint, out_retry_at bigint, out_full bool, out_queue text, out_class bigint,
+    out_low bigint)
+-- Planned once a connection, with indexes only, like claims.
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     n int := cardinality(c_run);
@@ -112,6 +121,9 @@ DECLARE
     v_len bigint;
     v_head uuid;
     v_in bool;
+    -- Records of claims, which are numbered with those of the transition.
+    v_extra int[] := array_fill(0, ARRAY[n]);
+    v_claimed record;
 BEGIN
     IF p_lock IS NOT NULL THEN
         PERFORM 1 FROM eddyline.runs WHERE id = ANY (p_lock) ORDER BY id FOR NO KEY UPDATE;
@@ -193,6 +205,13 @@ BEGIN
         END LOOP;
     END IF;
 
+    -- Each task that may be inserted as claimed gets a number for the record of its claim.
+    FOR i IN 1..cardinality(t_group) LOOP
+        IF t_group[i] > 0 THEN
+            v_extra[t_c[i]] := v_extra[t_c[i]] + 1;
+        END IF;
+    END LOOP;
+
     -- Runs that begin.
     IF 0 = ANY (c_base) THEN
         WITH made AS (
@@ -200,7 +219,7 @@ BEGIN
                     changed_at, paused, memo, version, records, crc, header)
                 SELECT c.run, c.ns, c.flow, c.status, c.external, c.root, c.retry_of, v_ts[c.i],
                     CASE WHEN c.begun THEN v_ts[c.i] END, CASE WHEN c.ended THEN v_ts[c.i] END, v_ts[c.i], c.paused, c.memo,
-                    c.version, c.count, c.crc, c.header
+                    c.version, c.count + v_extra[c.i], c.crc, c.header
                 FROM unnest(c_run, c_ns, c_base, c_version, c_flow, c_status, c_external, c_root, c_retry_of, c_begun,
                     c_ended, c_paused, c_memo, c_count, c_crc, c_header) WITH ORDINALITY
                     c(run, ns, base, version, flow, status, external, root, retry_of, begun, ended, paused, memo, count,
@@ -249,7 +268,7 @@ BEGIN
 
     -- Runs that go on.
     FOR v IN WITH moved AS (
-        UPDATE eddyline.runs r SET version = c.version, records = r.records + c.count, changed_at = v_ts[c.i],
+        UPDATE eddyline.runs r SET version = c.version, records = r.records + c.count + v_extra[c.i], changed_at = v_ts[c.i],
                 paused = c.paused, memo = c.memo, crc = c.crc, header = c.header, status = c.status, flow = c.flow,
                 external_id = c.external,
                 started_at = coalesce(r.started_at, CASE WHEN c.begun THEN v_ts[c.i] END),
@@ -258,7 +277,7 @@ BEGIN
                 c_crc, c_header) WITH ORDINALITY
                 c(run, base, version, flow, status, external, begun, ended, paused, memo, count, crc, header, i)
             WHERE r.id = c.run AND c.base > 0 AND c.version > c.base AND v_code[c.i] = 0
-            RETURNING c.i, r.records - c.count + 1 AS first)
+            RETURNING c.i, r.records - c.count - v_extra[c.i] + 1 AS first)
         SELECT * FROM moved
     LOOP
         v_first[v.i] := v.first;
@@ -440,27 +459,6 @@ BEGIN
                 limits jsonb)
             ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING;
     END IF;
-    IF cardinality(t_c) > 0 THEN
-        INSERT INTO eddyline.tasks (run, fence, activation, ns, queue, flow, class, key, rank, limits, handler, is_run,
-                queued_at, start_by, timeout_ms, closed, paused, crc, body, started_crc, started)
-            SELECT c_run[t.c], t.fence, t.activation, c_ns[t.c], t.queue, c_flow[t.c], t.class, t.key, v_ts[t.c] - t.age_ms,
-                CASE WHEN t.limits = '' THEN '{}' ELSE string_to_array(t.limits, chr(30)) END, t.handler, t.is_run,
-                v_ts[t.c], v_ts[t.c] + t.start_ms, t.timeout_ms, t.closed, c_paused[t.c], t.crc, t.body, t.started_crc,
-                t.started
-            FROM unnest(t_c, t_fence, t_activation, t_queue, t_class, t_key, t_age_ms, t_limits, t_handler, t_is_run,
-                t_start_ms, t_timeout_ms, t_closed, t_crc, t_body, t_started_crc, t_started) WITH ORDINALITY
-                t(c, fence, activation, queue, class, key, age_ms, limits, handler, is_run, start_ms, timeout_ms, closed,
-                crc, body, started_crc, started, i)
-            WHERE v_code[t.c] = 0 ORDER BY t.i;
-        FOR v IN SELECT c_ns[t.c] AS ns, t.queue, t.key FROM unnest(t_c, t_queue, t_key) t(c, queue, key)
-            WHERE v_code[t.c] = 0 AND t.key <> ''
-        LOOP
-            k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
-        END LOOP;
-    END IF;
-    IF cardinality(k_ns) > 0 THEN
-        PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
-    END IF;
     IF p_more ? 'slow_limits' THEN
         INSERT INTO eddyline.limits (ns, name, closed_until)
             SELECT c_ns[s.c], s.name, max(v_ts[s.c] + s.ms)
@@ -503,6 +501,57 @@ BEGIN
             WHERE g.run = c_run[x.c] AND g.activation = x.activation AND v_code[x.c] = 0;
     END IF;
 
+    -- New tasks, those that a claim of this call gets at once as claimed. Locks of claims come last: other calls may claim
+    -- for the same workers.
+    IF 0 < ANY (t_group) THEN
+        IF cardinality(k_ns) > 0 THEN
+            PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
+            k_ns := '{}'; k_queue := '{}'; k_key := '{}';
+        END IF;
+        SELECT * INTO v_claimed FROM eddyline.claim_new_v1(t_group,
+            ARRAY(SELECT v_code[t.c] = 0 FROM unnest(t_c) WITH ORDINALITY t(c, i) ORDER BY t.i), r_group, r_request, r_worker,
+            r_max, r_most, g_ns, g_queues, g_offer, l_group, l_queue, l_class, l_low);
+    ELSE
+        SELECT array_fill(0, ARRAY[cardinality(t_c)]) AS o_to, array_fill(false, ARRAY[cardinality(r_group)]) AS o_done
+            INTO v_claimed;
+    END IF;
+    IF cardinality(t_c) > 0 THEN
+        INSERT INTO eddyline.tasks (run, fence, activation, ns, queue, flow, class, key, rank, limits, handler, is_run,
+                queued_at, start_by, timeout_ms, closed, paused, crc, body, started_crc, started, worker, request, claimed,
+                since, lease_ms, lease_until, deadline, build, memo)
+            SELECT c_run[t.c], t.fence, t.activation, c_ns[t.c], t.queue, c_flow[t.c], t.class, t.key, v_ts[t.c] - t.age_ms,
+                CASE WHEN t.limits = '' THEN '{}' ELSE string_to_array(t.limits, chr(30)) END, t.handler, t.is_run,
+                v_ts[t.c], v_ts[t.c] + t.start_ms, t.timeout_ms, t.closed, c_paused[t.c], t.crc, t.body, t.started_crc,
+                t.started, r_worker[t.r], r_request[t.r], CASE WHEN t.r > 0 THEN nextval('eddyline.claim_order') * 100000 END,
+                CASE WHEN t.r > 0 THEN v_ts[t.c] END, r_lease_ms[t.r], v_ts[t.c] + r_lease_ms[t.r],
+                CASE WHEN t.r > 0 THEN v_ts[t.c] + t.timeout_ms END, CASE WHEN t.r > 0 THEN t.build END,
+                CASE WHEN t.r > 0 THEN c_memo[t.c] END
+            FROM unnest(t_c, t_fence, t_activation, t_queue, t_class, t_key, t_age_ms, t_limits, t_handler, t_is_run,
+                t_start_ms, t_timeout_ms, t_closed, t_crc, t_body, t_started_crc, t_started, t_build, v_claimed.o_to)
+                WITH ORDINALITY t(c, fence, activation, queue, class, key, age_ms, limits, handler, is_run, start_ms,
+                timeout_ms, closed, crc, body, started_crc, started, build, r, i)
+            WHERE v_code[t.c] = 0 ORDER BY t.i;
+        FOR v IN SELECT c_ns[t.c] AS ns, t.queue, t.key FROM unnest(t_c, t_queue, t_key) t(c, queue, key)
+            WHERE v_code[t.c] = 0 AND t.key <> ''
+        LOOP
+            k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
+        END LOOP;
+    END IF;
+    IF 0 < ANY (t_group) THEN
+        INSERT INTO eddyline.records (run, first, version, count, ts, fence, worker, crc, body)
+            SELECT c_run[t.c], v_first[t.c] + c_count[t.c] - 1 + row_number() OVER (PARTITION BY t.c ORDER BY t.i),
+                c_version[t.c], 1, v_ts[t.c], t.fence, r_worker[t.r], t.crc, t.body
+            FROM unnest(t_c, t_fence, t_started_crc, t_started, v_claimed.o_to) WITH ORDINALITY t(c, fence, crc, body, r, i)
+            WHERE t.r > 0;
+        -- Numbers that no claim used.
+        UPDATE eddyline.runs r SET records = r.records - x.n FROM (
+            SELECT t.c, count(*) AS n FROM unnest(t_c, t_group, v_claimed.o_to) t(c, g, r)
+            WHERE t.g > 0 AND t.r = 0 AND v_code[t.c] = 0 GROUP BY t.c) x WHERE r.id = c_run[x.c];
+    END IF;
+    IF cardinality(k_ns) > 0 THEN
+        PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
+    END IF;
+
     FOR i IN 1..n LOOP
         out_c := i;
         out_code := v_code[i];
@@ -536,6 +585,21 @@ BEGIN
             RETURN NEXT;
         END LOOP;
     END LOOP;
+    IF cardinality(r_group) > 0 THEN
+        FOR i IN 1..cardinality(r_group) LOOP
+            CONTINUE WHEN NOT v_claimed.o_done[i];
+            out_code := -2;
+            out_r := i;
+            out_gone := array_positions(v_claimed.o_to, i);
+            out_full := v_claimed.o_full[i];
+            RETURN NEXT;
+        END LOOP;
+        IF NOT true = ALL (v_claimed.o_done) THEN
+            RETURN QUERY SELECT NULL::int, -3, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::int[], NULL::int,
+                    NULL::text, k.* FROM eddyline.claim_v1(p_now, r_group, r_request, r_worker, r_max, r_most, r_lease_ms,
+                v_claimed.o_done, g_ns, g_queues, g_offer, l_group, l_queue, l_class, l_low) k;
+        END IF;
+    END IF;
 END $$;
 
 -- A run leaves its line. If it was the first, the next one is told.
