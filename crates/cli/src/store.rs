@@ -1,4 +1,4 @@
-//! `eddy store`: work on stores that no server has open.
+//! `eddy store`: commands for stores that no server has open.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use super::moment;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 
-/// How often progress is shown.
+/// How often progress is redrawn on a terminal.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
-/// Where it is not redrawn, but written line by line.
+/// How often progress is printed elsewhere.
 const WRITTEN_EVERY: Duration = Duration::from_secs(10);
 /// Clocks that differ by more than this are reported.
 const SKEW_MS: i64 = 2_000;
@@ -34,7 +34,7 @@ pub struct CopyArgs {
     /// An empty store: a new directory, or a schema without runs (`postgres://…?schema=NAME`)
     #[arg(long, value_name = "URL")]
     to: String,
-    /// Delete what an interrupted copy wrote to the target, and begin anew
+    /// Delete what an interrupted copy wrote to the target, and start over
     #[arg(long)]
     restart: bool,
 }
@@ -64,8 +64,9 @@ async fn run_copy(ctx: &Context, args: CopyArgs) -> Result<(), Trouble> {
     say(ctx, &from, &to, &report, began.elapsed())?;
     match report.is_equal() {
         true => Ok(()),
-        false => Err(Trouble::failed("the copy differs from the source, and is not released")
-            .help("the target cannot be served; copy again with --restart")),
+        false => {
+            Err(Trouble::failed("the copy differs from the source and can't be used").help("copy again with --restart"))
+        }
     }
 }
 
@@ -96,14 +97,14 @@ async fn open_target(to: &StoreUrl) -> Result<Box<dyn CopyTarget>, StoreError> {
 
 fn trouble(what: &str, error: StoreError) -> Trouble {
     match error {
-        // Only the reason: no server is involved that could be unavailable.
+        // Only the reason: the message of the error itself would speak of an unavailable store.
         StoreError::Unavailable(why) => Trouble::refused(format!("{what}: {why}")),
         error @ StoreError::Corrupt(_) => Trouble::failed(format!("{what}: {error}")),
         error => Trouble::refused(format!("{what}: {error}")),
     }
 }
 
-/// An embedded store has this machine's time, and waits go on by the target's.
+/// An embedded store uses this machine's clock, and waits continue by the target's.
 fn report_skew(ctx: &Context, target_time: i64) {
     let ahead = target_time - moment::now_ms();
     if ahead.abs() > SKEW_MS && !ctx.screen.json {
@@ -115,13 +116,13 @@ fn report_skew(ctx: &Context, target_time: i64) {
     }
 }
 
-/// Progress on standard error, for people.
+/// Shows progress on standard error.
 struct Shown {
     quiet: bool,
     redrawn: bool,
     began: Instant,
     last: Instant,
-    /// Of the phase, when it began.
+    /// The current phase, and when it began.
     phase: (Phase, Instant),
 }
 

@@ -20,12 +20,12 @@ use crate::error::Result;
 use crate::ids::Namespace;
 use crate::task_queues::AGE_MS;
 
-/// Separates the parts of a text column that is a list.
+/// Separates the elements of a text column that holds a list.
 pub(super) const BETWEEN: &str = "\u{1e}";
 /// Separates the name of a limit from its key.
 pub(super) const BEFORE_KEY: char = '\u{1f}';
 
-/// Transitions of different runs, as the parameters of `commit_v1`.
+/// The transitions of different runs as the parameters of `commit_v1`.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     commits: Commits,
@@ -41,7 +41,7 @@ pub(super) struct Batch {
     events: Events,
     more: Map<String, Value>,
     more_text: Option<String>,
-    /// Classes that are written with it.
+    /// Task classes that are written with the batch.
     pub classes: HashSet<(String, String, i64)>,
 }
 
@@ -63,7 +63,7 @@ impl Batch {
         params
     }
 
-    /// To be called when everything is in it.
+    /// Must be called once everything is added.
     pub fn close(&mut self) -> Result<()> {
         if !self.more.is_empty() {
             self.more_text = Some(text(&self.more)?);
@@ -163,7 +163,7 @@ impl Batch {
         }
     }
 
-    /// Keys, tags and the place in line.
+    /// The keys, tags and queue position of a new run.
     fn add_start(&mut self, c: i32, commit: &RunCommit) -> Result<()> {
         let transition = &*commit.transition;
         let header = &transition.header;
@@ -196,7 +196,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Everything that `decide` reads but the header.
+    /// Everything that `decide` reads except the header.
     fn add_state(&mut self, c: i32, run: RunId, transition: &Transition) -> Result<()> {
         let (id, version) = (run.0.into_bytes(), transition.header.version.0.to_le_bytes());
         for activation in &transition.activations {
@@ -390,14 +390,15 @@ pub(super) fn add_event(columns: &mut Events, c: i32, ns: &Namespace, event: &Ne
     Ok(())
 }
 
-/// The message that tells a run that it is the first in line: its checksum and body are the same for every run.
+/// The message that tells a run that it is first in the queue of its unique key: its checksum and body are the same for
+/// every run.
 pub(super) fn turn() -> Result<(i32, String)> {
     let message = Message::turn(RunId(Uuid::nil()));
     let body = text(&message.body)?;
     Ok((seal(&body, &[message.id.as_bytes()]), body))
 }
 
-/// Activations that the records have logs of.
+/// The activations that the records have logs of.
 fn logged(records: &[Record]) -> HashSet<&str> {
     let mut names = HashSet::new();
     for record in records {
@@ -408,7 +409,7 @@ fn logged(records: &[Record]) -> HashSet<&str> {
     names
 }
 
-/// A limit that a task passes, with its key.
+/// A limit that applies to a task, with its key.
 pub(super) fn limit_of((name, key): &(String, Option<String>)) -> String {
     match key {
         Some(key) => format!("{}{BEFORE_KEY}{}", escaped(name), escaped(key)),
@@ -416,7 +417,7 @@ pub(super) fn limit_of((name, key): &(String, Option<String>)) -> String {
     }
 }
 
-/// What a worker is asked for, as a row, and its number. The namespace is escaped.
+/// The class of a task, as a row, and its number. The namespace is escaped.
 pub(super) fn class_of(ns: &str, task: &Task) -> (i64, Value) {
     let (is_run, keyed) = (task.kind == TaskKind::Run, task.key.is_some());
     let mut limits: Vec<String> = task.limits.iter().map(|(name, _)| escaped(name)).collect();

@@ -1,4 +1,4 @@
-//! Reading across runs.
+//! Lists across runs: of runs, gates, documents, and feeds.
 
 use eddyline_machine::record::{GateId, GateReason};
 use eddyline_machine::{ActId, Data, RunId, Status};
@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::ids::Namespace;
 use crate::query::*;
 
-/// Conditions that all must hold, with their parameters. Only the text of the conditions makes the statement, so there
-/// are few of them, and they stay prepared.
+/// Conditions that are combined with AND, with their parameters. The statement depends only on which conditions there
+/// are, so there are few statements, and they stay prepared.
 #[derive(Default)]
 struct Where {
     conditions: Vec<String>,
@@ -23,7 +23,7 @@ struct Where {
 }
 
 impl Where {
-    /// Every `?` in the condition stands for the value.
+    /// Every `?` in the condition stands for this value.
     fn and(&mut self, condition: &str, value: impl ToSql + Sync + Send + 'static, of: Type) {
         self.values.push((Box::new(value), of));
         self.conditions.push(condition.replace('?', &format!("${}", self.values.len())));
@@ -52,7 +52,7 @@ impl Where {
         }
     }
 
-    /// All rows of `sql`, which says everything but the conditions and what comes `after` them.
+    /// All rows of `sql`, which contains everything but the conditions and the clauses `after` them.
     async fn all<T>(
         &self,
         database: &Database,
@@ -120,7 +120,7 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
         }
     }
     if ns.is_none() && !filter.status.is_empty() && filter.status.iter().all(|status| !status.is_end()) {
-        // Written out, so that the index of what goes on is found.
+        // Written out, so that the planner uses the partial index of unended runs.
         wanted.only("r.ended_at IS NULL");
     }
     if let Some(id) = &filter.external_id {
@@ -144,7 +144,7 @@ fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
     if let Some(before) = filter.ended_before {
         wanted.number("r.ended_at < ?", before);
     }
-    // Written out, so that the index of what is left to trim is found.
+    // Written out, so that the planner uses the partial indexes of ended runs.
     match filter.trimmed {
         Some(true) => wanted.only("r.trimmed"),
         Some(false) => wanted.only("NOT r.trimmed"),
@@ -188,7 +188,7 @@ pub(super) async fn gates(
     if let Some(ns) = ns {
         wanted.text("g.ns = ?", ns.as_str());
     }
-    // The gates of a run that is trimmed are on their way out.
+    // The gates of a trimmed run are about to be deleted.
     wanted.only("EXISTS (SELECT 1 FROM eddyline.runs r WHERE r.id = g.run AND NOT r.trimmed)");
     match &filter.token {
         Some(token) => wanted.text("g.token = ?", token),
@@ -229,7 +229,7 @@ pub(super) fn reason_text(reason: GateReason) -> &'static str {
     }
 }
 
-/// Columns crc, body, ns, kind, id, revision, due and changed_at, from the first on.
+/// Reads the columns crc, body, ns, kind, id, revision, due and changed_at, starting at the first.
 pub(super) fn document(row: &Row) -> PgResult<Document> {
     let (ns, kind, id) = (unescape(row.try_get(2)?), unescape(row.try_get(3)?), unescape(row.try_get(4)?));
     let key: [&[u8]; 3] = [ns.as_bytes(), kind.as_bytes(), id.as_bytes()];
@@ -276,7 +276,7 @@ pub(super) async fn documents(
     wanted.all(database, sql, &order, document).await
 }
 
-/// Committed rows get their numbers, in a transaction of its own; then those with numbers are read.
+/// Numbers committed rows in a transaction of its own. Readers then read numbered rows only.
 pub(super) async fn number(database: &Database, ns: &Namespace) -> Result<()> {
     let ns = escape(ns.as_str());
     let numbered = database.read("SELECT eddyline.number_v1($1)", &[(&ns, Type::TEXT)]).await;
@@ -345,7 +345,7 @@ pub(super) async fn event(database: &Database, ns: &Namespace, id: &str) -> Resu
     Ok(wanted.all(database, sql, "", state).await?.pop())
 }
 
-/// Positions are signed to PostgreSQL; one beyond them is beyond everything.
+/// PostgreSQL's integers are signed; no position is beyond their maximum.
 fn clamped(position: u64) -> i64 {
     i64::try_from(position).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Reading one run.
+//! Reads of one run.
 
 use eddyline_machine::run::{Header, Run};
 use eddyline_machine::{ActId, Data, Entry, Numbered, Record, RunId, ValueId, Version};
@@ -42,8 +42,8 @@ pub(super) async fn summary_of(database: &Database, run: RunId) -> Result<Option
     rows.first().map(summary).transpose().map_err(PgError::into_error)
 }
 
-/// Everything in one statement, so that it is of one moment. Of a run at the known version only the version is read; of one
-/// at a later version, the activations that were written since.
+/// One statement, so that it reads one snapshot. For a run at the known version only the version is read; for a later
+/// version, the activations that were written since.
 const LOAD: &str = "SELECT 0, r.position, r.version, r.ns, r.crc, CASE WHEN r.version IS DISTINCT FROM $2 OR r.trimmed \
          THEN r.header END, r.created_at, r.started_at, r.ended_at, r.trimmed, r.records \
          FROM eddyline.runs r WHERE r.id = $1 \
@@ -114,7 +114,7 @@ fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
     }
     activations.sort_by_key(|(number, _)| *number);
     for (expected, (number, row)) in (0..).zip(activations) {
-        // They are numbered without gaps, and found by their number.
+        // They are numbered without gaps, and looked up by their number.
         if number != expected && !changed {
             return Err(PgError::Corrupt(format!("activations: activation {expected} of run {run} is missing")));
         }
@@ -142,7 +142,7 @@ pub(super) async fn values(database: &Database, run: RunId, ids: &[ValueId]) -> 
     rows.iter().map(value).collect::<PgResult<_>>().map_err(PgError::into_error)
 }
 
-/// A row holds several records: the first may begin before the one that is wanted.
+/// A row holds several records: the first may begin before the requested one.
 const RECORDS: &str = "SELECT o.first, o.version, o.count, o.ts, o.fence, o.worker, o.crc, o.body FROM eddyline.records o \
      JOIN eddyline.runs r ON r.id = o.run AND NOT r.trimmed \
      WHERE o.run = $1 AND o.count > 0 AND o.first >= (SELECT coalesce(max(b.first), 0) FROM eddyline.records b \
@@ -172,7 +172,7 @@ pub(super) async fn records(database: &Database, run: RunId, after: u64, limit: 
     read().map_err(PgError::into_error)
 }
 
-/// The rows that have logs of an activation are known by an index of their own.
+/// The rows that have logs of an activation are found by an index.
 const LOGS: &str = "SELECT o.first, o.version, o.count, o.ts, o.fence, o.worker, o.crc, o.body FROM eddyline.logs l \
      JOIN eddyline.records o ON o.run = l.run AND o.first = l.first AND o.count > 0 \
      JOIN eddyline.runs r ON r.id = o.run AND NOT r.trimmed \
@@ -189,7 +189,7 @@ pub(super) async fn logs(
 ) -> Result<Vec<Numbered>> {
     let limit = limit.min(MAX_PAGE);
     let Ok(after) = i64::try_from(after) else { return Ok(Vec::new()) };
-    // The first row may have only logs up to the one that is known.
+    // The first row may contain only logs that the caller has already read.
     let (from, most, name) = (after.saturating_add(1), limit as i64 + 1, escape(activation));
     let params =
         [(&run.0 as _, Type::UUID), (&from as _, Type::INT8), (&most as _, Type::INT8), (&name as _, Type::TEXT)];
@@ -204,8 +204,8 @@ pub(super) async fn logs(
     Ok(found)
 }
 
-/// A row of records: the number of the first, when they were written, and the records. The row of a claim is sealed by the
-/// task, and its worker is a column.
+/// A row of records: the number of the first, when they were written, and the records. The row of a claim is sealed by
+/// its task, and its worker is a column.
 fn packed(run: RunId, row: &Row) -> PgResult<(i64, i64, Vec<Record>)> {
     let (first, version, count): (i64, i64, i32) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     let name = || format!("records: records {first} to {} of run {run}", first + i64::from(count) - 1);
@@ -226,7 +226,7 @@ fn packed(run: RunId, row: &Row) -> PgResult<(i64, i64, Vec<Record>)> {
     Ok((first, row.try_get(3)?, packed))
 }
 
-/// A run's id as a row has it.
+/// The id of a run in a column.
 pub(super) fn run_id(row: &Row, at: usize) -> PgResult<RunId> {
     Ok(RunId(row.try_get::<_, Uuid>(at)?))
 }

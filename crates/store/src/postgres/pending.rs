@@ -1,4 +1,4 @@
-//! What hangs on a run.
+//! The pending work of a run.
 
 use eddyline_machine::explain::Bound;
 use eddyline_machine::{Fence, Message, RunId};
@@ -73,7 +73,7 @@ async fn at_one_moment(database: &Database, client: &Object, run: RunId) -> PgRe
     })
 }
 
-/// Up to as much as is handed out at once.
+/// As many messages as are delivered together, at most.
 fn inbox(run: RunId, rows: &[Row]) -> PgResult<Vec<Message>> {
     let (mut messages, mut bytes) = (Vec::new(), 0);
     for row in rows {
@@ -125,7 +125,7 @@ fn task_row(run: RunId, row: &Row) -> PgResult<TaskRow> {
     })
 }
 
-/// Columns activation, kind, fence, due and wall, the first at `at`.
+/// Reads the columns activation, kind, fence, due and wall, the first at `at`.
 pub(super) fn timer(run: RunId, row: &Row, at: usize) -> PgResult<TimerRow> {
     let kind: i32 = row.try_get(at + 1)?;
     let key = timers::key(row.try_get(at)?, kind, row.try_get(at + 2)?)

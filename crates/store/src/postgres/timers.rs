@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_give_the_key_back_and_sort_like_it() {
+    fn columns_restore_the_key_and_sort_like_it() {
         let kinds = [
             TimerKind::Delay,
             TimerKind::Deadline,

@@ -1,4 +1,4 @@
-//! TLS to the database, by rustls.
+//! TLS connections to the database, with rustls.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::settings::{Settings, TlsMode};
 use crate::error::{Result, StoreError};
 
-/// How to encrypt; whether to is for the driver to decide, by `ssl_mode`.
+/// Creates the TLS connector. Whether it is used is decided by the driver, from `ssl_mode`.
 pub(super) fn connector(settings: &Settings) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(ring::default_provider());
     let unavailable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("TLS can't be set up: {error}"));
@@ -24,7 +24,7 @@ pub(super) fn connector(settings: &Settings) -> Result<MakeRustlsConnect> {
         built.map_err(|error| unavailable(&error))
     };
     let verifier: Arc<dyn ServerCertVerifier> = match settings.tls {
-        TlsMode::Off | TlsMode::Unverified => Arc::new(Anybody(provider.clone())),
+        TlsMode::Off | TlsMode::Unverified => Arc::new(AnyServer(provider.clone())),
         TlsMode::Authority => Arc::new(AnyName(trusted()?)),
         TlsMode::Full => trusted()?,
     };
@@ -43,7 +43,8 @@ fn roots(settings: &Settings) -> Result<RootCertStore> {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         return match roots.is_empty() {
             true => Err(StoreError::Unavailable(
-                "this system has no certificates of authorities: name a file with sslrootcert".to_owned(),
+                "this system has no trusted certificates: set sslrootcert to a file with the authority's certificate"
+                    .to_owned(),
             )),
             false => Ok(roots),
         };
@@ -53,7 +54,7 @@ fn roots(settings: &Settings) -> Result<RootCertStore> {
         roots.add(cert.map_err(|error| bad(error.to_string()))?).map_err(|error| bad(error.to_string()))?;
     }
     match roots.is_empty() {
-        true => Err(bad("it has no certificate".to_owned())),
+        true => Err(bad("it contains no certificate".to_owned())),
         false => Ok(roots),
     }
 }
@@ -63,17 +64,17 @@ pub(super) fn advice(error: &tokio_postgres::Error) -> Option<&'static str> {
     use std::error::Error as _;
     let source = error.source()?;
     if source.to_string().contains("server does not support TLS") {
-        return Some("turn on ssl in the server, or allow unencrypted connections with sslmode=prefer");
+        return Some("enable ssl on the server, or allow unencrypted connections with sslmode=prefer");
     }
     match source.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Error>()? {
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            Some("name a file with the certificate of the server's authority with sslrootcert")
+            Some("set sslrootcert to a file with the certificate of the server's authority")
         }
         Error::InvalidCertificate(why) if is_about_name(why) => {
-            Some("connect to a name that the certificate has, or check only the authority with sslmode=verify-ca")
+            Some("connect to a host name in the certificate, or verify only the authority with sslmode=verify-ca")
         }
         Error::InvalidCertificate(CertificateError::Other(why)) if why.to_string().contains("CaUsedAsEndEntity") => {
-            Some("the server uses the certificate of an authority as its own: give it one that is not (CA:FALSE)")
+            Some("the server's certificate is that of an authority: give it one with CA:FALSE")
         }
         _ => None,
     }
@@ -83,11 +84,11 @@ fn is_about_name(error: &CertificateError) -> bool {
     matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
 }
 
-/// `prefer` and `require` encrypt and, as in libpq, don't ask who answers; `verify-full` does.
+/// `prefer` and `require` encrypt without verifying the server, as in libpq; `verify-full` verifies it.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AnyServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -122,7 +123,7 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// `verify-ca`: the certificate of any host will do. The name is what is checked last.
+/// `verify-ca` accepts a certificate for any host. The name is verified last.
 #[derive(Debug)]
 struct AnyName(Arc<WebPkiServerVerifier>);
 
