@@ -1,6 +1,6 @@
 //! `eddy migrate`: creates or updates the tables of a PostgreSQL store.
 
-use eddyline_store::{Postgres, StoreError};
+use eddyline_store::Postgres;
 use serde_json::json;
 
 use super::Context;
@@ -24,15 +24,12 @@ pub async fn run(ctx: &Context, migrate: Migrate) -> Result<(), Trouble> {
         None => {
             return match ctx.screen.json {
                 true => ctx.screen.document(&json!({"migrates_itself": true})),
+                false if migrate.store == "memory:" => ctx.screen.say("a memory store has no tables"),
                 false => ctx.screen.say("an embedded store needs no migration: it updates itself when it is opened"),
             };
         }
     }
-    let migrated = Postgres::migrate(&migrate.store).await.map_err(|error| match error {
-        // Only the reason: no server of Eddyline is involved.
-        StoreError::Unavailable(why) => Trouble::refused(why),
-        error => Trouble::refused(error.to_string()),
-    })?;
+    let migrated = Postgres::migrate(&migrate.store).await.map_err(|error| Trouble::refused(error.reason()))?;
     let (schema, from, to) = (migrated.schema, migrated.from, migrated.to);
     match ctx.screen.json {
         true => ctx.screen.document(&json!({"schema": schema, "from": from, "to": to})),

@@ -13,6 +13,12 @@ const WIDTH: usize = 100;
 const HEIGHT: usize = 40;
 const NARROWEST: usize = 40;
 
+/// Such as "1 task" and "2 tasks".
+pub fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Color {
     #[default]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::moment;
-use super::screen::{Ink, Line, table};
+use super::screen::{Ink, Line, counted, table};
 use super::trouble::Trouble;
 
 /// How often progress is redrawn on a terminal.
@@ -73,7 +73,7 @@ async fn run_copy(ctx: &Context, args: CopyArgs) -> Result<(), Trouble> {
 fn parsed(flag: &str, url: &str) -> Result<StoreUrl, Trouble> {
     match StoreUrl::parse(url)? {
         StoreUrl::Memory => {
-            Err(Trouble::usage(format!("{flag} {url}: a memory store ends with its process; there is nothing to copy")))
+            Err(Trouble::usage(format!("{flag} cannot be a memory store: its data is lost when its process ends")))
         }
         place => Ok(place),
     }
@@ -96,11 +96,10 @@ async fn open_target(to: &StoreUrl) -> Result<Box<dyn CopyTarget>, StoreError> {
 }
 
 fn trouble(what: &str, error: StoreError) -> Trouble {
+    let message = format!("{what}: {}", error.reason());
     match error {
-        // Only the reason: the message of the error itself would speak of an unavailable store.
-        StoreError::Unavailable(why) => Trouble::refused(format!("{what}: {why}")),
-        error @ StoreError::Corrupt(_) => Trouble::failed(format!("{what}: {error}")),
-        error => Trouble::refused(format!("{what}: {error}")),
+        StoreError::Corrupt(_) => Trouble::failed(message),
+        _ => Trouble::refused(message),
     }
 }
 
@@ -201,8 +200,9 @@ fn say(ctx: &Context, from: &StoreUrl, to: &StoreUrl, report: &CopyReport, took:
     ctx.screen.lines(&table(&["TABLE", "SOURCE", "COPY", "CHECKSUM OF BOTH"], &rows))?;
     if report.is_equal() {
         let span = moment::span(took.as_millis() as i64);
-        let runs = report.source.of(Table::Runs).rows;
-        ctx.screen.say(format!("{from} copied to {to}: {runs} runs, {} rows, in {span}", report.source.rows()))?;
+        let runs = counted(report.source.of(Table::Runs).rows, "run");
+        let rows = counted(report.source.rows(), "row");
+        ctx.screen.say(format!("{from} copied to {to}: {runs}, {rows}, in {span}"))?;
     }
     Ok(())
 }

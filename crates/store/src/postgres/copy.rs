@@ -333,7 +333,7 @@ async fn refuse_instances(database: &Database) -> Result<()> {
     let host = info.host.map(|host| format!(" on {host}")).unwrap_or_default();
     Err(StoreError::Unavailable(format!(
         "schema {} is served by {}{host}, which checked in {} s ago: stop all instances first. One that was killed counts \
-         for a minute",
+         as serving for a minute",
         database.schema(),
         info.name,
         ago.max(0) / 1_000
