@@ -42,22 +42,23 @@ pub(super) async fn summary_of(database: &Database, run: RunId) -> Result<Option
     rows.first().map(summary).transpose().map_err(PgError::into_error)
 }
 
-/// One statement, so that it reads one snapshot. For a run at the known version only the version is read; for a later
-/// version, the activations that were written since.
-const LOAD: &str = "SELECT 0, r.position, r.version, r.ns, r.crc, CASE WHEN r.version IS DISTINCT FROM $2 OR r.trimmed \
-         THEN r.header END, r.created_at, r.started_at, r.ended_at, r.trimmed, r.records \
+/// One statement, so that it reads one snapshot: the columns of a [`Summary`], or of another row in their places, and the
+/// kind of the row. For a run at the known version only the version is read; for a later version, the activations that
+/// were written since.
+const LOAD: &str = "SELECT r.id, r.ns, r.position, r.created_at, r.started_at, r.ended_at, r.trimmed, r.records, r.version, \
+         r.crc, CASE WHEN r.version IS DISTINCT FROM $2 OR r.trimmed THEN r.header END, 0 \
          FROM eddyline.runs r WHERE r.id = $1 \
-     UNION ALL SELECT 1, a.id, a.version, NULL, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, NULL, a.id, NULL, NULL, NULL, NULL, NULL, a.version, a.crc, a.body, 1 \
          FROM eddyline.activations a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
          AND (r.version < $2 OR a.version > $2) IS NOT FALSE \
-     UNION ALL SELECT 2, a.scope, a.event, NULL, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, NULL, a.scope, NULL, NULL, NULL, NULL, NULL, a.event, a.crc, a.body, 2 \
          FROM eddyline.emitted a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
-     UNION ALL SELECT 3, NULL, NULL, a.activation, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, a.activation, NULL, NULL, NULL, NULL, NULL, NULL, NULL, a.crc, a.body, 3 \
          FROM eddyline.reuse a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
-     UNION ALL SELECT 4, a.position, NULL, a.name, NULL, NULL, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, a.name, a.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4 \
          FROM eddyline.cursors a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed";
 
@@ -69,23 +70,13 @@ pub(super) async fn load(database: &Database, run: RunId, since: Option<Version>
 }
 
 fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
-    let Some(first) = rows.iter().find(|row| row.get::<_, i32>(0) == 0) else { return Ok(Found::Nothing) };
-    let Some(header) = first.try_get::<_, Option<&str>>(5)? else { return Ok(Found::Same) };
-    let changed = since.is_some_and(|since| since > 0 && first.get::<_, i64>(2) > since);
-    let (id, version) = (run.0.into_bytes(), Version(first.try_get::<_, i64>(2)? as u64));
-    let name = || format!("runs: the header of run {run}");
-    let summary = Summary {
-        ns: Namespace::new(&unescape(first.try_get(3)?)),
-        run,
-        position: first.try_get::<_, i64>(1)? as u64,
-        version,
-        records: first.try_get::<_, i64>(10)? as u64,
-        created_at: first.try_get(6)?,
-        started_at: first.try_get(7)?,
-        ended_at: first.try_get(8)?,
-        trimmed: first.try_get(9)?,
-        header: read(first.try_get(4)?, header, &[&id, &version.0.to_le_bytes()], name)?,
-    };
+    let Some(first) = rows.iter().find(|row| row.get::<_, i32>(11) == 0) else { return Ok(Found::Nothing) };
+    if first.try_get::<_, Option<&str>>(10)?.is_none() {
+        return Ok(Found::Same);
+    }
+    let summary = summary(first)?;
+    let changed = since.is_some_and(|since| since > 0 && summary.version.0 as i64 > since);
+    let id = run.0.into_bytes();
     if summary.trimmed {
         return Ok(Found::Trimmed(Box::new(summary)));
     }
@@ -93,22 +84,22 @@ fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
     loaded.header = summary.header.clone();
     let mut activations = Vec::new();
     for row in rows {
-        match row.try_get::<_, i32>(0)? {
-            1 => activations.push((row.try_get::<_, i64>(1)?, row)),
+        match row.try_get::<_, i32>(11)? {
+            1 => activations.push((row.try_get::<_, i64>(2)?, row)),
             2 => {
-                let (scope, event) = (row.try_get::<_, i64>(1)? as u32, row.try_get::<_, i64>(2)? as u32);
+                let (scope, event) = (row.try_get::<_, i64>(2)? as u32, row.try_get::<_, i64>(8)? as u32);
                 let name = || format!("emitted: event {event} of scope {scope} of run {run}");
                 let key: [&[u8]; 3] = [&id, &scope.to_le_bytes(), &event.to_le_bytes()];
-                let emitted = read(row.try_get(4)?, row.try_get(5)?, &key, name)?;
+                let emitted = read(row.try_get(9)?, row.try_get(10)?, &key, name)?;
                 loaded.emitted.insert((ActId(scope), event), emitted);
             }
             3 => {
-                let activation = unescape(row.try_get(3)?);
+                let activation = unescape(row.try_get(1)?);
                 let name = || format!("reuse: {activation} of run {run}");
-                let reused = read(row.try_get(4)?, row.try_get(5)?, &[&id, activation.as_bytes()], name)?;
+                let reused = read(row.try_get(9)?, row.try_get(10)?, &[&id, activation.as_bytes()], name)?;
                 loaded.reuse.insert(activation, reused);
             }
-            4 => _ = loaded.cursors.insert(unescape(row.try_get(3)?), row.try_get::<_, i64>(1)? as u64),
+            4 => _ = loaded.cursors.insert(unescape(row.try_get(1)?), row.try_get::<_, i64>(2)? as u64),
             _ => {}
         }
     }
@@ -118,10 +109,10 @@ fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
         if number != expected && !changed {
             return Err(PgError::Corrupt(format!("activations: activation {expected} of run {run} is missing")));
         }
-        let written = row.try_get::<_, i64>(2)?;
+        let written = row.try_get::<_, i64>(8)?;
         let key: [&[u8]; 3] = [&id, &number.to_le_bytes(), &written.to_le_bytes()];
         let name = || format!("activations: activation {number} of run {run}");
-        loaded.activations.push(read(row.try_get(4)?, row.try_get(5)?, &key, name)?);
+        loaded.activations.push(read(row.try_get(9)?, row.try_get(10)?, &key, name)?);
     }
     let loaded = Box::new(Loaded { summary, rows: loaded });
     Ok(if changed { Found::Changed(loaded) } else { Found::Run(loaded) })
