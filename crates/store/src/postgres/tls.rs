@@ -24,8 +24,8 @@ pub(super) fn connector(settings: &Settings) -> Result<MakeRustlsConnect> {
         built.map_err(|error| unavailable(&error))
     };
     let verifier: Arc<dyn ServerCertVerifier> = match settings.tls {
-        TlsMode::Off | TlsMode::Unverified => Arc::new(AnyServer(provider.clone())),
-        TlsMode::Authority => Arc::new(AnyName(trusted()?)),
+        TlsMode::Off | TlsMode::Unverified => Arc::new(Lenient { provider: provider.clone(), authority: None }),
+        TlsMode::Authority => Arc::new(Lenient { provider: provider.clone(), authority: Some(trusted()?) }),
         TlsMode::Full => trusted()?,
     };
     let builder = ClientConfig::builder_with_provider(provider);
@@ -84,50 +84,16 @@ fn is_about_name(error: &CertificateError) -> bool {
     matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
 }
 
-/// `prefer` and `require` encrypt without verifying the server, as in libpq; `verify-full` verifies it.
+/// Verifies less than `verify-full`, as in libpq: `prefer` and `require` only encrypt, `verify-ca` accepts a certificate
+/// for any host.
 #[derive(Debug)]
-struct AnyServer(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+struct Lenient {
+    provider: Arc<CryptoProvider>,
+    /// Verifies the certificate, for `verify-ca`.
+    authority: Option<Arc<WebPkiServerVerifier>>,
 }
 
-/// `verify-ca` accepts a certificate for any host. The name is verified last.
-#[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
-
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         cert: &CertificateDer<'_>,
@@ -136,7 +102,9 @@ impl ServerCertVerifier for AnyName {
         ocsp: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, Error> {
-        match self.0.verify_server_cert(cert, between, name, ocsp, now) {
+        let Some(authority) = &self.authority else { return Ok(ServerCertVerified::assertion()) };
+        match authority.verify_server_cert(cert, between, name, ocsp, now) {
+            // The name is verified last.
             Err(Error::InvalidCertificate(why)) if is_about_name(&why) => Ok(ServerCertVerified::assertion()),
             checked => checked,
         }
@@ -148,7 +116,7 @@ impl ServerCertVerifier for AnyName {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, cert, dss)
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -157,10 +125,10 @@ impl ServerCertVerifier for AnyName {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, cert, dss)
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
