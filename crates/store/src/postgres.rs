@@ -25,7 +25,6 @@ mod pg_error;
 mod proxy;
 mod schema;
 mod settings;
-mod timers;
 mod tls;
 mod trim;
 mod turns;

@@ -13,12 +13,12 @@ use uuid::Uuid;
 use super::body::{escaped, seal, text};
 use super::columns::*;
 use super::database::{Database, Param};
-use super::list::reason_text;
-use super::timers;
 use crate::commit::{Consumed, NewEvent, RunCommit};
+use crate::conditions::reason_text;
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::task_queues::AGE_MS;
+use crate::timer_columns;
 
 /// Separates the elements of a text column that holds a list.
 pub(super) const BETWEEN: &str = "\u{1e}";
@@ -139,7 +139,7 @@ impl Batch {
                     columns.id.push(escaped(id));
                 }
                 Consumed::Timer(key, due) => {
-                    let ((activation, kind, fence), columns) = (timers::columns(*key), &mut self.taken_timers);
+                    let ((activation, kind, fence), columns) = (timer_columns::columns(*key), &mut self.taken_timers);
                     columns.c.push(c);
                     columns.at.push(at);
                     columns.activation.push(activation);
@@ -308,8 +308,8 @@ impl Batch {
         let mut changes = BTreeMap::new();
         for change in &transition.timers {
             match change {
-                TimerChange::Set { key, due } => changes.insert(timers::columns(*key), Some(*due)),
-                TimerChange::Clear(key) => changes.insert(timers::columns(*key), None),
+                TimerChange::Set { key, due } => changes.insert(timer_columns::columns(*key), Some(*due)),
+                TimerChange::Clear(key) => changes.insert(timer_columns::columns(*key), None),
             };
         }
         let columns = &mut self.timers;

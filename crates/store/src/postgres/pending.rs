@@ -12,11 +12,11 @@ use super::connect::Object;
 use super::database::{Database, Param, READ_TIMEOUT, in_time};
 use super::list::{GATE, gate};
 use super::pg_error::{PgError, PgResult};
-use super::timers;
 use crate::claim::{Held, RequestId};
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::query::*;
+use crate::timer_columns;
 
 pub(super) async fn pending(database: &Database, run: RunId) -> Result<PendingWork> {
     let client = database.client().await.map_err(PgError::into_error)?;
@@ -128,7 +128,7 @@ fn task_row(run: RunId, row: &Row) -> PgResult<TaskRow> {
 /// Reads the columns activation, kind, fence, due and wall, the first at `at`.
 pub(super) fn timer(run: RunId, row: &Row, at: usize) -> PgResult<TimerRow> {
     let kind: i32 = row.try_get(at + 1)?;
-    let key = timers::key(row.try_get(at)?, kind, row.try_get(at + 2)?)
+    let key = timer_columns::key(row.try_get(at)?, kind, row.try_get(at + 2)?)
         .ok_or_else(|| PgError::Corrupt(format!("timers: a timer of run {run} is of kind {kind}")))?;
     Ok(TimerRow { key, due: row.try_get(at + 3)?, wall: row.try_get(at + 4)? })
 }

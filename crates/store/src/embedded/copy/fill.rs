@@ -6,17 +6,17 @@ use rusqlite::{Connection, Params, params};
 use serde::de::DeserializeOwned;
 
 use super::FED_RUN;
+use crate::conditions::reason_text;
 use crate::copy::*;
 use crate::embedded::body::{parse, seal_text};
-use crate::embedded::list::reason_text;
 use crate::embedded::opening::{DELETIONS_FROM, RESET_EVENTS, RESET_RECORDS};
 use crate::embedded::schema::{self, MOST_NUMBERS, key_of};
 use crate::embedded::sqlite_error::{SqliteError, SqliteResult};
-use crate::embedded::timers;
 use crate::embedded::write_run::header_numbers;
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::task_queues::BucketKey;
+use crate::timer_columns;
 
 #[derive(Debug)]
 pub(super) struct Filler {
@@ -230,7 +230,7 @@ impl Filler {
                 self.put(sql, params![self.run(*run)?.0, activation, *first as i64])
             }
             Row::Timer { run, key, due, wall } => {
-                let (activation, kind, fence) = timers::columns(*key);
+                let (activation, kind, fence) = timer_columns::columns(*key);
                 self.put(
                     "INSERT INTO timers (run, activation, kind, fence, due, wall) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                     params![self.run(*run)?.0, activation, kind, fence, due, wall],

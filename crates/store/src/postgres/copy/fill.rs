@@ -7,15 +7,15 @@ use eddyline_machine::{GateArrival, RunId, Task, TaskKind};
 use serde::de::DeserializeOwned;
 
 use super::inserts::Inserts;
+use crate::conditions::reason_text;
 use crate::copy::*;
 use crate::document::{LimitRules, QueueRules, Rate, kind};
 use crate::error::{Result, StoreError};
 use crate::ids::Namespace;
 use crate::postgres::body::{escaped, parse, seal, text};
 use crate::postgres::encode::{BEFORE_KEY, BETWEEN, class_of, limit_of};
-use crate::postgres::list::reason_text;
-use crate::postgres::timers;
 use crate::task_queues::AGE_MS;
+use crate::timer_columns;
 
 /// State from earlier rows that later rows need.
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ impl Fill {
                 to.logs.first.push(first as i64);
             }
             Row::Timer { run, key, due, wall } => {
-                let (activation, kind, fence) = timers::columns(key);
+                let (activation, kind, fence) = timer_columns::columns(key);
                 to.timers.ns.push(self.run(run)?.ns.clone());
                 to.timers.run.push(run.0);
                 to.timers.activation.push(activation);

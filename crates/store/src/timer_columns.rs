@@ -1,8 +1,8 @@
-//! The key of a timer as columns, in the order of the keys.
+//! The key of a timer as columns of a SQL table, which sort like the keys.
 
 use eddyline_machine::{ActId, Fence, TimerKey, TimerKind};
 
-pub(super) fn columns(key: TimerKey) -> (i64, i32, i64) {
+pub(crate) fn columns(key: TimerKey) -> (i64, i32, i64) {
     let (kind, fence) = match key.kind {
         TimerKind::Delay => (0, 0),
         TimerKind::Deadline => (1, 0),
@@ -13,7 +13,7 @@ pub(super) fn columns(key: TimerKey) -> (i64, i32, i64) {
     (i64::from(key.activation.0), kind, fence)
 }
 
-pub(super) fn key(activation: i64, kind: i32, fence: i64) -> Option<TimerKey> {
+pub(crate) fn key(activation: i64, kind: i32, fence: i64) -> Option<TimerKey> {
     let kind = match kind {
         0 => TimerKind::Delay,
         1 => TimerKind::Deadline,
