@@ -207,28 +207,28 @@ impl Database {
     pub async fn read(&self, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
         let mut tries = 0;
         loop {
-            tries += 1;
             let client = self.client().await?;
             match in_time(READ_TIMEOUT, self.query(&client, text, params)).await {
                 Ok(rows) => return Ok(rows),
-                Err(error) => {
-                    let again = match error {
-                        PgError::Silent => {
-                            self.connector.cancel(&client);
-                            false
-                        }
-                        _ => error.is_passing() || error.is_cut(),
-                    };
-                    if error.is_cut() {
-                        self.discard(client, &error);
-                    }
-                    if !again || tries >= TRIES {
-                        return Err(error);
-                    }
-                    pause(tries).await;
-                }
+                Err(error) => self.before_retry(client, error, &mut tries).await?,
             }
         }
+    }
+
+    /// After a failed read: waits if it may be tried again, otherwise returns the error. Its connection is closed, because a
+    /// transaction may be open.
+    pub async fn before_retry(&self, client: Object, error: PgError, tries: &mut u32) -> PgResult<()> {
+        *tries += 1;
+        let silent = matches!(error, PgError::Silent);
+        if silent {
+            self.connector.cancel(&client);
+        }
+        self.discard(client, &error);
+        if silent || *tries >= TRIES || !(error.is_passing() || error.is_cut()) {
+            return Err(error);
+        }
+        pause(*tries).await;
+        Ok(())
     }
 
     /// Whether commits are possible now, as far as can be known without trying one.

@@ -19,12 +19,12 @@ use crate::query::*;
 use crate::timer_columns;
 
 pub(super) async fn pending(database: &Database, run: RunId) -> Result<PendingWork> {
-    let client = database.client().await.map_err(PgError::into_error)?;
-    match in_time(READ_TIMEOUT, at_one_moment(database, &client, run)).await {
-        Ok(pending) => Ok(pending),
-        Err(error) => {
-            database.discard(client, &error);
-            Err(error.into_error())
+    let mut tries = 0;
+    loop {
+        let client = database.client().await.map_err(PgError::into_error)?;
+        match in_time(READ_TIMEOUT, at_one_moment(database, &client, run)).await {
+            Ok(pending) => return Ok(pending),
+            Err(error) => database.before_retry(client, error, &mut tries).await.map_err(PgError::into_error)?,
         }
     }
 }
