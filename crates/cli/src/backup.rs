@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use eddyline_server::StoreUrl;
 use eddyline_store::Embedded;
 use serde_json::json;
 
@@ -12,20 +13,16 @@ use super::trouble::Trouble;
 pub struct Backup {
     /// The directory of the store; a server may have it open
     #[arg(long, value_name = "DIR", default_value = "./.eddyline", env = "EDDY_STORE", hide_env_values = true)]
-    store: PathBuf,
+    store: String,
     /// A new directory for the copy, which can be opened as a store
     #[arg(value_name = "TO")]
     to: PathBuf,
 }
 
 pub async fn run(ctx: &Context, backup: Backup) -> Result<(), Trouble> {
-    if backup.store.to_string_lossy().contains("://") {
+    let StoreUrl::Directory(from) = StoreUrl::parse(&backup.store)? else {
         return Err(Trouble::usage("`eddy backup` copies embedded stores only")
             .help("back up a PostgreSQL store with PostgreSQL's tools, or copy it: `eddy store copy`"));
-    }
-    let from = match backup.store.to_string_lossy().strip_prefix("sqlite:") {
-        Some(path) => PathBuf::from(path),
-        None => backup.store,
     };
     if !from.join("eddyline.db").is_file() {
         return Err(Trouble::not_found(format!("there is no store in {}", from.display())));

@@ -1,9 +1,10 @@
 //! `eddy doctor`: checks a server or a store for problems.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use eddyline_engine::quarantined_in;
 use eddyline_protocol::{Flows, QueueInfo, RunSummary, ServerInfo, StepInfo, WorkerInfo};
+use eddyline_server::StoreUrl;
 use eddyline_store::{Embedded, Namespace, Options, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,7 +33,7 @@ const ASKED_RUNS: usize = 50;
 pub struct Doctor {
     /// Check a store's directory instead of a server
     #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
+    store: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -64,11 +65,13 @@ impl Finding {
 
 pub async fn run(ctx: &Context, doctor: Doctor) -> Result<(), Trouble> {
     let findings = match &doctor.store {
-        Some(dir) if dir.to_string_lossy().contains("://") => {
-            return Err(Trouble::usage("--store checks the directory of an embedded store")
-                .help("for a PostgreSQL store, check a server that uses it: `eddy doctor --url URL`"));
+        Some(store) => {
+            let StoreUrl::Directory(dir) = StoreUrl::parse(store)? else {
+                return Err(Trouble::usage("--store checks the directory of an embedded store")
+                    .help("for a PostgreSQL store, check a server that uses it: `eddy doctor --url URL`"));
+            };
+            directory(&dir).await
         }
-        Some(dir) => directory(dir).await,
         None => server(&ctx.remote()?).await?,
     };
     if ctx.screen.json {

@@ -1,5 +1,6 @@
 //! `eddy migrate`: creates or updates the tables of a PostgreSQL store.
 
+use eddyline_server::StoreUrl;
 use eddyline_store::Postgres;
 use serde_json::json;
 
@@ -14,22 +15,15 @@ pub struct Migrate {
 }
 
 pub async fn run(ctx: &Context, migrate: Migrate) -> Result<(), Trouble> {
-    match migrate.store.split_once("://") {
-        Some(("postgres" | "postgresql", _)) => {}
-        Some((scheme, _)) => {
-            return Err(
-                Trouble::usage(format!("this version does not support {scheme} stores")).help("use postgres://…")
-            );
-        }
-        None => {
-            return match ctx.screen.json {
-                true => ctx.screen.document(&json!({"migrates_itself": true})),
-                false if migrate.store == "memory:" => ctx.screen.say("a memory store has no tables"),
-                false => ctx.screen.say("an embedded store needs no migration: it updates itself when it is opened"),
-            };
-        }
-    }
-    let migrated = Postgres::migrate(&migrate.store).await.map_err(|error| Trouble::refused(error.reason()))?;
+    let StoreUrl::Postgres(url) = StoreUrl::parse(&migrate.store)? else {
+        return match ctx.screen.json {
+            true => ctx.screen.document(&json!({"migrates_itself": true})),
+            false => ctx
+                .screen
+                .say("only PostgreSQL stores are migrated; an embedded store updates itself when it is opened"),
+        };
+    };
+    let migrated = Postgres::migrate(&url).await.map_err(|error| Trouble::refused(error.reason()))?;
     let (schema, from, to) = (migrated.schema, migrated.from, migrated.to);
     match ctx.screen.json {
         true => ctx.screen.document(&json!({"schema": schema, "from": from, "to": to})),

@@ -168,9 +168,13 @@ fn every_way_to_go_wrong_has_its_code() {
     }
     // The URL of another kind of store is refused, and its password is not shown.
     let url = "postgres://u:secret@db/x";
-    for args in [&["backup", "--store", url, "to"][..], &["doctor", "--store", url]] {
+    for (args, message) in [
+        (&["backup", "--store", url, "to"][..], "back up a PostgreSQL store"),
+        (&["doctor", "--store", url], "for a PostgreSQL store"),
+        (&["serve", "--store", "mysql://u:secret@db/x"], "mysql://u@db/x is not a store"),
+    ] {
         let ran = eddy(dir.path(), args).bad(2);
-        assert!(ran.err.contains("PostgreSQL") && !ran.err.contains("secret"), "{ran:?}");
+        assert!(ran.err.contains(message) && !ran.err.contains("secret"), "{ran:?}");
     }
     let mut help = command();
     help.args(["backup", "--help"]).env("EDDY_STORE", url);
