@@ -34,7 +34,8 @@ impl Engine {
         Ok(self.instance.store.gates(None, &filter, Page { after: None, limit: 1 }).await?.pop())
     }
 
-    /// Opens a gate by its token or its id. This gives away nothing: whoever may open gates may also see their tokens.
+    /// Opens a gate by its token or its id. This reveals nothing: a caller who may open gates may also see their
+    /// tokens.
     pub async fn open_gate_named(&self, ns: &Namespace, named: &str, by: OpenedBy, body: Value) -> Result<()> {
         let Some(id) = parse(named) else {
             return self.open_gate(ns, named, by, body).await.map_err(|error| match error {
