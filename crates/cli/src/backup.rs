@@ -30,10 +30,6 @@ pub async fn run(ctx: &Context, backup: Backup) -> Result<(), Trouble> {
     tokio::task::block_in_place(|| Embedded::backup_of(&from, &backup.to))
         .map_err(|error| Trouble::refused(error.reason()))?;
     let bytes = std::fs::metadata(backup.to.join("eddyline.db")).map(|file| file.len()).unwrap_or(0);
-    match ctx.screen.json {
-        true => ctx.screen.document(&json!({"from": from, "to": backup.to, "bytes": bytes})),
-        false => {
-            ctx.screen.say(format!("{} copied to {} ({bytes} bytes, checked)", from.display(), backup.to.display()))
-        }
-    }
+    let text = format!("{} copied to {} ({bytes} bytes, checked)", from.display(), backup.to.display());
+    ctx.screen.answer(&json!({"from": from, "to": backup.to, "bytes": bytes}), text)
 }

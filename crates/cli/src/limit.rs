@@ -39,7 +39,7 @@ pub async fn run(ctx: &Context, command: LimitCommand) -> Result<(), Trouble> {
         }
         LimitCommand::Delete { name } => (remote.delete(&path(&name), &[]).await?, format!("limit {name} deleted")),
     };
-    if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(text) }
+    ctx.screen.answer(&answer, text)
 }
 
 fn path(name: &str) -> String {

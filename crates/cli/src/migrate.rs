@@ -16,21 +16,15 @@ pub struct Migrate {
 
 pub async fn run(ctx: &Context, migrate: Migrate) -> Result<(), Trouble> {
     let StoreUrl::Postgres(url) = StoreUrl::parse(&migrate.store)? else {
-        return match ctx.screen.json {
-            true => ctx.screen.document(&json!({"migrates_itself": true})),
-            false => ctx
-                .screen
-                .say("only PostgreSQL stores are migrated; an embedded store updates itself when it is opened"),
-        };
+        let text = "only PostgreSQL stores are migrated; an embedded store updates itself when it is opened";
+        return ctx.screen.answer(&json!({"migrates_itself": true}), text);
     };
     let migrated = Postgres::migrate(&url).await.map_err(|error| Trouble::refused(error.reason()))?;
     let (schema, from, to) = (migrated.schema, migrated.from, migrated.to);
-    match ctx.screen.json {
-        true => ctx.screen.document(&json!({"schema": schema, "from": from, "to": to})),
-        false => ctx.screen.say(match from {
-            0 => format!("schema {schema}: created the tables, version {to}"),
-            _ if from == to => format!("schema {schema}: the tables are up to date, version {to}"),
-            _ => format!("schema {schema}: updated the tables from version {from} to {to}"),
-        }),
-    }
+    let text = match from {
+        0 => format!("schema {schema}: created the tables, version {to}"),
+        _ if from == to => format!("schema {schema}: the tables are up to date, version {to}"),
+        _ => format!("schema {schema}: updated the tables from version {from} to {to}"),
+    };
+    ctx.screen.answer(&json!({"schema": schema, "from": from, "to": to}), text)
 }

@@ -40,17 +40,17 @@ pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
         QueueCommand::Set { name, concurrency, rate, flow_concurrency } => {
             let rules = QueueRules { concurrency, rate, burst: None, flow_concurrency };
             let answer: Value = ctx.remote()?.put(&path(&name), &rules).await?;
-            done(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
+            ctx.screen.answer(&answer, format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
         }
         QueueCommand::Pause { name } => {
             warn_of_unknown(ctx, &name).await;
             let answer: Value = ctx.remote()?.post(&format!("{}/pause", path(&name)), &json!({})).await?;
-            done(ctx, &answer, &format!("queue {name} paused"))
+            ctx.screen.answer(&answer, format!("queue {name} paused"))
         }
         QueueCommand::Resume { name } => {
             warn_of_unknown(ctx, &name).await;
             let answer: Value = ctx.remote()?.post(&format!("{}/resume", path(&name)), &json!({})).await?;
-            done(ctx, &answer, &format!("queue {name} resumed"))
+            ctx.screen.answer(&answer, format!("queue {name} resumed"))
         }
     }
 }
@@ -72,10 +72,6 @@ async fn warn_of_unknown(ctx: &Context, name: &str) {
 
 fn path(name: &str) -> String {
     format!("/v1/queues/{}", segment(name))
-}
-
-fn done(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
-    if ctx.screen.json { ctx.screen.document(answer) } else { ctx.screen.say(text) }
 }
 
 pub fn rules_text(concurrency: Option<u32>, rate: Option<Rate>, flow_concurrency: Option<u32>) -> String {

@@ -207,6 +207,11 @@ impl Screen {
         self.say(serde_json::to_string_pretty(value).map_err(io::Error::from)?)
     }
 
+    /// The result of a command: as JSON, or as text.
+    pub fn answer(&self, json: &impl Serialize, text: impl Display) -> Result<(), Trouble> {
+        if self.json { self.document(json) } else { self.say(text) }
+    }
+
     /// One JSON document per line.
     pub fn ndjson(&self, value: &impl Serialize) -> Result<(), Trouble> {
         self.say(serde_json::to_string(value).map_err(io::Error::from)?)

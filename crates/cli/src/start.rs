@@ -87,10 +87,7 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
         ctx.screen.aside(format!("warning: {warning}"));
     }
     if !start.wait {
-        return match ctx.screen.json {
-            true => ctx.screen.document(&started),
-            false => ctx.screen.say(&started.run_id),
-        };
+        return ctx.screen.answer(&started, &started.run_id);
     }
     if ctx.screen.json {
         let quiet = Context { screen: super::screen::Screen { live: false, ..ctx.screen.clone() }, at: ctx.at.clone() };
