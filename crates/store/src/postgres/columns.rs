@@ -22,7 +22,7 @@ macro_rules! columns {
 }
 
 columns! {
-    /// Transitions. Rows of the other tables name theirs by its place in here, from 1.
+    /// Transitions. Rows of the other tables refer to theirs by its position in here, counted from 1.
     Commits {
         run: Uuid => UUID_ARRAY,
         ns: String => TEXT_ARRAY,
@@ -182,7 +182,7 @@ columns! {
 }
 
 impl Messages {
-    /// Those of a commit of documents name no transition.
+    /// Those of a commit of documents refer to no transition.
     pub fn params_alone<'a>(&'a self, params: &mut Vec<Param<'a>>) {
         let mut all = Vec::new();
         self.params(&mut all);

@@ -1,4 +1,4 @@
-//! What is told of a call: more rather than less, since a hint is only a reason to look.
+//! The hints that follow from a call: more rather than fewer, since a hint only causes a check.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,7 +14,7 @@ use crate::query::Change;
 use crate::task_queues::UNWATCHED_MS;
 
 #[derive(Default)]
-struct Told {
+struct Hints {
     /// Tasks that claims of the call got: no other claim can get them.
     claimed: HashSet<(RunId, Fence)>,
     changes: Vec<Change>,
@@ -33,30 +33,30 @@ pub(super) fn changes(
     offering: Vec<(String, String)>,
 ) -> Vec<Change> {
     let claimed = written.claims.iter().flat_map(|claims| &claims.tasks);
-    let mut told =
-        Told { claimed: claimed.map(|claimed| (claimed.run, claimed.task.fence)).collect(), ..Told::default() };
+    let claimed = claimed.map(|claimed| (claimed.run, claimed.task.fence)).collect();
+    let mut hints = Hints { claimed, ..Hints::default() };
     for (command, answer) in commands.iter().zip(&written.commands) {
         if answer.as_ref().is_ok_and(|committed| !committed.before) {
             match command {
-                Command::Run(commit) => told.run(commit),
-                Command::Documents(commit) => told.documents(commit),
+                Command::Run(commit) => hints.run(commit),
+                Command::Documents(commit) => hints.documents(commit),
             }
         }
     }
     for ((request, claims), _) in claims.iter().zip(&written.claims).zip(before).filter(|(_, before)| !**before) {
-        told.leases |= !claims.tasks.is_empty() && request.lease_ms <= UNWATCHED_MS;
+        hints.leases |= !claims.tasks.is_empty() && request.lease_ms <= UNWATCHED_MS;
         for claimed in &claims.tasks {
-            told.changes.push(Change::Run { run: claimed.run, ended: false });
-            told.leases |= claimed.task.timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
+            hints.changes.push(Change::Run { run: claimed.run, ended: false });
+            hints.leases |= claimed.task.timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
         }
     }
     for (ns, queue) in offering {
-        told.queues.insert((Namespace::new(&unescape(ns)), unescape(queue)));
+        hints.queues.insert((Namespace::new(&unescape(ns)), unescape(queue)));
     }
-    told.all()
+    hints.all()
 }
 
-impl Told {
+impl Hints {
     fn run(&mut self, commit: &RunCommit) {
         let transition = &*commit.transition;
         let header = &transition.header;

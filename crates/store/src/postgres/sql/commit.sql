@@ -10,7 +10,7 @@ RETURNS bigint LANGUAGE sql STABLE AS $$
         WHERE w.ns = p_ns AND w.worker = p_worker)) ELSE p_lease_until END
 $$;
 
--- A key of which nothing waits any more is forgotten; one that is new begins where the others are.
+-- A key without waiting tasks is dropped; a new key starts at the queue's current turn.
 CREATE FUNCTION eddyline.key_waits_v1(p_ns text, p_queue text, p_key text) RETURNS bool LANGUAGE sql VOLATILE AS $$
     SELECT EXISTS (
         SELECT 1 FROM eddyline.classes c WHERE c.ns = p_ns AND c.queue = p_queue AND c.keyed = (p_key <> '')
@@ -26,7 +26,7 @@ DECLARE
 BEGIN
     FOR v IN SELECT DISTINCT k.ns, k.queue, k.key FROM unnest(p_ns, p_queue, p_key) k(ns, queue, key) ORDER BY 1, 2, 3 LOOP
         IF eddyline.key_waits_v1(v.ns, v.queue, v.key) THEN
-            -- The lock keeps a claim from forgetting the key before this commit is seen.
+            -- The lock prevents a claim from dropping the key before this commit is visible.
             PERFORM 1 FROM eddyline.turns t WHERE t.ns = v.ns AND t.queue = v.queue AND t.key = v.key FOR KEY SHARE;
             CONTINUE WHEN FOUND;
         END IF;
@@ -42,7 +42,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Under the lock of the queue. A key that a commit is adding a task of stays.
+-- Requires the lock of the queue. A key stays while a commit is adding a task to it.
 CREATE FUNCTION eddyline.forget_key_v1(p_ns text, p_queue text, p_key text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_served bigint;
@@ -55,18 +55,18 @@ BEGIN
     END IF;
 END $$;
 
--- Queues of a namespace that have something to offer.
+-- Queues of a namespace that have claimable tasks.
 CREATE FUNCTION eddyline.offering_v1(p_ns text) RETURNS SETOF text LANGUAGE sql VOLATILE AS $$
     SELECT DISTINCT c.queue FROM eddyline.classes c WHERE c.ns = p_ns
         AND EXISTS (SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = c.queue AND t.class = c.class
             AND t.worker IS NULL AND NOT t.closed AND NOT t.paused)
 $$;
 
--- Commits transitions of different runs, each as a whole or not at all, then claims. What is refused is an answer, not an
--- error.
--- out_code of transition out_c: 0 done, 1 done before, 2 conflict, 3 key taken, 4 unique key taken, 5 line full, 6 gone,
--- 7 of another namespace. Other rows: -1 a queue that may have something to offer now, -2 claim out_r with the new tasks
--- that it got (out_gone, by their places in t_c), -3 a row of `claim_v1`.
+-- Commits transitions of different runs, each as a whole or not at all, then makes claims. A refusal is a row of the result,
+-- not an error.
+-- out_code of transition out_c: 0 committed, 1 committed before, 2 conflict, 3 key taken, 4 unique key taken, 5 line full,
+-- 6 gone, 7 of another namespace. Other rows: -1 a queue that may have claimable tasks now, -2 claim out_r with the new
+-- tasks that it got (out_gone, by their places in t_c), -3 a row of `claim_v1`.
 CREATE FUNCTION eddyline.commit_v1(
     p_now bigint, p_lock uuid[],
     c_run uuid[], c_ns text[], c_base bigint[], c_version bigint[], c_command uuid[], c_flow text[], c_status text[],
@@ -132,7 +132,7 @@ BEGIN
     END IF;
     v_now := coalesce(p_now, eddyline.wall_ms());
 
-    -- What is refused.
+    -- Which transitions are refused.
     SELECT array_agg(CASE WHEN coalesce(r.version, 0) <> c.base THEN 2 WHEN r.ns <> c.ns THEN 7 ELSE 0 END ORDER BY c.i),
             array_agg(r.version ORDER BY c.i), array_agg(greatest(v_now, r.changed_at) ORDER BY c.i),
             array_agg(coalesce(r.paused, false) ORDER BY c.i)
@@ -167,8 +167,8 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    -- What is taken is locked in one statement and looked for in the next: a snapshot is older than the locks of its
-    -- own statement.
+    -- Consumed items are locked in one statement and read in the next, because a statement's snapshot is older than its
+    -- locks.
     IF cardinality(tm_c) > 0 THEN
         PERFORM 1 FROM unnest(tm_c, tm_id) x(c, id) JOIN eddyline.messages m ON m.target = c_run[x.c] AND m.id = x.id
             ORDER BY m.target, m.id FOR UPDATE OF m;
@@ -176,7 +176,7 @@ BEGIN
     IF cardinality(te_c) > 0 THEN
         PERFORM 1 FROM unnest(te_c, te_fence) x(c, fence) JOIN eddyline.tasks t ON t.run = c_run[x.c] AND t.fence = x.fence
             ORDER BY t.run, t.fence FOR UPDATE OF t;
-        -- A heartbeat changes this row only, and looks for its tasks after that.
+        -- A heartbeat updates only this row, and then reads its tasks.
         PERFORM 1 FROM eddyline.workers w WHERE (w.ns, w.worker) IN (
             SELECT t.ns, t.worker FROM unnest(te_c, te_fence) x(c, fence)
             JOIN eddyline.tasks t ON t.run = c_run[x.c] AND t.fence = x.fence WHERE t.by_worker)
@@ -214,7 +214,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- Runs that begin.
+    -- New runs.
     IF 0 = ANY (c_base) THEN
         WITH made AS (
             INSERT INTO eddyline.runs (id, ns, flow, status, external_id, root, retry_of, created_at, started_at, ended_at,
@@ -245,7 +245,7 @@ BEGIN
             FOR v IN SELECT k.c, k.flow, k.key FROM jsonb_to_recordset(v_keys) k(c int, flow text, key text)
                 WHERE v_code[k.c] = 0 AND c_base[k.c] = 0 AND c_version[k.c] > 0 AND NOT c_run[k.c] = ANY (v_uuids)
             LOOP
-                -- Somebody else had it in the meantime.
+                -- Another commit took the key in the meantime.
                 DELETE FROM eddyline.runs WHERE id = c_run[v.c];
                 SELECT o.run, o.fingerprint INTO w FROM eddyline.keys o
                     WHERE o.ns = c_ns[v.c] AND o.flow = v.flow AND o.key = v.key;
@@ -268,7 +268,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- Runs that go on.
+    -- Existing runs.
     FOR v IN WITH moved AS (
         UPDATE eddyline.runs r SET version = c.version, records = r.records + c.count + v_extra[c.i], changed_at = v_ts[c.i],
                 paused = c.paused, memo = c.memo, crc = c.crc, header = c.header, status = c.status, flow = c.flow,
@@ -290,7 +290,7 @@ BEGIN
             c(run, base, version, command, count, records_crc, records, i)
         WHERE c.version > c.base AND v_code[c.i] = 0;
 
-    -- What is used up goes before what is new: a message may be sent again under the same id.
+    -- Consumed items are deleted before new ones are inserted: a message may be sent again under the same id.
     IF cardinality(tm_c) > 0 THEN
         DELETE FROM eddyline.messages m USING unnest(tm_c, tm_id) x(c, id)
             WHERE m.target = c_run[x.c] AND m.id = x.id AND v_code[x.c] = 0;
@@ -332,7 +332,7 @@ BEGIN
             WHERE e.ns = x.ns AND e.position = x.position;
     END IF;
 
-    -- Lines of unique keys.
+    -- Queues of unique keys.
     IF v_lines IS NOT NULL THEN
         FOR v IN SELECT * FROM jsonb_to_recordset(v_lines)
             l(c int, key text, in_line bool, continued uuid, tells_id text, tells_crc int, tells text, turn_crc int, turn text)
@@ -366,7 +366,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- What `decide` reads.
+    -- The state that `decide` reads.
     IF cardinality(a_c) > 0 THEN
         INSERT INTO eddyline.activations (run, id, version, crc, body)
             SELECT c_run[a.c], a.id, c_version[a.c], a.crc, a.body FROM unnest(a_c, a_id, a_crc, a_body) a(c, id, crc, body)
@@ -609,7 +609,7 @@ BEGIN
     END IF;
 END $$;
 
--- A run leaves its line. If it was the first, the next one is told.
+-- Removes a run from the queue of its unique key. If it was the first, the next one gets a message.
 CREATE FUNCTION eddyline.leave_line_v1(p_ns text, p_run uuid, p_turn_crc int, p_turn text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -635,7 +635,7 @@ BEGIN
     END IF;
 END $$;
 
--- Up to so many rows of each table that a run leaves behind; whether there may be more.
+-- Deletes up to p_most rows of each table that belong to a run; true if there may be more.
 CREATE FUNCTION eddyline.delete_rows_v1(p_run uuid, p_most int) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
