@@ -96,10 +96,10 @@ BEGIN
 END $$;
 
 -- Which tasks of a commit are inserted as claimed, by which request of the same call. `t_group` names the requests that a
--- task may go to; within a group tasks and requests are matched in order. That is what a claim after the commit would do,
+-- task may go to; within a group, requests get tasks in their order, by rank. That is what a claim after the commit would do,
 -- unless rules bind the queue or older tasks wait there: then nothing is given to that group here.
 -- o_done: the request has got all that it can get; o_exhausted: no task was left.
-CREATE FUNCTION eddyline.claim_new_v1(t_group int[], t_valid bool[], r_group int[], r_request uuid[], r_worker text[],
+CREATE FUNCTION eddyline.claim_new_v1(t_group int[], t_age_ms bigint[], t_valid bool[], r_group int[], r_request uuid[], r_worker text[],
     r_max int[], r_most int[], g_ns text[], g_queues text[], g_offer text[], l_group int[], l_queue text[],
     l_class bigint[], l_low bigint[], OUT o_to int[], OUT o_done bool[], OUT o_full bool[], OUT o_exhausted bool)
 LANGUAGE plpgsql AS $$
@@ -114,6 +114,7 @@ DECLARE
     v_workers text[];
     v_held bigint[];
     v_left bool := false;
+    i int;
     g int;
     r int;
     k int;
@@ -145,9 +146,9 @@ BEGIN
             v_at[i] := array_position(v_workers, concat_ws(chr(31), g_ns[r_group[i]], r_worker[i]));
         END IF;
     END LOOP;
-    FOR i IN 1..cardinality(t_group) LOOP
-        g := t_group[i];
-        CONTINUE WHEN g = 0 OR NOT t_valid[i];
+    FOR i, g IN SELECT t.i, t."group" FROM unnest(t_group, t_age_ms, t_valid) WITH ORDINALITY t("group", age_ms, valid, i)
+        WHERE t."group" > 0 AND t.valid ORDER BY t.age_ms DESC, t.i
+    LOOP
         IF v_fit[g] THEN
             r := v_from[g];
             LOOP

@@ -514,7 +514,7 @@ BEGIN
             PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
             k_ns := '{}'; k_queue := '{}'; k_key := '{}';
         END IF;
-        SELECT * INTO v_claimed FROM eddyline.claim_new_v1(t_group,
+        SELECT * INTO v_claimed FROM eddyline.claim_new_v1(t_group, t_age_ms,
             ARRAY(SELECT v_code[t.c] = 0 FROM unnest(t_c) WITH ORDINALITY t(c, i) ORDER BY t.i), r_group, r_request, r_worker,
             r_max, r_most, g_ns, g_queues, g_offer, l_group, l_queue, l_class, l_low);
     ELSE
