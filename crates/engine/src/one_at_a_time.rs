@@ -31,9 +31,9 @@ struct NextRound {
 }
 
 impl Instance {
-    /// Takes the next round of a loop if it is due. If it is not finished within `most_ms`, another instance makes the
-    /// next one.
-    pub(crate) async fn take_round(&self, name: &str, most_ms: Millis) -> Result<Round> {
+    /// Takes the next round of a loop if it is due. The one after it is due in `pause_ms`, unless
+    /// [`Instance::finish_round`] says otherwise; a round that takes longer may be joined by another instance.
+    pub(crate) async fn take_round(&self, name: &str, pause_ms: Millis) -> Result<Round> {
         if self.store.hears_others().is_none() {
             return Ok(Round::Mine(None));
         }
@@ -45,14 +45,15 @@ impl Instance {
         if next.due_at > now {
             return Ok(Round::DueIn(next.due_at - now));
         }
-        let taken = json!(NextRound { due_at: now + most_ms, left: next.left.clone() });
+        let taken = json!(NextRound { due_at: now + pause_ms, left: next.left.clone() });
         match self.put(&Namespace::default(), ROUND, name, expect, Some(taken)).await? {
             true => Ok(Round::Mine(Some(next.left))),
-            false => Ok(Round::DueIn(most_ms)),
+            false => Ok(Round::DueIn(pause_ms)),
         }
     }
 
-    /// Finishes the round; the next one is due after `pause_ms`.
+    /// Finishes a round that is not followed after its usual pause, or that leaves something to the next one, which is due
+    /// after `pause_ms`.
     pub(crate) async fn finish_round(&self, name: &str, pause_ms: Millis, left: Value) -> Result<()> {
         if self.store.hears_others().is_some() {
             let next = json!(NextRound { due_at: self.store.now().await? + pause_ms, left });

@@ -15,8 +15,6 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::one_at_a_time::Round;
 
-/// A round that takes longer is joined by another instance, which does no harm.
-const ROUND_MS: Millis = 60_000;
 /// How long something may be overdue before it counts as late: until then it may still be in progress.
 const LATE_MS: Millis = 30_000;
 
@@ -33,11 +31,13 @@ impl Chore for Reconciler {
     const NAME: &'static str = "reconciler";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        match self.instance.take_round(Self::NAME, ROUND_MS).await? {
+        let every = self.instance.config.reconcile_ms;
+        match self.instance.take_round(Self::NAME, every).await? {
             Round::DueIn(ms) => return Ok(Some(ms)),
             Round::Mine(Some(left)) => self.at = serde_json::from_value(left).unwrap_or_default(),
             Round::Mine(None) => {}
         }
+        let from = self.at;
         let mut room = self.instance.config.reconcile_batch;
         let (mut which, mut after) = self.at.unwrap_or((0, None));
         self.at = loop {
@@ -59,8 +59,10 @@ impl Chore for Reconciler {
             }
         };
         // Sweeps in small parts, so that 100,000 waiting runs are not checked at once.
-        let pause = self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 };
-        self.instance.finish_round(Self::NAME, pause, json!(self.at)).await?;
+        let pause = every / if self.at.is_some() { 10 } else { 1 };
+        if (from, self.at) != (None, None) {
+            self.instance.finish_round(Self::NAME, pause, json!(self.at)).await?;
+        }
         Ok(Some(pause))
     }
 
