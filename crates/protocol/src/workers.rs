@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::tasks::News;
+use crate::tasks::{News, NewsNext};
 use crate::{Timestamp, nullable};
 
 /// `POST /v1/workers`. Registering the same `instance` again gives the same worker; without one, each registration is a
@@ -119,9 +119,15 @@ pub struct Beat {
     pub lost: Vec<String>,
     /// Tasks whose result is no longer needed: their run or step was cancelled or ended without them.
     pub cancel: Vec<String>,
+    /// Those of `cancel` that are functions of code runs and may still undo: the worker keeps the task, reports `unwind`,
+    /// undoes, and reports `fail`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unwind: Vec<String>,
     /// The worker should finish its tasks and leave.
     pub drain: bool,
     pub news: News,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub news_next: NewsNext,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

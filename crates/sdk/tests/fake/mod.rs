@@ -156,9 +156,14 @@ pub fn task(id: &str, handler: &str, input: Value) -> Task {
         run_input: Value::Null,
         gate: Value::Null,
         key: format!("run/{handler}"),
+        intent: "run".to_owned(),
         lease_ms: 10_000,
         deadline: None,
+        started_at: None,
+        attempts: None,
         memo: None,
+        memo_next: None,
+        unwind: None,
         traceparent: None,
         undo: false,
     }
@@ -446,7 +451,7 @@ async fn hear(said: FromWorker, inner: &Inner, credit: &mut u32) -> Option<Optio
             if inner.cut_after("report") {
                 return None;
             }
-            Some(Some(FromServer::Reported { id, outcomes, news: BTreeMap::new() }))
+            Some(Some(FromServer::Reported { id, outcomes, news: BTreeMap::new(), news_next: BTreeMap::new() }))
         }
         FromWorker::Heartbeat { beat } => {
             let beat = inner.set(|state| state.beat(beat));
