@@ -98,3 +98,22 @@ pub struct FlowStats {
     pub failed: u64,
     pub cancelled: u64,
 }
+
+/// `GET /v1/flows/{name}/builds`: how many runs of a code flow have not ended, by the build that runs them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowBuilds {
+    pub flow: String,
+    /// `latest`: any worker gets the tasks of a run; `pinned`: only workers of the build that began it.
+    pub policy: String,
+    pub items: Vec<FlowBuild>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowBuild {
+    /// None for runs that no worker has begun, and for workers that name no build.
+    pub build: Option<String>,
+    /// Runs that have not ended.
+    pub runs: u64,
+    /// Workers online that have the flow in this build.
+    pub workers: u64,
+}

@@ -3,6 +3,7 @@
 //! Types only. Unknown fields are ignored and absent fields have defaults, so that older and newer peers stay
 //! compatible; a breaking change needs a new [`VERSION`].
 
+mod code;
 mod error;
 mod events;
 mod flows;
@@ -14,6 +15,7 @@ mod strict;
 mod tasks;
 mod workers;
 
+pub use code::*;
 pub use error::*;
 pub use events::*;
 pub use flows::*;
@@ -28,6 +30,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// The protocol version: the `/v1` in every path.
 pub const VERSION: u32 = 1;
+/// The oldest protocol version of workers and clients that this server accepts.
+pub const OLDEST_VERSION: u32 = 1;
 /// The header that selects the namespace when API keys are off.
 pub const NAMESPACE_HEADER: &str = "eddyline-namespace";
 

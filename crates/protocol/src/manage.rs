@@ -353,7 +353,11 @@ pub struct InstanceInfo {
 pub struct ServerInfo {
     pub name: String,
     pub version: String,
+    /// The version of the protocol that the server speaks.
     pub protocol: u32,
+    /// The oldest version that workers and clients may speak.
+    #[serde(default)]
+    pub oldest_protocol: u32,
     /// `memory`, `embedded`, `postgres` or `redis`.
     pub store: String,
     pub instance: String,
@@ -370,6 +374,24 @@ pub struct ServerInfo {
     /// Nothing is deleted for its age before this time, because the clock had jumped when the store was opened.
     #[serde(default)]
     pub deletion_waits_until: Option<Timestamp>,
+}
+
+/// `POST /v1/test/clock`, only on a server with `--test-clock`. An empty object only reads the clock.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MoveTestClock {
+    /// Moves the clock by this duration; whatever becomes due on the way happens in order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advance: Option<Span>,
+    /// Whether the clock jumps to the next due item whenever no task is queued or claimed and nothing is due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto: Option<bool>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TestClock {
+    pub now: Timestamp,
+    pub auto: bool,
 }
 
 #[cfg(test)]

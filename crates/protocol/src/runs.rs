@@ -186,6 +186,10 @@ pub struct RunInfo {
     /// The reason given with its cancel.
     #[serde(default)]
     pub reason: Option<String>,
+    /// For a code run: the build of the worker that runs its function. A flow with `builds: pinned` offers it only to
+    /// that build, until it is unpinned.
+    #[serde(default)]
+    pub build: Option<String>,
     pub priority: i32,
     /// The activations that have not ended, with what they wait for.
     pub waiting_for: Vec<WaitingActivation>,
@@ -244,7 +248,7 @@ pub struct StepInfo {
     pub activation: String,
     pub step: String,
     /// `worker`, `set`, `fail`, `return`, `group`, `child`, `gate`, `spread` or `repeat`; in a code run `step`, `call`,
-    /// `sleep`, `wait` or `child`.
+    /// `sleep`, `wait`, `child` or `publish`.
     #[serde(default)]
     pub kind: String,
     /// `pending`, `waiting`, `running`, `completed`, `failed`, `skipped` or `cancelled`.

@@ -12,11 +12,16 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::nullable;
-use crate::tasks::{News, Report, ReportOutcome, Task};
+use crate::tasks::{News, NewsNext, Report, ReportOutcome, Task};
 use crate::workers::{Beat, Heartbeat, RegisterWorker, WorkerRegistered};
 
 /// The close code of a socket whose key was revoked, has expired or no longer has the scope.
 pub const CLOSE_UNAUTHORIZED: u16 = 4401;
+/// The subprotocol of the connection.
+pub const SUBPROTOCOL: &str = "eddyline.v1";
+/// A subprotocol with this prefix carries the API key, in base64url without padding, for clients that cannot set
+/// headers.
+pub const KEY_SUBPROTOCOL: &str = "eddyline.key.";
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -59,6 +64,8 @@ pub enum FromServer {
         id: u64,
         outcomes: Vec<ReportOutcome>,
         news: News,
+        #[serde(skip_serializing_if = "NewsNext::is_empty")]
+        news_next: NewsNext,
     },
     /// The answer to a heartbeat; also sent unasked when a task is cancelled or lost, or the worker should drain.
     Beat {
@@ -193,6 +200,8 @@ impl Typed for FromServer {
             outcomes: Vec<ReportOutcome>,
             #[serde(default)]
             news: News,
+            #[serde(default)]
+            news_next: NewsNext,
         }
         #[derive(Deserialize)]
         struct Failed {
@@ -202,8 +211,8 @@ impl Typed for FromServer {
             SaidByServer::Welcome => FromServer::Welcome { worker: WorkerRegistered::deserialize(fields)? },
             SaidByServer::Tasks => FromServer::Tasks { tasks: Tasks::deserialize(fields)?.tasks },
             SaidByServer::Reported => {
-                let Reported { id, outcomes, news } = Reported::deserialize(fields)?;
-                FromServer::Reported { id, outcomes, news }
+                let Reported { id, outcomes, news, news_next } = Reported::deserialize(fields)?;
+                FromServer::Reported { id, outcomes, news, news_next }
             }
             SaidByServer::Beat => FromServer::Beat { beat: Beat::deserialize(fields)? },
             SaidByServer::Error => FromServer::Error { error: Failed::deserialize(fields)?.error },
@@ -257,6 +266,7 @@ mod tests {
                 id: 7,
                 outcomes: vec![serde_json::from_value(outcome).unwrap()],
                 news: News::default(),
+                news_next: NewsNext::from([("a".to_owned(), 4)]),
             },
             FromServer::Beat { beat: Beat { drain: true, ..Beat::default() } },
         ] {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Number, Value};
 
+use crate::code::{CallOptions, ChildOptions, Unwinding};
 use crate::error::Failure;
 use crate::strict::{object, objects};
 use crate::{Span, Timestamp, nullable};
@@ -61,12 +62,30 @@ pub struct Task {
     pub run_input: Value,
     /// What opened the gate before this step.
     pub gate: Value,
-    /// The same for every attempt: use it as the idempotency key of side effects.
+    /// The same for every attempt: use it as the idempotency key of side effects. It is `<intent>/<name>`.
     pub key: String,
+    /// The id of the run, or for a retry that of the run that it retries. The idempotency key of a step of a code run
+    /// is `<intent>/<name>`.
+    #[serde(default)]
+    pub intent: String,
     pub lease_ms: u64,
     pub deadline: Option<Timestamp>,
-    /// For a code run: its memo, by name.
+    /// When the run began; the time that a code run's function starts with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Timestamp>,
+    /// How many attempts the retry policy allows in all; none if it sets no limit. The last attempt of a function is
+    /// the one whose `attempt` is this number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
+    /// For a code run: its memo, by name. See [`crate::MemoEntry`].
     pub memo: Option<Map<String, Value>>,
+    /// For a code run: `memo` is not all of it. Read the rest with `GET /v1/tasks/{id}/memo?after=` this number, before
+    /// anything else; an entry of a later page replaces one of the same name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memo_next: Option<u64>,
+    /// For a code run in its last phase: only steps named `undo:…` and one `fail` are accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwind: Option<Unwinding>,
     pub traceparent: Option<String>,
     /// The flow undoes its steps if the run fails or is cancelled. If this task is cancelled, the worker should still
     /// finish and report it, so that its effects are undone too.
@@ -148,9 +167,14 @@ pub enum Op {
     },
     /// An event in the run, durable and visible immediately.
     Emit(Emit),
+    /// Return the task at once, without using up an attempt: the worker stops or is replaced.
+    Release,
     /// An event in the namespace.
     Publish {
         name: String,
+        /// For a code run: the name under which the event is remembered, so that a replay does not publish it again.
+        #[serde(default, rename = "as", skip_serializing_if = "Option::is_none")]
+        as_name: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<Value>,
         #[serde(default)]
@@ -176,6 +200,12 @@ pub enum Op {
         retryable: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_after: Option<Span>,
+        /// The retry policy of this step, as in a definition; defaults to the flow's `step_retry`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry: Option<Value>,
+        /// The function has a way to undo it: a step `undo:<name>`, run while the run unwinds.
+        #[serde(default, skip_serializing_if = "is_no", deserialize_with = "nullable")]
+        undo: bool,
     },
     /// For a code run: a step that another worker runs.
     Call {
@@ -185,6 +215,8 @@ pub enum Op {
         input: Value,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         queue: Option<String>,
+        #[serde(flatten)]
+        options: CallOptions,
     },
     Sleep {
         name: String,
@@ -206,6 +238,9 @@ pub enum Op {
         manual: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout: Option<Span>,
+        /// For an event: how far back it looks, `"run"` (the default: since the start of the run) or a duration.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<Since>,
     },
     Child {
         name: String,
@@ -214,6 +249,18 @@ pub enum Op {
         input: Value,
         #[serde(default, skip_serializing_if = "is_no", deserialize_with = "nullable")]
         detached: bool,
+        #[serde(flatten)]
+        options: ChildOptions,
+    },
+    /// For a code run: nobody wants this call, sleep, wait, child or retry any more; it ends cancelled.
+    LetGo {
+        name: String,
+    },
+    /// For a code run: the function has failed for good, or was cancelled. The run enters its last phase; only steps
+    /// named `undo:…` and one `fail` are accepted from here.
+    Unwind {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<Failure>,
     },
     /// For a code run: the function waits for other work only. The task is offered again when there is news beyond
     /// `seen`.
@@ -268,10 +315,31 @@ pub struct ReportedTasks {
     pub outcomes: Vec<ReportOutcome>,
     pub tasks: Vec<Task>,
     pub news: News,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub news_next: NewsNext,
 }
 
-/// New memo entries of code runs that the worker holds, by task and name.
+/// New memo entries of code runs that the worker holds, by task and name. See [`crate::MemoEntry`].
 pub type News = BTreeMap<String, Map<String, Value>>;
+
+/// By task, where the news goes on that did not fit: read `GET /v1/tasks/{id}/memo?after=` this number before entries
+/// with higher numbers are used.
+pub type NewsNext = BTreeMap<String, u64>;
+
+/// How far back a wait for an event looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected \"run\" or a duration such as \"10m\"")]
+pub enum Since {
+    Run(SinceRun),
+    Ago(Span),
+}
+
+/// The word `run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SinceRun {
+    Run,
+}
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportOutcome {
@@ -296,6 +364,12 @@ pub struct ReportOutcome {
     pub token: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// For an entry of a code run: the number of its latest change. The response has all news below it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n: Option<u64>,
+    /// For an entry of a code run: the store's time of that change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
 }
 
 impl ReportOutcome {
@@ -312,6 +386,8 @@ impl ReportOutcome {
             after_ms,
             token,
             url,
+            n: None,
+            at: None,
         }
     }
 }

@@ -119,7 +119,7 @@ impl StepCtx {
     pub async fn publish(&self, name: &str, key: impl Serialize, payload: impl Serialize) -> Result<(), StepError> {
         let (key, payload) = (json(name, key)?, json(name, payload)?);
         let key = (!key.is_null()).then_some(key);
-        self.ask(Op::Publish { name: name.to_owned(), key, payload }).await
+        self.ask(Op::Publish { name: name.to_owned(), as_name: None, key, payload }).await
     }
 
     /// Writes a line to the run's timeline. Lines are sent in batches; this never waits.

@@ -148,8 +148,8 @@ impl HttpLink {
                 self.claimed(&claim, room, tasks);
             }
             HttpReply::Reported { id, claim, result } => {
-                let ReportedTasks { outcomes, tasks, news } = result.map_err(not_taken)?;
-                self.heard.push_back(FromServer::Reported { id, outcomes, news });
+                let ReportedTasks { outcomes, tasks, news, news_next } = result.map_err(not_taken)?;
+                self.heard.push_back(FromServer::Reported { id, outcomes, news, news_next });
                 if let Some(claim) = claim {
                     self.piggy_backed = false;
                     self.claimed(&claim, claim.max, tasks);

@@ -12,7 +12,7 @@ use eddyline_language::time;
 use eddyline_machine::{Answer, Data, Failure, Log};
 use eddyline_protocol as wire;
 use eddyline_protocol::{
-    Beat, FromServer, Heartbeat, News, Op, Report, ReportOutcome, Task, Verdict, WorkerRegistered,
+    Beat, FromServer, Heartbeat, News, NewsNext, Op, Report, ReportOutcome, Task, Verdict, WorkerRegistered,
 };
 use eddyline_store::{Namespace, Offer};
 use futures_util::StreamExt;
@@ -216,7 +216,8 @@ impl EngineLink {
         match done {
             Done::Reported { id, max, result } => {
                 let (outcomes, waiting) = (*result).map_err(cut)?;
-                self.heard.push_back(FromServer::Reported { id, outcomes, news: News::new() });
+                let (news, news_next) = (News::new(), NewsNext::new());
+                self.heard.push_back(FromServer::Reported { id, outcomes, news, news_next });
                 if max > 0 {
                     self.asking = false;
                     match waiting {
@@ -304,9 +305,14 @@ fn task(of: Assignment) -> Task {
         run_input: owned(of.run_input),
         gate: of.gate.map_or(serde_json::Value::Null, owned),
         key: of.key,
+        intent: of.intent.to_string(),
         lease_ms: u64::try_from(of.lease_ms).unwrap_or(0),
         deadline: of.deadline.map(time::iso),
+        started_at: of.started_at.map(time::iso),
+        attempts: of.attempts,
         memo: of.memo,
+        memo_next: of.memo_next,
+        unwind: None,
         traceparent: of.traceparent,
         undo: of.undo,
     }
@@ -331,9 +337,13 @@ fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
         },
         Op::Defer { after, limit } => eddyline_machine::Op::Defer { after_ms: ms(*after), limit: limit.clone() },
         Op::Emit(emit) => eddyline_machine::Op::Emit { event: emit.event.clone(), payload: data(&emit.payload) },
-        Op::Publish { name, key, payload } => {
-            eddyline_machine::Op::Publish { name: name.clone(), key: key.as_ref().map(data), payload: data(payload) }
-        }
+        Op::Release => eddyline_machine::Op::Release,
+        Op::Publish { name, as_name, key, payload } => eddyline_machine::Op::Publish {
+            name: name.clone(),
+            as_name: as_name.clone(),
+            key: key.as_ref().map(data),
+            payload: data(payload),
+        },
         Op::Log(line) => eddyline_machine::Op::Log(log(line)),
         Op::Progress { done, total, msg } => {
             eddyline_machine::Op::Progress { done: done.clone(), total: total.clone(), msg: msg.clone() }
@@ -343,6 +353,8 @@ fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
         | Op::Sleep { .. }
         | Op::Wait { .. }
         | Op::Child { .. }
+        | Op::LetGo { .. }
+        | Op::Unwind { .. }
         | Op::Suspend
         | Op::Continue { .. } => {
             return Err("this operation is only for code runs, which this worker does not support".to_owned());

@@ -147,7 +147,7 @@ pub(crate) fn weigh_op(op: &Op) -> usize {
             weigh_text(&error.message) + weigh_text(&error.kind) + error.stack.as_deref().map_or(0, weigh_text)
         }
         Op::Emit(emit) => emit.event.len() + weigh(&emit.payload),
-        Op::Publish { name, key, payload } => name.len() + key.as_ref().map_or(0, weigh) + weigh(payload),
+        Op::Publish { name, key, payload, .. } => name.len() + key.as_ref().map_or(0, weigh) + weigh(payload),
         Op::Log(log) => weigh_text(&log.msg) + log.meta.as_ref().map_or(0, weigh),
         Op::Progress { msg, .. } => msg.as_deref().map_or(0, weigh_text),
         other => serde_json::to_value(other).as_ref().map_or(0, |op: &Value| weigh(op)),

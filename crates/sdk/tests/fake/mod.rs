@@ -156,9 +156,14 @@ pub fn task(id: &str, handler: &str, input: Value) -> Task {
         run_input: Value::Null,
         gate: Value::Null,
         key: format!("run/{handler}"),
+        intent: "run".to_owned(),
         lease_ms: 10_000,
         deadline: None,
+        started_at: None,
+        attempts: None,
         memo: None,
+        memo_next: None,
+        unwind: None,
         traceparent: None,
         undo: false,
     }
@@ -213,7 +218,7 @@ impl State {
 
     fn beat(&mut self, beat: Heartbeat) -> Beat {
         self.beats.push(beat);
-        Beat { lost: self.lost.clone(), cancel: self.cancel.clone(), drain: self.drain, news: BTreeMap::new() }
+        Beat { lost: self.lost.clone(), cancel: self.cancel.clone(), drain: self.drain, ..Beat::default() }
     }
 
     fn promise(&mut self, more: u32) {
@@ -396,7 +401,7 @@ async fn socket(stream: TcpStream, inner: &Inner) -> Option<Infallible> {
         let unasked = {
             let state = inner.state.lock().unwrap();
             let (lost, cancel, drain) = (state.lost.clone(), state.cancel.clone(), state.drain);
-            Beat { lost, cancel, drain, news: BTreeMap::new() }
+            Beat { lost, cancel, drain, ..Beat::default() }
         };
         let something = unasked.drain || !unasked.lost.is_empty() || !unasked.cancel.is_empty();
         if something && told.as_ref() != Some(&unasked) {
@@ -446,7 +451,7 @@ async fn hear(said: FromWorker, inner: &Inner, credit: &mut u32) -> Option<Optio
             if inner.cut_after("report") {
                 return None;
             }
-            Some(Some(FromServer::Reported { id, outcomes, news: BTreeMap::new() }))
+            Some(Some(FromServer::Reported { id, outcomes, news: BTreeMap::new(), news_next: BTreeMap::new() }))
         }
         FromWorker::Heartbeat { beat } => {
             let beat = inner.set(|state| state.beat(beat));
