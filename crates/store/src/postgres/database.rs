@@ -180,13 +180,17 @@ impl Database {
     }
 
     pub async fn query(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
-        let sql = self.sql(text);
         if !self.prepare.load(Ordering::Relaxed) {
-            return Ok(client.query_typed(&sql, params).await?);
+            return self.query_unprepared(client, text, params).await;
         }
+        let sql = self.sql(text);
         let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
         let prepared = async { client.query(&client.prepare_typed_cached(&sql, &types(params)).await?, &values).await };
         prepared.await.map_err(|error| self.of_prepared(error))
+    }
+
+    async fn query_unprepared(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
+        Ok(client.query_typed(&self.sql(text), params).await?)
     }
 
     /// An error of a prepared statement, which may be due to a proxy that was not noticed.
@@ -200,11 +204,26 @@ impl Database {
 
     /// One statement that can be made again: a read, or a write that changes nothing the second time.
     pub async fn read(&self, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
+        self.read_with(text, params, true).await
+    }
+
+    /// The same, planned for the values of the parameters each time.
+    pub async fn read_planned_anew(&self, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
+        self.read_with(text, params, false).await
+    }
+
+    async fn read_with(&self, text: &str, params: &[Param<'_>], prepared: bool) -> PgResult<Vec<Row>> {
         let mut tries = 0;
         loop {
             tries += 1;
             let client = self.client().await?;
-            match in_time(READ_TIMEOUT, self.query(&client, text, params)).await {
+            let query = async {
+                match prepared {
+                    true => self.query(&client, text, params).await,
+                    false => self.query_unprepared(&client, text, params).await,
+                }
+            };
+            match in_time(READ_TIMEOUT, query).await {
                 Ok(rows) => return Ok(rows),
                 Err(error) => {
                     let again = match error {
