@@ -38,21 +38,25 @@ impl Chore for Reconciler {
             Round::Mine(Some(left)) => self.at = serde_json::from_value(left).unwrap_or_default(),
             Round::Mine(None) => {}
         }
-        let (which, after) = self.at.unwrap_or((0, None));
-        let filter = RunFilter { status: vec![GOING[which]], ..RunFilter::default() };
-        let page = Page { after, limit: self.instance.config.reconcile_batch };
-        let runs = self.instance.store.runs(None, &filter, page).await?;
-        for summary in &runs {
-            // A run that cannot be checked must not block the others.
-            if let Err(error) = self.look_at(summary.run).await {
-                let instance = &self.instance.config.instance;
-                tracing::warn!(instance, run = %summary.run, "could not check the run: {error}");
+        let mut room = self.instance.config.reconcile_batch;
+        let (mut which, mut after) = self.at.unwrap_or((0, None));
+        self.at = loop {
+            let Some(status) = GOING.get(which) else { break None };
+            let page = Page { after, limit: room };
+            let filter = RunFilter { status: vec![*status], ..RunFilter::default() };
+            let runs = self.instance.store.runs(None, &filter, page).await?;
+            for summary in &runs {
+                // A run that cannot be checked must not block the others.
+                if let Err(error) = self.look_at(summary.run).await {
+                    let instance = &self.instance.config.instance;
+                    tracing::warn!(instance, run = %summary.run, "could not check the run: {error}");
+                }
             }
-        }
-        self.at = match (runs.len() == page.limit, runs.last()) {
-            (true, Some(last)) => Some((which, Some(last.position))),
-            _ if which + 1 < GOING.len() => Some((which + 1, None)),
-            _ => None,
+            room -= runs.len();
+            match (room, runs.last()) {
+                (0, Some(last)) => break Some((which, Some(last.position))),
+                _ => (which, after) = (which + 1, None),
+            }
         };
         // Sweeps in small parts, so that 100,000 waiting runs are not checked at once.
         let pause = self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 };

@@ -391,7 +391,7 @@ impl Committer {
         let ns = namespace_label(&parked.request.ns);
         metrics::counter!("eddyline_tasks_claimed_total", "namespace" => ns).increment(claims.tasks.len() as u64);
         // The queues may have more tasks than the worker asked for or had room for.
-        if claims.full || claims.tasks.len() == parked.request.max {
+        if (claims.full || claims.tasks.len() == parked.request.max) && !claims.exhausted {
             for queue in &parked.request.queues {
                 self.dispatcher.hint(parked.request.ns.clone(), queue.clone());
             }

@@ -135,6 +135,7 @@ impl ClaimAnswers {
             None => {
                 claims.retry_at = row.try_get("out_retry_at")?;
                 claims.full = row.try_get::<_, Option<bool>>("out_full")?.unwrap_or(false);
+                claims.exhausted = row.try_get::<_, Option<bool>>("out_exhausted")?.unwrap_or(false);
             }
         }
         Ok(())

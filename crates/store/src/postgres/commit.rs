@@ -172,6 +172,7 @@ impl Call {
                             answers.got_new.push((at, row.try_get("out_gone")?));
                             if let Some(claims) = answers.claims.claims.get_mut(at) {
                                 claims.full = row.try_get("out_full")?;
+                                claims.exhausted = row.try_get("out_exhausted")?;
                             }
                             continue;
                         }

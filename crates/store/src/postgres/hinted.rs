@@ -1,9 +1,9 @@
 //! What is told of a call: more rather than less, since a hint is only a reason to look.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use eddyline_machine::run::Phase;
-use eddyline_machine::{TaskChange, TimerChange};
+use eddyline_machine::{Fence, RunId, TaskChange, TimerChange};
 
 use super::body::unescape;
 use crate::Written;
@@ -15,6 +15,8 @@ use crate::task_queues::UNWATCHED_MS;
 
 #[derive(Default)]
 struct Told {
+    /// Tasks that claims of the call got: no other claim can get them.
+    claimed: HashSet<(RunId, Fence)>,
     changes: Vec<Change>,
     queues: BTreeSet<(Namespace, String)>,
     events: BTreeSet<Namespace>,
@@ -30,7 +32,9 @@ pub(super) fn changes(
     before: &[bool],
     offering: Vec<(String, String)>,
 ) -> Vec<Change> {
-    let mut told = Told::default();
+    let claimed = written.claims.iter().flat_map(|claims| &claims.tasks);
+    let mut told =
+        Told { claimed: claimed.map(|claimed| (claimed.run, claimed.task.fence)).collect(), ..Told::default() };
     for (command, answer) in commands.iter().zip(&written.commands) {
         if answer.as_ref().is_ok_and(|committed| !committed.before) {
             match command {
@@ -68,7 +72,9 @@ impl Told {
         self.timers |= transition.timers.iter().any(|change| matches!(change, TimerChange::Set { .. }));
         for change in &transition.tasks {
             if let TaskChange::Add(task) = change {
-                self.queues.insert((commit.ns.clone(), task.queue.clone()));
+                if !self.claimed.contains(&(header.run, task.fence)) {
+                    self.queues.insert((commit.ns.clone(), task.queue.clone()));
+                }
                 self.leases |= task.start_timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
             }
         }

@@ -38,6 +38,7 @@ pub(super) async fn check_in(
     if let Some(row) = rows.first() {
         database.learn_time(present.now);
         database.hub.saw_documents(row.get("out_changed"));
+        database.hub.is_alone(present.instances.iter().all(|instance| instance.id == id));
     }
     Ok(present)
 }

@@ -52,6 +52,10 @@ pub(super) struct Hub {
     pub teller: Teller,
     unsent: Mutex<VecDeque<Change>>,
     waiting: Notify,
+    /// No other process serves from the database, so nothing is sent.
+    alone: AtomicBool,
+    /// Something was not sent because of that.
+    untold: AtomicBool,
     /// Hints arrive.
     listening: AtomicBool,
     /// A hint of this process has come back to it.
@@ -103,13 +107,30 @@ impl Hub {
     /// What this process has changed.
     pub fn tell(&self, changes: Vec<Change>) {
         self.note_documents(&changes);
-        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
-        if unsent.len() <= MOST {
-            unsent.extend(changes.iter().cloned());
+        if self.alone.load(Ordering::Acquire) {
+            self.untold.store(true, Ordering::Release);
+        } else {
+            let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+            if unsent.len() <= MOST {
+                unsent.extend(changes.iter().cloned());
+            }
+            drop(unsent);
+            self.waiting.notify_one();
         }
-        drop(unsent);
-        self.waiting.notify_one();
         self.teller.tell(changes);
+    }
+
+    /// Whether other processes serve from the database, as of a check-in. One that has come since the last check-in is told
+    /// that it missed something, and looks at everything.
+    pub fn is_alone(&self, alone: bool) {
+        if self.alone.swap(alone, Ordering::AcqRel) && !alone {
+            self.waiting.notify_one();
+        }
+    }
+
+    /// Whether others have to look at everything, because hints were not sent.
+    fn owes_hints(&self) -> bool {
+        !self.alone.load(Ordering::Acquire) && self.untold.swap(false, Ordering::AcqRel)
     }
 
     fn take_unsent(&self) -> VecDeque<Change> {
@@ -302,6 +323,9 @@ impl Exchange {
         let end = Instant::now() + how_long;
         while Instant::now() < end {
             let Some(hub) = self.hub.upgrade() else { return Err(Lost) };
+            if hub.owes_hints() {
+                self.say(client, &missed(self.own)).await?;
+            }
             let unsent = hub.take_unsent();
             for payload in payloads(self.own, unsent) {
                 self.say(client, &payload).await?;
@@ -316,10 +340,15 @@ impl Exchange {
     }
 }
 
-/// Messages that are small enough. One without changes says that there were too many.
+/// A message without changes: whoever gets it looks at everything.
+fn missed(own: Uuid) -> String {
+    json!([own]).to_string()
+}
+
+/// Messages that are small enough.
 fn payloads(own: Uuid, mut changes: VecDeque<Change>) -> Vec<String> {
     if changes.len() > MOST {
-        return vec![json!([own]).to_string()];
+        return vec![missed(own)];
     }
     let mut payloads = Vec::new();
     let mut said: Vec<Value> = Vec::new();

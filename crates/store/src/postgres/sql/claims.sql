@@ -28,10 +28,8 @@ BEGIN
     END LOOP;
 END $do$;
 
--- The locks of claims. Workers come last: claims of one worker are made one after the other, so that a repeated request
--- finds what the first one got, and a worker never has more tasks than it may.
-CREATE FUNCTION eddyline.lock_claims_v1(r_group int[], r_worker text[], g_ns text[], g_queues text[]) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Locks the rules and turns that bind claims of queues. Always before `lock_workers_v1`.
+CREATE FUNCTION eddyline.lock_rules_v1(g_ns text[], g_queues text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM eddyline.queues q JOIN (
             SELECT DISTINCT g.ns, s.queue FROM unnest(g_ns, g_queues) g(ns, queues),
@@ -44,6 +42,12 @@ BEGIN
             JOIN eddyline.classes c ON c.queue = s.queue, LATERAL unnest(c.limits) m(name)
             WHERE c.ns = g.ns) a ON l.ns = a.ns AND l.name = a.name
         ORDER BY l.ns, l.name FOR UPDATE OF l;
+END $$;
+
+-- Claims of one worker are made one after the other, so that a repeated request finds what the first one got, and a worker
+-- never has more tasks than it may.
+CREATE FUNCTION eddyline.lock_workers_v1(r_group int[], r_worker text[], g_ns text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     PERFORM pg_advisory_xact_lock(h.h) FROM (
         SELECT DISTINCT hashtextextended(concat_ws(chr(31), g_ns[r."group"], r.worker), 11) AS h
         FROM unnest(r_group, r_worker) r("group", worker) ORDER BY 1) h;
@@ -54,26 +58,25 @@ CREATE FUNCTION eddyline.offered_v1(p_group int, p_ns text, p_queues text, p_off
     l_class bigint[], l_low bigint[], OUT o_queues text[], OUT o_classes bigint[], OUT o_lows bigint[], OUT o_ruled bool, OUT o_flows jsonb, OUT o_build text)
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_offer jsonb := p_offer::jsonb;
-    v_handlers text[] := ARRAY(SELECT jsonb_array_elements_text(v_offer -> 'handlers'));
-    v_labels text[] := ARRAY(SELECT jsonb_array_elements_text(v_offer -> 'labels'));
     v_queues text[] := string_to_array(p_queues, chr(30));
+    v_offer jsonb := p_offer::jsonb;
+    v_handlers jsonb := v_offer -> 'handlers';
+    v_labels jsonb := v_offer -> 'labels';
+    v_all bool := v_handlers = '[]'::jsonb AND v_offer -> 'flows' = '{}'::jsonb;
 BEGIN
     o_flows := v_offer -> 'flows';
     o_build := v_offer ->> 'build';
-    SELECT array_agg(c.queue), array_agg(c.class), array_agg(coalesce(l.low, -9223372036854775808)),
-            coalesce(bool_or(cardinality(c.limits) > 0), false)
-        INTO o_queues, o_classes, o_lows, o_ruled FROM eddyline.classes c
-        LEFT JOIN unnest(l_group, l_queue, l_class, l_low) l("group", queue, class, low)
-            ON l."group" = p_group AND l.queue = c.queue AND l.class = c.class
-        WHERE c.ns = p_ns AND c.queue = ANY (v_queues)
-        AND ((cardinality(v_handlers) = 0 AND o_flows = '{}'::jsonb) OR (NOT c.is_run AND c.handler = ANY (v_handlers))
-            OR (c.is_run AND o_flows ? c.handler))
-        AND c.requires <@ v_labels
-        AND (c.build IS NULL OR c.build = coalesce(o_flows ->> c.handler, o_build));
-    o_ruled := o_ruled
-        OR EXISTS (SELECT 1 FROM eddyline.queues q WHERE q.ns = p_ns AND q.name = ANY (v_queues) AND q.ruled)
-        OR EXISTS (SELECT 1 FROM eddyline.classes c WHERE c.ns = p_ns AND c.queue = ANY (v_queues) AND c.keyed);
+    SELECT array_agg(c.queue) FILTER (WHERE c.taken), array_agg(c.class) FILTER (WHERE c.taken),
+            array_agg(coalesce(c.low, -9223372036854775808)) FILTER (WHERE c.taken),
+            coalesce(bool_or(c.keyed OR (c.taken AND cardinality(c.limits) > 0)), false)
+                OR EXISTS (SELECT 1 FROM eddyline.queues q WHERE q.ns = p_ns AND q.name = ANY (v_queues) AND q.ruled)
+        INTO o_queues, o_classes, o_lows, o_ruled FROM (
+            SELECT k.queue, k.class, k.keyed, k.limits, l.low,
+                (v_all OR (NOT k.is_run AND v_handlers ? k.handler) OR (k.is_run AND o_flows ? k.handler))
+                AND v_labels ?& k.requires AND (k.build IS NULL OR k.build = coalesce(o_flows ->> k.handler, o_build)) AS taken
+            FROM eddyline.classes k LEFT JOIN unnest(l_group, l_queue, l_class, l_low) l("group", queue, class, low)
+                ON l."group" = p_group AND l.queue = k.queue AND l.class = k.class
+            WHERE k.ns = p_ns AND k.queue = ANY (v_queues)) c;
 END $$;
 
 -- How many tasks the workers have whose claims are bounded by that.
@@ -95,10 +98,10 @@ END $$;
 -- Which tasks of a commit are inserted as claimed, by which request of the same call. `t_group` names the requests that a
 -- task may go to; within a group tasks and requests are matched in order. That is what a claim after the commit would do,
 -- unless rules bind the queue or older tasks wait there: then nothing is given to that group here.
--- o_done: the request has got all that it can get.
+-- o_done: the request has got all that it can get; o_exhausted: no task was left.
 CREATE FUNCTION eddyline.claim_new_v1(t_group int[], t_valid bool[], r_group int[], r_request uuid[], r_worker text[],
     r_max int[], r_most int[], g_ns text[], g_queues text[], g_offer text[], l_group int[], l_queue text[],
-    l_class bigint[], l_low bigint[], OUT o_to int[], OUT o_done bool[], OUT o_full bool[])
+    l_class bigint[], l_low bigint[], OUT o_to int[], OUT o_done bool[], OUT o_full bool[], OUT o_exhausted bool)
 LANGUAGE plpgsql AS $$
 DECLARE
     n int := cardinality(r_group);
@@ -118,18 +121,25 @@ BEGIN
     o_to := array_fill(0, ARRAY[cardinality(t_group)]);
     o_done := array_fill(false, ARRAY[n]);
     o_full := array_fill(false, ARRAY[n]);
-    PERFORM eddyline.lock_claims_v1(r_group, r_worker, g_ns, g_queues);
-    FOR g IN SELECT DISTINCT x.g FROM unnest(t_group) x(g) WHERE x.g > 0 LOOP
+    o_exhausted := false;
+    FOR g IN 1..cardinality(g_ns) LOOP
         SELECT * INTO v_offered FROM eddyline.offered_v1(g, g_ns[g], g_queues[g], g_offer[g], l_group, l_queue, l_class, l_low);
-        v_fit[g] := NOT v_offered.o_ruled AND NOT EXISTS (
+        IF v_offered.o_ruled THEN
+            -- Its locks come before those of workers.
+            RETURN;
+        END IF;
+        v_fit[g] := NOT EXISTS (
             SELECT 1 FROM unnest(v_offered.o_queues, v_offered.o_classes, v_offered.o_lows) c(queue, class, low)
             CROSS JOIN LATERAL (SELECT 1 FROM eddyline.tasks t
                 WHERE t.ns = g_ns[g] AND t.queue = c.queue AND t.class = c.class AND t.rank >= c.low
                 AND t.worker IS NULL AND NOT t.closed AND NOT t.paused
                 ORDER BY t.rank, t.place LIMIT 1) x);
     END LOOP;
+    PERFORM eddyline.lock_workers_v1(r_group, r_worker, g_ns);
     v_before := eddyline.repeated_v1(r_request);
-    SELECT * INTO v_workers, v_held FROM eddyline.held_v1(r_group, r_worker, r_most, g_ns);
+    IF cardinality(array_positions(r_most, NULL)) < n THEN
+        SELECT * INTO v_workers, v_held FROM eddyline.held_v1(r_group, r_worker, r_most, g_ns);
+    END IF;
     FOR i IN 1..n LOOP
         IF r_most[i] IS NOT NULL THEN
             v_at[i] := array_position(v_workers, concat_ws(chr(31), g_ns[r_group[i]], r_worker[i]));
@@ -158,6 +168,7 @@ BEGIN
         END IF;
         v_left := true;
     END LOOP;
+    o_exhausted := NOT v_left AND NOT 0 = ANY (t_group);
     FOR i IN 1..n LOOP
         o_done[i] := v_got[i] > 0 OR (v_fit[r_group[i]] AND NOT v_left AND NOT r_request[i] = ANY (v_before));
         o_full[i] := v_got[i] < r_max[i] AND v_at[i] IS NOT NULL AND v_held[v_at[i]] >= r_most[i];
@@ -345,7 +356,7 @@ CREATE FUNCTION eddyline.claim_v1(p_now bigint, r_group int[], r_request uuid[],
     l_class bigint[], l_low bigint[])
 RETURNS TABLE (out_r int, out_before bool, out_run uuid, out_fence bigint, out_flow text, out_crc int, out_body text,
     out_request uuid, out_since bigint, out_lease_ms bigint, out_lease_until bigint, out_deadline bigint, out_build text,
-    out_memo bigint, out_retry_at bigint, out_full bool, out_queue text, out_class bigint, out_low bigint)
+    out_memo bigint, out_retry_at bigint, out_full bool, out_exhausted bool, out_queue text, out_class bigint, out_low bigint)
 -- Planned once a connection, with indexes only: planning each statement anew took two thirds of the time of a claim.
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
     SET enable_mergejoin = off SET jit = off AS $$
@@ -364,6 +375,7 @@ DECLARE
     v_runs uuid[];
     v_fences bigint[];
     v_retry bigint;
+    v_exhausted bool;
     v_wanted bigint;
     v_room bigint;
     v_got int;
@@ -372,7 +384,13 @@ DECLARE
     g int;
     k int;
 BEGIN
-    PERFORM eddyline.lock_claims_v1(r_group, r_worker, g_ns, g_queues);
+    FOR g IN 1..cardinality(g_ns) LOOP
+        IF (eddyline.offered_v1(g, g_ns[g], g_queues[g], g_offer[g], l_group, l_queue, l_class, l_low)).o_ruled THEN
+            PERFORM eddyline.lock_rules_v1(g_ns, g_queues);
+            EXIT;
+        END IF;
+    END LOOP;
+    PERFORM eddyline.lock_workers_v1(r_group, r_worker, g_ns);
     v_now := coalesce(p_now, eddyline.wall_ms());
     WHILE v_from <= n LOOP
         IF r_done[v_from] THEN
@@ -395,6 +413,7 @@ BEGIN
         v_fences := '{}';
         v_owner := '{}';
         v_retry := NULL;
+        v_exhausted := false;
         v_wanted := 0;
         v_full := v_held;
         FOR r IN v_from..v_to LOOP
@@ -442,6 +461,8 @@ BEGIN
                     v_retry := v_now + 10;
                 ELSIF cardinality(v_heads.o_runs) >= v_wanted THEN
                     v_retry := v_now;
+                ELSE
+                    v_exhausted := true;
                 END IF;
                 FOR r IN v_from..v_to LOOP
                     CONTINUE WHEN r_request[r] = ANY (v_before);
@@ -461,7 +482,7 @@ BEGIN
                 END IF;
                 RETURN QUERY SELECT v_from, NULL::bool, NULL::uuid, NULL::bigint, NULL::text, NULL::int, NULL::text,
                         NULL::uuid, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text, NULL::bigint,
-                        NULL::bigint, NULL::bool, h.queue, h.class, min(h.rank)
+                        NULL::bigint, NULL::bool, NULL::bool, h.queue, h.class, min(h.rank)
                     FROM unnest(v_heads.o_queues, v_heads.o_classes, v_heads.o_ranks) h(queue, class, rank)
                     GROUP BY h.queue, h.class;
             END IF;
@@ -470,14 +491,14 @@ BEGIN
         IF cardinality(v_before) > 0 THEN
             RETURN QUERY SELECT x.i::int + v_from - 1, true, t.run, t.fence, t.flow, t.crc, t.body, t.request, t.since, t.lease_ms,
                     eddyline.lease_end_v1(t.ns, t.worker, t.by_worker, t.lease_until, t.lease_ms), t.deadline, t.build, t.memo,
-                    NULL::bigint, false, NULL::text, NULL::bigint, NULL::bigint
+                    NULL::bigint, false, NULL::bool, NULL::text, NULL::bigint, NULL::bigint
                 FROM unnest(r_request[v_from:v_to], r_worker[v_from:v_to]) WITH ORDINALITY x(request, worker, i)
                 JOIN eddyline.tasks t ON t.request = x.request AND t.worker = x.worker
                 WHERE t.ns = g_ns[g] AND t.worker IS NOT NULL AND x.request = ANY (v_before) ORDER BY x.i, t.claimed;
         END IF;
         IF cardinality(v_runs) > 0 THEN
             RETURN QUERY SELECT x.owner, false, t.run, t.fence, t.flow, t.crc, t.body, t.request, t.since, t.lease_ms, t.lease_until,
-                    t.deadline, t.build, t.memo, NULL::bigint, false, NULL::text, NULL::bigint, NULL::bigint
+                    t.deadline, t.build, t.memo, NULL::bigint, false, NULL::bool, NULL::text, NULL::bigint, NULL::bigint
                 FROM unnest(v_owner, v_runs, v_fences) WITH ORDINALITY x(owner, run, fence, i)
                 JOIN eddyline.tasks t ON t.run = x.run AND t.fence = x.fence ORDER BY x.i;
         END IF;
@@ -485,6 +506,7 @@ BEGIN
         out_before := NULL;
         FOR r IN v_from..v_to LOOP
             out_r := r;
+            out_exhausted := v_exhausted;
             IF r_request[r] = ANY (v_before) THEN
                 out_before := true;
                 out_full := false;

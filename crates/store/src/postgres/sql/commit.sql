@@ -99,8 +99,8 @@ CREATE FUNCTION eddyline.commit_v1(
 ) RETURNS TABLE (out_c int, out_code int, out_at bigint, out_first bigint, out_current bigint, out_fingerprint bytea,
     out_gone int[], out_repeats int, out_ns text, out_r int, out_before bool, out_run uuid, out_fence bigint, out_flow text,
     out_crc int, out_body text, out_request uuid, out_since bigint, out_lease_ms bigint, out_lease_until bigint,
-    out_deadline bigint, out_build text, out_memo bigint, out_retry_at bigint, out_full bool, out_queue text, out_class bigint,
-    out_low bigint)
+    out_deadline bigint, out_build text, out_memo bigint, out_retry_at bigint, out_full bool, out_exhausted bool,
+    out_queue text, out_class bigint, out_low bigint)
 -- Planned once a connection, with indexes only, like claims.
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
     SET enable_mergejoin = off SET jit = off AS $$
@@ -126,6 +126,8 @@ DECLARE
     k_queue text[] := '{}';
     k_key text[] := '{}';
     h_ns text[] := '{}';
+    d_ns text[];
+    d_queue text[];
     v_limited bool := false;
     v_len bigint;
     v_head uuid;
@@ -430,33 +432,37 @@ BEGIN
         END IF;
     END LOOP;
     IF cardinality(td_c) > 0 THEN
-        FOR v IN DELETE FROM eddyline.tasks t USING unnest(td_c, td_fence, td_remove) x(c, fence, remove)
-            WHERE t.run = c_run[x.c] AND t.fence = x.fence AND x.remove AND v_code[x.c] = 0
-            RETURNING t.ns, t.queue, t.key, t.worker, cardinality(t.limits) > 0 AS limited
-        LOOP
-            IF v.worker IS NOT NULL THEN
-                v_limited := v_limited OR v.limited;
-                IF NOT v.ns = ANY (h_ns) AND (EXISTS (SELECT 1 FROM eddyline.limits l WHERE l.ns = v.ns AND l.ruled)
-                    OR EXISTS (SELECT 1 FROM eddyline.queues q WHERE q.ns = v.ns AND q.name = v.queue AND q.ruled))
-                THEN
-                    h_ns := h_ns || v.ns;
-                END IF;
-            ELSIF v.key <> '' THEN
-                k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
-            END IF;
-        END LOOP;
+        WITH gone AS (
+            DELETE FROM eddyline.tasks t USING unnest(td_c, td_fence, td_remove) x(c, fence, remove)
+                WHERE t.run = c_run[x.c] AND t.fence = x.fence AND x.remove AND v_code[x.c] = 0
+                RETURNING t.ns, t.queue, t.key, t.worker IS NOT NULL AS held, cardinality(t.limits) > 0 AS limited)
+            SELECT k_ns || coalesce(array_agg(g.ns) FILTER (WHERE g.waits), '{}'),
+                    k_queue || coalesce(array_agg(g.queue) FILTER (WHERE g.waits), '{}'),
+                    k_key || coalesce(array_agg(g.key) FILTER (WHERE g.waits), '{}'),
+                    coalesce(bool_or(g.held AND g.limited), false), array_agg(g.ns) FILTER (WHERE g.held),
+                    array_agg(g.queue) FILTER (WHERE g.held)
+                INTO k_ns, k_queue, k_key, v_limited, d_ns, d_queue
+                FROM (SELECT *, NOT held AND key <> '' AS waits FROM gone) g;
+        -- A claimed task that ends may make room under a rule.
+        IF d_ns IS NOT NULL THEN
+            h_ns := h_ns || ARRAY(SELECT DISTINCT d.ns FROM (SELECT DISTINCT u.ns, u.queue FROM unnest(d_ns, d_queue) u(ns, queue)) d
+                WHERE EXISTS (SELECT 1 FROM eddyline.limits l WHERE l.ns = d.ns AND l.ruled)
+                OR EXISTS (SELECT 1 FROM eddyline.queues q WHERE q.ns = d.ns AND q.name = d.queue AND q.ruled));
+        END IF;
         IF v_limited THEN
             DELETE FROM eddyline.passing p USING unnest(td_c, td_fence, td_remove) x(c, fence, remove)
                 WHERE p.run = c_run[x.c] AND p.fence = x.fence AND x.remove AND v_code[x.c] = 0;
         END IF;
-        FOR v IN UPDATE eddyline.tasks t SET closed = true FROM unnest(td_c, td_fence, td_remove) x(c, fence, remove)
-            WHERE t.run = c_run[x.c] AND t.fence = x.fence AND NOT x.remove AND v_code[x.c] = 0
-            RETURNING t.ns, t.queue, t.key, t.worker
-        LOOP
-            IF v.key <> '' AND v.worker IS NULL THEN
-                k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
-            END IF;
-        END LOOP;
+        IF false = ANY (td_remove) THEN
+            FOR v IN UPDATE eddyline.tasks t SET closed = true FROM unnest(td_c, td_fence, td_remove) x(c, fence, remove)
+                WHERE t.run = c_run[x.c] AND t.fence = x.fence AND NOT x.remove AND v_code[x.c] = 0
+                RETURNING t.ns, t.queue, t.key, t.worker
+            LOOP
+                IF v.key <> '' AND v.worker IS NULL THEN
+                    k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
+                END IF;
+            END LOOP;
+        END IF;
     END IF;
     IF p_more ? 'classes' THEN
         INSERT INTO eddyline.classes (ns, queue, class, is_run, handler, requires, build, keyed, limits)
@@ -540,10 +546,10 @@ BEGIN
                 WITH ORDINALITY t(c, fence, activation, queue, class, key, age_ms, limits, handler, is_run, start_ms,
                 timeout_ms, closed, crc, body, started_crc, started, build, r, i)
             WHERE v_code[t.c] = 0 ORDER BY t.i;
-        FOR v IN SELECT c_ns[t.c] AS ns, t.queue, t.key FROM unnest(t_c, t_queue, t_key) t(c, queue, key)
-            WHERE v_code[t.c] = 0 AND t.key <> ''
-        LOOP
-            k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
+        FOR i IN 1..cardinality(t_c) LOOP
+            IF t_key[i] <> '' AND v_code[t_c[i]] = 0 THEN
+                k_ns := k_ns || c_ns[t_c[i]]; k_queue := k_queue || t_queue[i]; k_key := k_key || t_key[i];
+            END IF;
         END LOOP;
     END IF;
     IF 0 < ANY (t_group) THEN
@@ -586,14 +592,14 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
-    FOR v IN SELECT DISTINCT h.ns FROM unnest(h_ns) h(ns) LOOP
-        FOR w IN SELECT q.queue FROM eddyline.offering_v1(v.ns) q(queue) LOOP
+    IF cardinality(h_ns) > 0 THEN
+        FOR out_ns, out_queue IN SELECT h.ns, q.queue FROM (SELECT DISTINCT u.ns FROM unnest(h_ns) u(ns)) h
+            CROSS JOIN LATERAL eddyline.offering_v1(h.ns) q(queue)
+        LOOP
             out_code := -1;
-            out_ns := v.ns;
-            out_queue := w.queue;
             RETURN NEXT;
         END LOOP;
-    END LOOP;
+    END IF;
     IF cardinality(r_group) > 0 THEN
         FOR i IN 1..cardinality(r_group) LOOP
             CONTINUE WHEN NOT v_claimed.o_done[i];
@@ -601,6 +607,7 @@ BEGIN
             out_r := i;
             out_gone := array_positions(v_claimed.o_to, i);
             out_full := v_claimed.o_full[i];
+            out_exhausted := v_claimed.o_exhausted;
             RETURN NEXT;
         END LOOP;
         IF NOT true = ALL (v_claimed.o_done) THEN
