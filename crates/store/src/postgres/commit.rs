@@ -54,6 +54,7 @@ pub(super) async fn commit(
     if commands.is_empty() && claims.is_empty() {
         return Ok(Written::default());
     }
+    database.check_format()?;
     let mut waves = waves(database, &commands)?;
     let claim_rows = ClaimRows::of(database, &claims)?;
     if let ([Wave::Runs { batch, commands: of, .. }], false) = (waves.as_mut_slice(), claims.is_empty()) {
