@@ -235,7 +235,7 @@ BEGIN
                     c_ended, c_paused, c_memo, c_count, c_crc, c_header) WITH ORDINALITY
                     c(run, ns, base, version, flow, status, external, root, retry_of, begun, ended, paused, memo, count,
                     crc, header, i)
-                WHERE c.base = 0 AND c.version > 0 AND v_code[c.i] = 0 ORDER BY c.i
+                WHERE c.base = 0 AND c.version > 0 AND v_code[c.i] = 0 ORDER BY c.run
                 ON CONFLICT (id) DO NOTHING RETURNING id)
             SELECT coalesce(array_agg(id), '{}') INTO v_uuids FROM made;
         FOR i IN 1..n LOOP
