@@ -4,19 +4,17 @@
 
 mod rig;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{Config, EngineError, StartRequest};
 use eddyline_machine::Status;
-use eddyline_store::Memory;
 use rig::{LONG, Rig, done, failed};
 use serde_json::json;
 
 /// The failures of a cancelled run are those of its undo and `finally`; every way to read the run reports all of them.
 #[tokio::test]
 async fn a_cancelled_run_tells_everything_that_failed_on_its_way_to_the_end() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     let undo = |name: &str| format!("undo: {{run: un{name}}}, retry: {{attempts: 1}}");
     rig.register(&format!(
         "name: f\nsteps: {{a: {{{}}}, b: {{after: [a], {}}}, wait: {{after: [b], await: {{manual: true}}}}}}",
@@ -48,7 +46,7 @@ async fn a_cancelled_run_tells_everything_that_failed_on_its_way_to_the_end() {
 
 #[tokio::test]
 async fn who_follows_from_the_last_record_on_is_told_that_it_was_the_last() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}}").await;
     rig.work(1, |_| done(json!(1)));
     let run = rig.start("f", json!(null)).await;
@@ -64,7 +62,7 @@ async fn who_follows_from_the_last_record_on_is_told_that_it_was_the_last() {
 
 #[tokio::test(start_paused = true)]
 async fn starts_are_refused_while_too_much_waits() {
-    let rig = Rig::on(Arc::new(Memory::new()), Config { backlog: 3, ..Config::default() });
+    let rig = Rig::with(Config { backlog: 3, ..Config::default() });
     rig.register("name: f\nsteps: {a: {retry: {attempts: 1}}}").await;
     let start = || rig.engine.start_run(&rig.ns, StartRequest { flow: "f".to_owned(), ..StartRequest::default() });
     let first = start().await.unwrap().run;
