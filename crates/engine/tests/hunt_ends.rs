@@ -4,10 +4,12 @@
 
 mod rig;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use eddyline_engine::{Config, EngineError, StartRequest};
 use eddyline_machine::Status;
+use eddyline_store::Memory;
 use rig::{LONG, Rig, done, failed};
 use serde_json::json;
 
@@ -62,7 +64,8 @@ async fn who_follows_from_the_last_record_on_is_told_that_it_was_the_last() {
 
 #[tokio::test(start_paused = true)]
 async fn starts_are_refused_while_too_much_waits() {
-    let rig = Rig::with(Config { backlog: 3, ..Config::default() });
+    // The clock of the test stands still, which only a store in memory does not notice.
+    let rig = Rig::on(Arc::new(Memory::new()), Config { backlog: 3, ..Config::default() });
     rig.register("name: f\nsteps: {a: {retry: {attempts: 1}}}").await;
     let start = || rig.engine.start_run(&rig.ns, StartRequest { flow: "f".to_owned(), ..StartRequest::default() });
     let first = start().await.unwrap().run;
