@@ -358,7 +358,7 @@ async fn a_copy_says_what_stands_in_its_way() {
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(said.contains(words), "{said}");
     };
-    says(copy("memory:", &path("a"), &[]), 2, "a memory store ends with its process");
+    says(copy("memory:", &path("a"), &[]), 2, "cannot be a memory store");
     says(copy(&path("a"), "redis://db", &[]), 2, "does not support redis stores");
     says(copy(&path("a"), &path("a"), &[]), 2, "are both");
     says(copy(&path("a"), &path("b"), &[]), 5, "there is no store in");
