@@ -125,7 +125,7 @@ async fn calls_and_children_take_options_and_steps_a_policy_of_their_own() {
         (json!({"op": "call", "name": "x", "handler": "h", "retry": {"attempts": 0}}), "retry"),
         (json!({"op": "call", "name": "x", "handler": "h", "timeout": 0}), "timeout"),
         (json!({"op": "call", "name": "x", "handler": "h", "limits": [{"a": 1, "b": 2}]}), "limits"),
-        (json!({"op": "call", "name": "x", "handler": "h", "limits": ["no limit!"]}), "not a name"),
+        (json!({"op": "call", "name": "x", "handler": "h", "limits": ["no limit!"]}), "not a valid name"),
         (json!({"op": "child", "name": "x", "flow": "kid", "unique": {"key": ""}}), "unique"),
         (json!({"op": "child", "name": "x", "flow": "kid", "deadline": "2030-01-01T00:00:00Z"}), "deadline"),
         (json!({"op": "wait", "name": "x", "manual": true, "since": "run"}), "since"),

@@ -3,6 +3,7 @@
 //! A transaction holds its locks until all of it is written, so a large call is written in parts. If a part fails because of
 //! what is in it, it is halved until it is known which command cannot be stored; the others are written.
 
+use std::cmp::Reverse;
 use std::sync::{Arc, LazyLock};
 
 use eddyline_machine::{Millis, RunId, Version};
@@ -322,7 +323,8 @@ impl Call {
     /// The tasks that were inserted as claimed.
     fn answer_new(&self, answers: &mut Answers, batch: &Batch) -> PgResult<()> {
         let [Wave::Runs { commands, .. }] = self.waves.as_slice() else { return Ok(()) };
-        for (at, places) in std::mem::take(&mut answers.got_new) {
+        for (at, mut places) in std::mem::take(&mut answers.got_new) {
+            places.sort_by_key(|place| (Reverse(batch.tasks.age_ms.get(*place as usize - 1)), *place));
             for place in places {
                 let task = place as usize - 1;
                 let at_command = batch.tasks.c.get(task).and_then(|c| commands.get(*c as usize - 1));

@@ -554,9 +554,12 @@ BEGIN
     END IF;
     IF 0 < ANY (t_group) THEN
         INSERT INTO eddyline.records (run, first, version, count, ts, fence, worker, crc, body)
-            SELECT c_run[t.c], v_first[t.c] + c_count[t.c] - 1 + row_number() OVER (PARTITION BY t.c ORDER BY t.i),
+            -- In the order of the requests, and within one by rank, as if they had been claimed one after the other.
+            SELECT c_run[t.c], v_first[t.c] + c_count[t.c] - 1
+                    + row_number() OVER (PARTITION BY t.c ORDER BY t.r, t.age_ms DESC, t.i),
                 c_version[t.c], 1, v_ts[t.c], t.fence, r_worker[t.r], t.crc, t.body
-            FROM unnest(t_c, t_fence, t_started_crc, t_started, v_claimed.o_to) WITH ORDINALITY t(c, fence, crc, body, r, i)
+            FROM unnest(t_c, t_fence, t_age_ms, t_started_crc, t_started, v_claimed.o_to) WITH ORDINALITY
+                t(c, fence, age_ms, crc, body, r, i)
             WHERE t.r > 0;
         -- Numbers that no claim used.
         UPDATE eddyline.runs r SET records = r.records - x.n FROM (
