@@ -130,6 +130,7 @@ impl TestEngine {
 
     /// Starts a run.
     pub async fn run(&self, flow: &str, input: impl Serialize) -> TestRun<'_> {
+        self.until_staffed().await;
         let input = json(input);
         let request = StartRequest { flow: flow.to_owned(), input, ..StartRequest::default() };
         match self.engine.start_run(&self.ns, request).await {
@@ -287,6 +288,7 @@ async fn work(engine: Engine, staff: Staff, faults: Arc<Faults>, stop: oneshot::
             }
             // Dropping it drops its tasks.
             () = faults.died() => {}
+            () = faults.restaffed() => {}
             _ = &mut stop => {
                 stopping.notify_one();
                 let _ = working.await;

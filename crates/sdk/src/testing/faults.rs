@@ -23,6 +23,7 @@ pub(super) struct Faults {
     shakes: bool,
     state: Mutex<State>,
     death: Notify,
+    restaff: Notify,
     shaken: Mutex<Shaken>,
 }
 
@@ -39,13 +40,14 @@ struct State {
     lost_tasks: bool,
     /// Handlers and functions in progress, by name.
     at_work: BTreeMap<String, usize>,
-    staffed: bool,
+    /// The stubs that the worker in service knows.
+    staffed_with: Option<BTreeSet<String>>,
     refused: Option<String>,
 }
 
 impl Faults {
     pub fn new(shakes: bool) -> Faults {
-        Faults { shakes, state: Mutex::default(), death: Notify::new(), shaken: Mutex::default() }
+        Faults { shakes, state: Mutex::default(), death: Notify::new(), restaff: Notify::new(), shaken: Mutex::default() }
     }
 
     pub fn stub<F, Fut, T>(&self, name: &str, stub: F)
@@ -59,6 +61,15 @@ impl Faults {
             async move { json("the output", running.await?) }.boxed()
         });
         lock(&self.state).stubs.insert(name.to_owned(), stub);
+        // A worker offers what it had when it began.
+        if !self.is_staffed() {
+            self.restaff.notify_one();
+        }
+    }
+
+    /// Returns when the worker is to be replaced by one with more handlers.
+    pub async fn restaffed(&self) {
+        self.restaff.notified().await;
     }
 
     pub fn fail(
@@ -101,9 +112,11 @@ impl Faults {
         lock(&self.state).lost_tasks = false;
     }
 
+    /// Whether the worker has begun, with all stubs.
     pub fn is_staffed(&self) -> bool {
         let state = lock(&self.state);
-        state.staffed || state.refused.is_some()
+        let known = state.staffed_with.as_ref();
+        known.is_some_and(|known| state.stubs.keys().all(|stub| known.contains(stub))) || state.refused.is_some()
     }
 
     pub fn refuse(&self, why: String) {
@@ -132,9 +145,8 @@ impl Faults {
     /// The worker with its faults.
     pub fn probe(self: &Arc<Faults>, worker: Worker) -> Worker {
         let stubs: Vec<String> = lock(&self.state).stubs.keys().cloned().collect();
-        let probed = worker.probed(self.clone(), stubs, |name, handler| self.clone().wrap(name.to_owned(), handler));
-        lock(&self.state).staffed = true;
-        probed
+        lock(&self.state).staffed_with = Some(stubs.iter().cloned().collect());
+        worker.probed(self.clone(), stubs, |name, handler| self.clone().wrap(name.to_owned(), handler))
     }
 
     fn wrap(self: Arc<Faults>, name: String, handler: Option<Handler>) -> Handler {
@@ -157,15 +169,17 @@ impl Faults {
     }
 
     fn replaced(&self, name: &str, attempt: u32, input: Value) -> Option<Instead> {
-        let state = lock(&self.state);
-        let of = |name: &str| {
-            let failure = state.failures.get(name).filter(|(attempts, _)| attempts.contains(&attempt));
-            if let Some((_, error)) = failure {
-                return Some(std::future::ready(Err(error())).boxed());
-            }
-            state.stubs.get(name).map(|stub| stub(input.clone()))
+        let (error, stub) = {
+            let state = lock(&self.state);
+            let names = [name, without_number(name)];
+            let failure = names.iter().find_map(|name| state.failures.get(*name));
+            let error = failure.filter(|(attempts, _)| attempts.contains(&attempt)).map(|(_, error)| error.clone());
+            (error, names.iter().find_map(|name| state.stubs.get(*name)).cloned())
         };
-        of(name).or_else(|| of(without_number(name)))
+        match (error, stub) {
+            (Some(error), _) => Some(std::future::ready(Err(error())).boxed()),
+            (None, stub) => stub.map(|stub| stub(input)),
+        }
     }
 }
 

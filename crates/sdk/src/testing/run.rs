@@ -121,7 +121,9 @@ impl<'a> TestRun<'a> {
     pub async fn open(&self, name: &str, payload: impl Serialize) {
         self.waits_at(name).await;
         let gate = self.records().await.into_iter().rev().find_map(|record| match record {
-            Recorded::AwaitScheduled { step_key, token, .. } if step_key == name => Some(token.to_string()),
+            Recorded::AwaitScheduled { step_key, token, .. } if step_key == name => {
+                Some(format!("{}.{}", token.run, token.activation.0))
+            }
             _ => None,
         });
         let Some(gate) = gate else { panic!("`{name}` of run {} is not a gate", self.run) };

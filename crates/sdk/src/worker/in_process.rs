@@ -133,9 +133,14 @@ fn listed(flows: &BringsFlows) -> Vec<(BroughtFlow, Option<String>)> {
 
 /// A definition that the engine does not accept, or an engine that cannot be used now.
 fn refused(error: EngineError) -> Cut {
-    let message = error.to_string();
+    let mut message = error.to_string();
     match error {
-        EngineError::Definition(_) | EngineError::Conflict(_) => Cut::Refused(Error::Config(message)),
+        EngineError::Definition(problems) => {
+            let lines = problems.0.iter().map(|problem| format!("\n  {}: {}", problem.path, problem.message));
+            message.extend(lines);
+            Cut::Refused(Error::Config(message))
+        }
+        EngineError::Conflict(_) => Cut::Refused(Error::Config(message)),
         other => cut(other),
     }
 }
