@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 use eddyline_engine::parse_definition;
 use eddyline_language::definition::{Parsed, Problem, Problems, parse_named, wrong_name};
 use eddyline_machine::Flow;
-use eddyline_protocol::{FlowInfo, FlowRegistered};
+use eddyline_protocol::{FlowBuilds, FlowInfo, FlowRegistered};
 use serde_json::{Value, json};
 
 use super::Context;
 use super::connect::{Remote, segment, understood};
-use super::not_built::NotBuilt;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
 use difference::{Side, difference};
@@ -66,8 +65,8 @@ pub enum FlowCommand {
     List,
     /// Delete a flow that has no unfinished runs; its ended runs are kept
     Delete { name: String },
-    #[command(hide = true)]
-    Builds(NotBuilt),
+    /// Show which builds of a code flow still have runs
+    Builds { name: String },
 }
 
 pub async fn run(ctx: &Context, command: FlowCommand) -> Result<(), Trouble> {
@@ -79,7 +78,7 @@ pub async fn run(ctx: &Context, command: FlowCommand) -> Result<(), Trouble> {
         FlowCommand::Diff { file, with } => diff(ctx, &file, with.as_deref()).await,
         FlowCommand::List => list(ctx).await,
         FlowCommand::Delete { name } => delete(ctx, &name).await,
-        FlowCommand::Builds(command) => command.refuse("flow builds"),
+        FlowCommand::Builds { name } => builds(ctx, &name).await,
     }
 }
 
@@ -89,6 +88,28 @@ async fn delete(ctx: &Context, name: &str) -> Result<(), Trouble> {
         Err(trouble) => Err(remote.name_near(name, trouble).await),
         Ok(answer) if ctx.screen.json => ctx.screen.document(&answer),
         Ok(_) => ctx.screen.say(format!("{name} deleted")),
+    }
+}
+
+async fn builds(ctx: &Context, name: &str) -> Result<(), Trouble> {
+    let remote = ctx.remote()?;
+    let answer: Value = match remote.get(&format!("/v1/flows/{}/builds", segment(name)), &[]).await {
+        Err(trouble) => return Err(remote.name_near(name, trouble).await),
+        Ok(answer) => answer,
+    };
+    if ctx.screen.json {
+        return ctx.screen.document(&answer);
+    }
+    let found: FlowBuilds = understood(answer)?;
+    let row = |build: &eddyline_protocol::FlowBuild| {
+        let name = build.build.as_deref().unwrap_or("none");
+        vec![Line::plain(name), Line::plain(build.runs.to_string()), Line::plain(build.workers.to_string())]
+    };
+    let rows: Vec<Vec<Line>> = found.items.iter().map(row).collect();
+    ctx.screen.say(format!("{} ({})", found.flow, found.policy))?;
+    match rows.is_empty() {
+        true => ctx.screen.say("no runs that have not ended, and no workers"),
+        false => ctx.screen.rows(table(&["BUILD", "RUNS", "WORKERS"], &rows)),
     }
 }
 

@@ -68,6 +68,8 @@ pub enum RunCommand {
     Pause { run: String },
     /// Resume a paused or quarantined run
     Resume { run: String },
+    /// Let workers of any build run a code run whose flow pins runs to their build
+    Unpin { run: String },
     /// Start a new run from the failed steps of an ended run, or of every failed run of a flow; with --step, retry one
     /// step now
     Retry(retry::Retry),
@@ -124,6 +126,7 @@ pub async fn run(ctx: &Context, command: RunCommand) -> Result<(), Trouble> {
         RunCommand::Cancel { run, reason } => act(ctx, &run, "cancel", &CancelRun { reason }).await,
         RunCommand::Pause { run } => act(ctx, &run, "pause", &json!({})).await,
         RunCommand::Resume { run } => act(ctx, &run, "resume", &json!({})).await,
+        RunCommand::Unpin { run } => act(ctx, &run, "unpin", &json!({})).await,
         RunCommand::Retry(retry) => retry::run(ctx, retry).await,
         RunCommand::Rerun { run, from, input } => {
             let input = input.as_deref().map(input::read).transpose()?;

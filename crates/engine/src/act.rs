@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use eddyline_machine::run::{Activation, End, Header, Phase, Reused, Run};
+use eddyline_machine::run::{Activation, End, Header, Phase, Place, Reused, Run};
 use eddyline_machine::{
-    ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, TimerKey, TimerKind, ValueId,
-    ValueRef, decide,
+    ActId, Again, Answer, Data, Failure, Input, OpenedBy, RunId, Start, Status, StepAct, TaskKind, TimerKey, TimerKind,
+    ValueId, ValueRef, decide,
 };
-use eddyline_store::{GateFilter, GateRow, Namespace, Page, RunFilter, Store, Trim};
+use eddyline_store::{GateFilter, GateRow, Namespace, Page, RunFilter, Store, TaskRow, Trim};
 use serde_json::Value;
 
 use crate::committer::{InputOutcome, NewRun};
@@ -76,6 +76,15 @@ impl Engine {
         self.act(ns, run, Input::Resume { by: by.to_owned() }).await
     }
 
+    /// Lets workers of any build run a code run whose flow pins runs to the build that began them.
+    pub async fn unpin(&self, ns: &Namespace, run: RunId, by: &str) -> Result<()> {
+        self.header(ns, run).await?;
+        let tasks = self.instance.store.pending(run).await?.tasks;
+        let function = |row: &&TaskRow| row.task.kind == TaskKind::Run && row.held.is_none();
+        let unclaimed = tasks.iter().find(function).map(|row| row.task.fence);
+        self.act(ns, run, Input::Unpin { by: by.to_owned(), unclaimed }).await
+    }
+
     /// Acts on one activation, given its public name.
     pub async fn act_on_step(
         &self,
@@ -105,7 +114,12 @@ impl Engine {
     /// step is not retried.
     pub async fn retry(&self, ns: &Namespace, run: RunId, by: &str) -> Result<RunId> {
         let (flow, old) = self.ended(ns, run).await?;
-        let failed = |activation: &Activation| matches!(activation.end(), Some(End::Failed(_) | End::Cancelled));
+        // An entry of a memo may be cancelled because its function let it go.
+        let failed = |activation: &Activation| match activation.end() {
+            Some(End::Failed(_)) => true,
+            Some(End::Cancelled) => !matches!(activation.place, Place::Memo(_)),
+            _ => false,
+        };
         if old.header.status() == Status::Completed && !old.activations.iter().any(failed) {
             let message = format!("run {run} completed and none of its steps failed; use rerun to run it again");
             return Err(EngineError::Conflict(message));
@@ -130,7 +144,7 @@ impl Engine {
         };
         if input.is_some() {
             // Items of an unfinished spread are identified by index alone, and the list may differ with the new input.
-            reuse.retain(|reused| !reused.activation.contains('['));
+            reuse.retain(|reused| reused.memo.is_some() || !reused.activation.contains('['));
         }
         let again = Again::Rerun { by: by.to_owned(), from: from.map(str::to_owned) };
         self.again(ns, &old, flow, again, reuse, input).await

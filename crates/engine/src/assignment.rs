@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use eddyline_language::data::MAX_BUILT_BYTES;
+use eddyline_language::time::iso;
 use eddyline_machine::memo::{MemoEntry, MemoState};
 use eddyline_machine::run::{End, Header, MemoKind};
-use eddyline_machine::{Data, Millis, Run, RunId, TaskKind, Unbuilt, ValueId};
+use eddyline_machine::{Data, Failure, Millis, Run, RunId, TaskKind, Unbuilt, ValueId};
 use eddyline_store::{Claimed, Found, Namespace, Store};
 use serde_json::{Map, Value, json};
 
@@ -34,6 +35,8 @@ struct About {
     version: String,
     key_run: RunId,
     traceparent: Option<String>,
+    /// For a code run: when its function could first run.
+    began_at: Option<Millis>,
 }
 
 impl About {
@@ -43,8 +46,27 @@ impl About {
             version: header.flow_version.clone(),
             key_run: header.key_run(),
             traceparent: header.traceparent.clone(),
+            began_at: header.code.as_ref().map(|code| code.began_at),
         }
     }
+}
+
+/// Part of the memo of a code run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MemoPart {
+    pub entries: Map<String, Value>,
+    /// Set if not everything fitted: the number of the last entry, after which it goes on.
+    pub next: Option<u64>,
+}
+
+/// The last phase of a code run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnwindingRun {
+    /// The error that it ends with; none if it was cancelled.
+    pub error: Option<Failure>,
+    /// The reason given with the cancel.
+    pub reason: Option<String>,
+    pub until: Option<Millis>,
 }
 
 /// A task with everything that a handler needs.
@@ -64,10 +86,20 @@ pub struct Assignment {
     pub gate: Option<Arc<Value>>,
     /// The same for every attempt: the idempotency key for the handler's effects.
     pub key: String,
+    /// The run whose idempotency keys it uses: of a retry, the run that it retries.
+    pub intent: RunId,
     pub lease_ms: Millis,
     pub deadline: Option<Millis>,
+    /// Of a code run: when its function could first run.
+    pub started_at: Option<Millis>,
+    /// How many attempts its retry policy allows.
+    pub attempts: Option<u32>,
     /// Of a code run: its memo entries by name, the oldest up to [`MAX_MEMO_BYTES`]. The worker fetches the rest.
     pub memo: Option<Map<String, Value>>,
+    /// The number after which the memo goes on, if it is not complete.
+    pub memo_next: Option<u64>,
+    /// Of a code run in its last phase.
+    pub unwind: Option<UnwindingRun>,
     /// The W3C `traceparent` of its run.
     pub traceparent: Option<String>,
     /// Its flow has steps with `undo`: its final report is accepted even after a cancel.
@@ -116,9 +148,15 @@ impl Handed {
     /// This is not noted as handling the run ([`crate::handled`]): it evaluates no expression, and what it reads and
     /// copies is bounded whatever the run contains. Each payload has at most [`MAX_INPUT_BYTES`], the memo of a code
     /// run [`MAX_MEMO_BYTES`] plus one entry, and the depth of a payload is checked before it is built.
-    pub async fn assemble(mut self, store: &dyn Store, flows: &Flows, token: TaskToken) -> Result<Assignment> {
+    pub async fn assemble(
+        mut self,
+        store: &dyn Store,
+        flows: &Flows,
+        hooks: &str,
+        token: TaskToken,
+    ) -> Result<Assignment> {
         let run = self.claimed.run;
-        let About { input: run_input, version, key_run, traceparent } = match self.about.take() {
+        let About { input: run_input, version, key_run, traceparent, began_at } = match self.about.take() {
             Some(about) => about,
             None => match store.summary(run).await? {
                 Some(summary) => About::of(&summary.header),
@@ -133,8 +171,12 @@ impl Handed {
         let undo = flow.is_some_and(|flow| flow.flow.graph().is_some_and(|graph| graph.has_undo));
         let memo = match task.kind {
             TaskKind::Step => None,
-            TaskKind::Run => Some(memo(store, flows, &claimed.ns, run, |_| true).await?),
+            TaskKind::Run => Some(memo(store, flows, hooks, &claimed.ns, run, |_| true).await?),
         };
+        let (memo, unwind) = memo.map_or((None, None), |(part, unwind)| (Some(part), unwind));
+        let (memo, memo_next) = memo.map_or((None, None), |part| (Some(part.entries), part.next));
+        // A call of a code run keeps its key when a later attempt of the function asks for it again under its name.
+        let keyed_by = if began_at.is_some() && task.kind == TaskKind::Step { &task.step } else { &task.name };
         Ok(Assignment {
             token,
             run,
@@ -145,7 +187,8 @@ impl Handed {
             handler: task.handler.clone(),
             attempt: task.attempt,
             kind: task.kind,
-            key: format!("{key_run}/{}", task.name),
+            key: format!("{key_run}/{keyed_by}"),
+            intent: key_run,
             lease_ms: claimed.held.lease_ms,
             deadline: claimed.held.deadline,
             input: self.json(store, &task.input).await?,
@@ -154,7 +197,11 @@ impl Handed {
                 Some(gate) => Some(self.json(store, gate).await?),
                 None => None,
             },
+            started_at: began_at.filter(|_| task.kind == TaskKind::Run),
+            attempts: task.attempts,
             memo,
+            memo_next,
+            unwind,
             traceparent,
             undo,
             bytes,
@@ -182,14 +229,15 @@ impl Handed {
 
 /// The wanted memo entries of a code run, by name; only their payloads are read. Entries are added in the order of
 /// their changes until they exceed [`MAX_MEMO_BYTES`]; for the rest, the caller asks for entries after the last one
-/// returned. Sizes are known before payloads are read.
+/// returned. Sizes are known before payloads are read. Also whether the run is in its last phase.
 pub(crate) async fn memo(
     store: &dyn Store,
     flows: &Flows,
+    hooks: &str,
     ns: &Namespace,
     run: RunId,
     wanted: impl Fn(&MemoEntry<'_>) -> bool,
-) -> Result<Map<String, Value>> {
+) -> Result<(MemoPart, Option<UnwindingRun>)> {
     let loaded = match store.load(run, None).await? {
         Found::Run(loaded) if loaded.summary.ns == *ns => loaded,
         _ => return Err(EngineError::no_run(run)),
@@ -197,19 +245,29 @@ pub(crate) async fn memo(
     let header = &loaded.rows.header;
     let flow = flows.find(store, ns, &header.flow, Some(&header.flow_version)).await?;
     let flow = flow.ok_or_else(|| EngineError::no_flow(&header.flow))?;
+    let unwind = unwinding(header);
     let rows = Run::load(loaded.rows, &flow.flow);
     let (mut entries, mut values) = (Map::new(), Values::new());
     let mut oldest_first: Vec<MemoEntry<'_>> = rows.memo(0).filter(|entry| wanted(entry)).collect();
     oldest_first.sort_by_key(|entry| entry.n);
-    let mut bytes = 0;
+    let (mut bytes, mut last, mut next) = (0, 0, None);
     for entry in oldest_first {
         if bytes > MAX_MEMO_BYTES {
+            next = Some(last);
             break;
         }
+        last = entry.n;
         bytes += entry.name.len();
-        let mut body = json!({"kind": kind_name(entry.kind), "n": entry.n, "attempt": entry.attempt});
+        let mut body =
+            json!({"kind": kind_name(entry.kind), "n": entry.n, "at": iso(entry.at), "attempt": entry.attempt});
         match entry.state {
-            MemoState::Pending => body["status"] = json!("pending"),
+            MemoState::Pending => {
+                body["status"] = json!("pending");
+                if let Some(token) = entry.token {
+                    body["token"] = json!(token);
+                    body["url"] = json!(format!("{hooks}{token}"));
+                }
+            }
             MemoState::Retry { due } => {
                 body["status"] = json!("retry");
                 body["due"] = json!(due);
@@ -218,6 +276,9 @@ pub(crate) async fn memo(
                 body["status"] = json!(end.status());
                 match end {
                     End::Completed(output) => {
+                        if entry.undo {
+                            body["undo"] = json!(true);
+                        }
                         bytes += output.bytes(MAX_INPUT_BYTES);
                         body["output"] = materialise(store, run, output, &mut values).await?;
                     }
@@ -231,7 +292,14 @@ pub(crate) async fn memo(
         }
         entries.insert(entry.name.to_owned(), body);
     }
-    Ok(entries)
+    Ok((MemoPart { entries, next }, unwind))
+}
+
+/// The last phase of a code run, from its header.
+fn unwinding(header: &Header) -> Option<UnwindingRun> {
+    let leaving = header.code.as_ref()?.leaving.as_ref()?;
+    let reason = header.cancel_reason.clone().filter(|_| leaving.error.is_none());
+    Some(UnwindingRun { error: leaving.error.clone(), reason, until: leaving.until })
 }
 
 fn kind_name(kind: MemoKind) -> Value {

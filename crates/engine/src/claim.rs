@@ -233,7 +233,10 @@ impl Engine {
         }
         let task = TaskRef { activation: claimed.task.activation, fence: claimed.task.fence };
         let token = self.tokens.key(&self.instance).await?.token(&claimed.ns, claimed.run, &claimed.task);
-        let (input, taken) = match handed.assemble(&*self.instance.store, &self.instance.flows, token).await {
+        let (input, taken) = match handed
+            .assemble(&*self.instance.store, &self.instance.flows, &self.instance.config.hooks, token)
+            .await
+        {
             Ok(assignment) => {
                 self.measures().claim_times.begin(claimed.run, claimed.task.fence);
                 return Ok(Some(assignment));

@@ -382,6 +382,7 @@ mod tests {
             timeout_ms: None,
             start_timeout_ms: None,
             build: None,
+            attempts: None,
         }
     }
 

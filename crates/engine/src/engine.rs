@@ -177,6 +177,11 @@ impl Engine {
         &self.instance.config
     }
 
+    /// Wakes all loops: the clock has moved.
+    pub(crate) fn wake_loops(&self) {
+        self.bus.wake_all();
+    }
+
     /// Counts the rounds of the named loop, so that tests can wait for a round instead of sleeping.
     pub fn rounds(&self, of: &str) -> Option<watch::Receiver<u64>> {
         self.running.rounds.get(of).cloned()

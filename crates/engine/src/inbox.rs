@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, btree_map};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, RunId, Start};
-use eddyline_store::{Change, Command, Consumed, DocumentChange, DocumentCommit, Due, DueItem, Namespace};
+use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, OnConflict, RunId, Start};
+use eddyline_store::{Change, Command, Consumed, DocumentChange, DocumentCommit, Due, DueItem, LINE_LIMIT, Namespace};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::assignment::{Values, materialise};
 use crate::certain;
 use crate::chore::Chore;
-use crate::committer::{Answered, NewRun, Order};
+use crate::committer::{Answered, InputOutcome, NewRun, Order};
 use crate::error::{EngineError, Result};
 use crate::events::LookBack;
 use crate::flows::Registered;
@@ -30,6 +30,7 @@ use crate::shares::Shares;
 const NO_FLOW: &str = "FlowNotFound";
 const BAD_INPUT: &str = "InvalidInput";
 const BAD_FLOW: &str = "InvalidFlow";
+const UNIQUE_TAKEN: &str = "UniqueTaken";
 /// The most bytes of messages that are submitted together, unless it is a single one.
 const BYTES_AT_ONCE: usize = 4 << 20;
 /// The most deliveries in progress, as a multiple of `due_batch`, so that slow ones leave room for others.
@@ -260,11 +261,16 @@ impl Target {
         if let Some(failure) = self.bad_input(&flow, &start).await? {
             return self.refuse(id, &start, failure).await;
         }
-        let taken = Some(Consumed::Message(id.to_owned()));
         let new = NewRun { ns: self.ns.clone(), flow, key: None, tells_line: None };
-        let inputs = vec![Input::Start(start.clone())];
-        let answer = self.instance.committing.hand_in(self.to, inputs, taken, Some(new)).await?;
-        match self.await_answers(vec![(id.to_owned(), answer)]).await {
+        let started = match self.submit_start(id, &start, new.clone()).await {
+            // A run that continues another stays in the inbox until the key is free again.
+            Ok(StartOutcome::UniqueTaken { .. } | StartOutcome::LineFull) if start.events_since.is_some() => Ok(()),
+            Ok(StartOutcome::UniqueTaken { by }) => self.contend(id, &start, new, by).await,
+            Ok(StartOutcome::LineFull) => self.refuse(id, &start, line_full(&start)).await,
+            Ok(StartOutcome::Done) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match started {
             // If no step waits for it, the start stays in the store until an operator releases it.
             Err(EngineError::Quarantined(why)) if start.parent.or(start.started_by).is_some() => {
                 let failure = Failure::new(quarantine::NOT_STARTED, why);
@@ -272,6 +278,51 @@ impl Target {
                 self.commit(vec![id.to_owned()], refusal, vec![quarantine::forget(self.to)]).await
             }
             other => other,
+        }
+    }
+
+    async fn submit_start(&self, id: &str, start: &Start, new: NewRun) -> Result<StartOutcome> {
+        let taken = Some(Consumed::Message(id.to_owned()));
+        let inputs = vec![Input::Start(Box::new(start.clone()))];
+        let answer = self.instance.committing.hand_in(self.to, inputs, taken, Some(new)).await?;
+        match answer.await.map_err(|_| EngineError::Stopped)? {
+            Ok(outcomes) => Ok(match outcomes.last() {
+                Some(InputOutcome::UniqueTaken { run }) => StartOutcome::UniqueTaken { by: *run },
+                Some(InputOutcome::LineFull) => StartOutcome::LineFull,
+                _ => StartOutcome::Done,
+            }),
+            Err(EngineError::NotFound { .. } | EngineError::Trimmed(_)) => {
+                self.drop_messages(vec![id.to_owned()], Vec::new()).await.map(|()| StartOutcome::Done)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Another run holds the unique key of this one, a child: it waits in line or is refused. The parent waits for this
+    /// very run, so with `return` it cannot get the other one instead.
+    async fn contend(&self, id: &str, start: &Start, mut new: NewRun, by: RunId) -> Result<()> {
+        let Some(unique) = &start.unique else {
+            return Err(EngineError::Bug(format!("run {} has no unique key", self.to)));
+        };
+        match unique.on_conflict {
+            OnConflict::Return | OnConflict::Reject => {
+                let message = format!("run {by} holds the unique key `{}` and has not ended", unique.key);
+                return self.refuse(id, start, Failure::new(UNIQUE_TAKEN, message)).await;
+            }
+            OnConflict::Queue => {}
+            OnConflict::Replace => {
+                let reason = Some(format!("replaced by run {}, which has the same unique key", self.to));
+                let by = start.asked_by().map_or_else(|| self.to.to_string(), |parent| parent.run.to_string());
+                new.tells_line = Some(Box::new(Input::Cancel { by: format!("run:{by}"), reason }));
+            }
+        }
+        let waiting = Start { in_line: true, ..start.clone() };
+        match self.submit_start(id, &waiting, new).await? {
+            StartOutcome::Done => Ok(()),
+            StartOutcome::LineFull => self.refuse(id, start, line_full(start)).await,
+            StartOutcome::UniqueTaken { by } => {
+                Err(EngineError::Bug(format!("run {} waits in line and was refused for run {by}", self.to)))
+            }
         }
     }
 
@@ -322,6 +373,19 @@ impl Target {
         certain::commit_one(&*self.instance.store, Command::Documents(commit)).await?;
         Ok(())
     }
+}
+
+/// The result of a start that a message asked for.
+enum StartOutcome {
+    Done,
+    UniqueTaken { by: RunId },
+    LineFull,
+}
+
+fn line_full(start: &Start) -> Failure {
+    let key = start.unique.as_ref().map_or("", |unique| unique.key.as_str());
+    let message = format!("{LINE_LIMIT} runs hold or wait for the unique key `{key}`, which is the limit");
+    Failure::new(UNIQUE_TAKEN, message)
 }
 
 /// The size of an input's payload.

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use eddyline_language::definition::wrong_name;
-use eddyline_machine::{Answer, Claim, CodeOp, CodeWait, Data, Due, Input, Millis, Op, Report, TaskRef};
+use eddyline_language::definition::{wrong_name, wrong_word};
+use eddyline_machine::{
+    Answer, CallOptions, ChildOptions, Claim, CodeOp, CodeWait, Data, Due, Input, Millis, Op, Report, Since, TaskRef,
+};
 use eddyline_store::{Lease, Namespace, StoreError};
 
 use crate::claim::{ClaimTasks, PendingClaim};
 use crate::committer::{InputOutcome, Order};
-use crate::config::{Config, MAX_PAYLOAD_DEPTH};
+use crate::config::{Config, MAX_METADATA_BYTES, MAX_PAYLOAD_DEPTH};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::start::bad_wait;
@@ -17,6 +19,14 @@ use crate::token::TaskToken;
 
 /// The answer to a token that no claim issued.
 const UNKNOWN_TASK: &str = "there is no such task";
+/// The most limits of a call of a code run, and the most labels that it requires.
+const MAX_CALL_LIMITS: usize = 32;
+/// The longest key of a call or of one of its limits, as JSON.
+const MAX_KEY_BYTES: usize = 1 << 10;
+/// The most tags of a child run.
+const MAX_TAGS: usize = 64;
+/// The longest tag, external id or unique key of a child run.
+const MAX_LABEL_BYTES: usize = 512;
 /// The end of the year 9999.
 const MAX_MOMENT_MS: Millis = 253_402_300_799_999;
 
@@ -34,7 +44,12 @@ impl TaskReport {
     pub fn is_last(&self) -> bool {
         matches!(
             self.op,
-            Op::Complete { .. } | Op::Fail { .. } | Op::Defer { .. } | Op::Suspend { .. } | Op::ContinueAs { .. }
+            Op::Complete { .. }
+                | Op::Fail { .. }
+                | Op::Defer { .. }
+                | Op::Release
+                | Op::Suspend { .. }
+                | Op::ContinueAs { .. }
         )
     }
 }
@@ -167,7 +182,17 @@ impl Engine {
 
     /// The claim of a code run's task, if a report needs it.
     async fn claim_of(&self, ns: &Namespace, token: TaskToken, reports: &[(usize, TaskReport)]) -> Result<Claim> {
-        let matters = |op: &Op| matches!(op, Op::Code { .. } | Op::Suspend { .. } | Op::ContinueAs { .. });
+        let matters = |op: &Op| {
+            matches!(
+                op,
+                Op::Code { .. }
+                    | Op::LetGo { .. }
+                    | Op::Unwind { .. }
+                    | Op::Publish { as_name: Some(_), .. }
+                    | Op::Suspend { .. }
+                    | Op::ContinueAs { .. }
+            )
+        };
         if token.activation.0 != 0 || !reports.iter().any(|(_, report)| matters(&report.op)) {
             return Ok(Claim::default());
         }
@@ -201,24 +226,30 @@ fn check(config: &Config, op: &Op) -> std::result::Result<Option<String>, String
         Op::Fail { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
         Op::Defer { after_ms, .. } => bad_wait("the delay", *after_ms),
         Op::Code { op, .. } => match op {
-            CodeOp::Done { output } => return weigh(config, "the output", output),
-            CodeOp::Call { handler, input, queue } => {
-                match wrong_name(handler).or_else(|| wrong_name(queue.as_deref()?)) {
+            CodeOp::Done { output, .. } => return weigh(config, "the output", output),
+            CodeOp::Call { handler, input, queue, options } => {
+                let named = wrong_name(handler).or_else(|| wrong_name(queue.as_deref()?));
+                match named.or_else(|| wrong_call(options.as_deref()?)) {
                     Some(problem) => Some(problem),
                     None => return weigh(config, "the input", input),
                 }
             }
-            CodeOp::Child { flow, input, .. } => match wrong_name(flow) {
-                Some(problem) => Some(problem),
-                None => return weigh(config, "the input", input),
-            },
+            CodeOp::Child { flow, input, options, .. } => {
+                match wrong_name(flow).or_else(|| wrong_child(config, options.as_deref()?)) {
+                    Some(problem) => Some(problem),
+                    None => return weigh(config, "the input", input),
+                }
+            }
             CodeOp::Failed { retry_after_ms: Some(ms), .. } => bad_wait("the back-off", *ms),
             CodeOp::Sleep { due: Due::After(ms) } => bad_wait("the sleep", *ms),
             CodeOp::Sleep { due: Due::At(at) } => (!(0..=MAX_MOMENT_MS).contains(at))
                 .then(|| format!("the time {at} ms is not between the years 1970 and 9999")),
             CodeOp::Wait { wait, timeout_ms } => {
                 let name = match wait {
-                    CodeWait::Event { name, .. } => wrong_name(name),
+                    CodeWait::Event { name, since: Since::Ago { ms }, .. } => {
+                        wrong_name(name).or_else(|| bad_wait("`since`", *ms))
+                    }
+                    CodeWait::Event { name, since: Since::Run, .. } => wrong_name(name),
                     CodeWait::Webhook | CodeWait::Manual => None,
                 };
                 name.or_else(|| bad_wait("the timeout", (*timeout_ms)?))
@@ -228,6 +259,47 @@ fn check(config: &Config, op: &Op) -> std::result::Result<Option<String>, String
         _ => None,
     };
     problem.map_or(Ok(None), Err)
+}
+
+fn wrong_call(options: &CallOptions) -> Option<String> {
+    let CallOptions { timeout_ms, start_timeout_ms, limits, requires, key, .. } = options;
+    let spans = [("`timeout`", timeout_ms), ("`start_timeout`", start_timeout_ms)];
+    let wrong_span = spans.iter().find_map(|(what, ms)| match **ms {
+        Some(0) => Some(format!("{what} of 0 is not allowed; leave it out for none")),
+        ms => bad_wait(what, ms?),
+    });
+    let keys = limits.iter().filter_map(|(_, key)| key.as_ref()).chain(key);
+    wrong_span
+        .or_else(|| limits.iter().find_map(|(name, _)| wrong_name(name)))
+        .or_else(|| requires.iter().find_map(|label| wrong_word(label).map(|problem| format!("`requires`: {problem}"))))
+        .or_else(|| {
+            (limits.len() > MAX_CALL_LIMITS || requires.len() > MAX_CALL_LIMITS)
+                .then(|| format!("a call has at most {MAX_CALL_LIMITS} limits and {MAX_CALL_LIMITS} labels"))
+        })
+        .or_else(|| {
+            let long = keys.map(String::len).max().is_some_and(|bytes| bytes > MAX_KEY_BYTES);
+            long.then(|| format!("a key of a call has at most {MAX_KEY_BYTES} bytes"))
+        })
+}
+
+fn wrong_child(config: &Config, options: &ChildOptions) -> Option<String> {
+    let spans = [("`delay`", options.delay_ms), ("`deadline`", options.deadline_ms)];
+    let wrong_span = spans.iter().find_map(|(what, ms)| bad_wait(what, (*ms)?));
+    let texts =
+        options.tags.iter().chain(&options.external_id).chain(options.unique.as_ref().map(|unique| &unique.key));
+    wrong_span
+        .or_else(|| wrong_name(options.queue.as_deref()?).map(|problem| format!("`queue`: {problem}")))
+        .or_else(|| (options.tags.len() > MAX_TAGS).then(|| format!("a run has at most {MAX_TAGS} tags")))
+        .or_else(|| {
+            let long = texts.map(String::len).max().is_some_and(|bytes| bytes > MAX_LABEL_BYTES);
+            long.then(|| format!("a label, tag or key has at most {MAX_LABEL_BYTES} bytes"))
+        })
+        .or_else(|| {
+            let metadata = options.metadata.as_ref()?;
+            let bytes = metadata.bytes(MAX_METADATA_BYTES + 1);
+            (bytes > MAX_METADATA_BYTES || weigh(config, "the metadata", metadata).is_err())
+                .then(|| format!("the metadata is larger than {MAX_METADATA_BYTES} bytes or nested too deep"))
+        })
 }
 
 /// Checks a payload against its limits. Returns a warning if it is large.

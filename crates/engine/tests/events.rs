@@ -59,7 +59,7 @@ async fn what_a_step_publishes_opens_a_gate_of_another_run() {
     let sends = rig.start("g", json!(null)).await;
     let task = rig.claim("w").await.unwrap();
     let (key, payload) = (Some(Data::from(json!("x"))), Data::from(json!({"amount": 3})));
-    rig.report(&task, Op::Publish { name: "paid".to_owned(), key, payload }).await;
+    rig.report(&task, Op::Publish { name: "paid".to_owned(), as_name: None, key, payload }).await;
     rig.report(&task, done(json!(1))).await;
     assert_eq!(rig.output(waits).await, json!({"amount": 3}));
     rig.output(sends).await;

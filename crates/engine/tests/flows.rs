@@ -100,7 +100,7 @@ async fn a_code_run_remembers_its_steps_over_a_durable_sleep() {
     let task = rig.claim("w").await.unwrap();
     assert_eq!((task.handler.as_str(), task.memo.as_ref().unwrap().len()), ("job", 0));
     let code = |name: &str, op: CodeOp| Op::Code { name: name.to_owned(), op };
-    let paid = code("pay", CodeOp::Done { output: Data::from(json!("receipt")) });
+    let paid = code("pay", CodeOp::Done { output: Data::from(json!("receipt")), undo: false });
     assert!(matches!(rig.report(&task, paid).await, Answer::Applied(_)));
     let sleep = code("nap", CodeOp::Sleep { due: Due::After(20) });
     assert!(matches!(rig.report(&task, sleep).await, Answer::Applied(_)));

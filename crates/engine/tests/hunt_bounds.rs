@@ -49,7 +49,7 @@ async fn no_time_from_outside_overflows_a_clock() {
         for op in [
             CodeOp::Sleep { due: Due::After(ms) },
             CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: Some(ms) },
-            CodeOp::Failed { error: error(), retryable: true, retry_after_ms: Some(ms) },
+            CodeOp::Failed { error: error(), retryable: true, retry_after_ms: Some(ms), retry: None },
         ] {
             let answer = rig.report(&task, Op::Code { name: "x".to_owned(), op }).await;
             assert!(matches!(answer, Answer::Invalid(_)), "{ms}: {answer:?}");
@@ -73,7 +73,7 @@ async fn what_a_code_run_remembers_is_read_in_parts() {
     let task = rig.claim("w").await.unwrap();
     let names: Vec<String> = (0..6).map(|n| format!("s{n}")).collect();
     for name in &names {
-        let op = CodeOp::Done { output: Data::from(json!("x".repeat(MAX_PAYLOAD_BYTES - 100))) };
+        let op = CodeOp::Done { output: Data::from(json!("x".repeat(MAX_PAYLOAD_BYTES - 100))), undo: false };
         let answer = rig.report(&task, Op::Code { name: name.clone(), op }).await;
         assert!(matches!(answer, Answer::Applied(_)), "{answer:?}");
     }

@@ -172,7 +172,7 @@ async fn a_code_step_whose_timer_is_gone_is_tried_again_at_its_own_time_and_that
     let run = rig.start("f", json!(null)).await;
     let task = rig.claim("w").await.unwrap();
     let error = eddyline_machine::Failure::new("Boom", "once");
-    let op = CodeOp::Failed { error, retryable: true, retry_after_ms: None };
+    let op = CodeOp::Failed { error, retryable: true, retry_after_ms: None, retry: None };
     assert!(matches!(rig.report(&task, Op::Code { name: "pay".to_owned(), op }).await, Answer::Applied(_)));
     assert!(matches!(rig.report(&task, Op::Suspend { seen: None }).await, Answer::Applied(_)));
     clock.advance(60_000);

@@ -54,23 +54,27 @@ async fn a_memo_is_looked_through_only_if_there_is_news() {
     let id = TaskId { run: task.run, fence: task.token.fence };
     let step = |n: u64, op| Op::Code { name: format!("s{n}"), op };
     for n in 1..=20 {
-        let answer = rig.report(&task, step(n, CodeOp::Done { output: Data::from(json!(n)) })).await;
+        let answer = rig.report(&task, step(n, CodeOp::Done { output: Data::from(json!(n)), undo: false })).await;
         assert!(matches!(answer, Answer::Applied(_)), "{answer:?}");
     }
     let held = Holding::Held { memo: Some(MemoAt { handed_over: 0, newest: 20 }) };
     assert_eq!(rig.engine.standing(&rig.ns, "w", &[id]).await.unwrap(), [held]);
     let before = store.reads.load(Ordering::SeqCst);
     let news = rig.engine.news_of(&rig.ns, id, None, &[]).await.unwrap().unwrap();
-    assert_eq!((news.len(), store.reads.load(Ordering::SeqCst)), (0, before), "all changes are the worker's own");
+    assert_eq!(
+        (news.entries.len(), store.reads.load(Ordering::SeqCst)),
+        (0, before),
+        "all changes are the worker's own"
+    );
     let asked = rig.engine.news_of(&rig.ns, id, None, &["s7"]).await.unwrap().unwrap();
-    assert_eq!(asked["s7"]["output"], 7, "an entry that it asks for by name is returned");
+    assert_eq!(asked.entries["s7"]["output"], 7, "an entry that it asks for by name is returned");
 
-    let call = CodeOp::Call { handler: "h".to_owned(), input: Data::null(), queue: None };
+    let call = CodeOp::Call { handler: "h".to_owned(), input: Data::null(), queue: None, options: None };
     rig.report(&task, step(21, call)).await;
     let called = rig.claim("v").await.unwrap();
     assert!(matches!(rig.report(&called, done(json!("news"))).await, Answer::Applied(_)));
     let news = rig.engine.news_of(&rig.ns, id, None, &[]).await.unwrap().unwrap();
-    assert_eq!((news.len(), &news["s21"]["output"]), (1, &json!("news")), "{news:?}");
+    assert_eq!((news.entries.len(), &news.entries["s21"]["output"]), (1, &json!("news")), "{news:?}");
     rig.stop().await;
 }
 

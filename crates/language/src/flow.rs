@@ -15,6 +15,8 @@ pub struct Flow {
     /// A hash of the canonical definition: two texts with the same content have the same version.
     pub version: String,
     pub input_schema: Option<Value>,
+    /// Describes the output, for readers and generated types; outputs are not checked against it.
+    pub output_schema: Option<Value>,
     pub body: Body,
     /// The definition in its canonical form, which parses to this flow again.
     pub canonical: Value,
@@ -51,6 +53,8 @@ pub struct CodeFlow {
     pub retry: Retry,
     pub step_retry: Retry,
     pub timeout_ms: Option<Millis>,
+    /// How long its function may take to undo its steps after a cancel; 0 ends the run at once.
+    pub cancel_grace_ms: Option<Millis>,
     pub builds: Builds,
 }
 

@@ -48,6 +48,8 @@ pub mod kind {
     pub const TOO_DEEP: &str = "TooDeep";
     pub const TOO_MANY_ACTIVATIONS: &str = "TooManyActivations";
     pub const DEADLINE: &str = "DeadlineExceeded";
+    /// A code run ended before its function had undone this step.
+    pub const NOT_UNDONE: &str = "NotUndone";
     pub const KIND_CHANGED: &str = "KindChanged";
     pub const BY_HAND: &str = "FailedByHand";
 }

@@ -269,6 +269,8 @@ pub enum ActName {
     /// On an activation: start its next attempt now. On a run: this run retries another.
     Retry,
     Rerun,
+    /// On a code run: workers of any build may have it.
+    Unpin,
 }
 
 /// A gate, identified by its run and activation. Public, unlike the secret that opens it.

@@ -11,7 +11,7 @@ use crate::decide::Work;
 use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis, RunId, ScopeId, StepId, ValueId, Version};
 use crate::record::{Reason, Skipped, TriggeredBy};
-use crate::transition::{Start, Transition, Unique};
+use crate::transition::{CallOptions, Start, Transition, Unique};
 use eddyline_language::data::Data;
 use eddyline_language::flow::{Action, Body, Flow, Graph, Retry};
 
@@ -177,6 +177,41 @@ pub struct CodeHeader {
     pub build: Option<String>,
     /// Given at start; overrides the flow's.
     pub retry: Option<Retry>,
+    /// When its function could first run, by the store's clock.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub began_at: Millis,
+    /// The time of the latest change, by the store's clock; it never decreases.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub at: Millis,
+    /// The current attempt of the function forgets what had failed or been cancelled up to this change.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub forgets: u64,
+    /// Completed entries that the function can undo and has not undone.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub undoable: u32,
+    /// Set once the run will not complete, but its function may still undo what it did.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub leaving: Option<Leaving>,
+    /// It was unpinned: any build may run it, whatever its flow says.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unpinned: bool,
+}
+
+/// How a code run ends once its function has undone what it did.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Leaving {
+    /// The error that it ends with; none if it was cancelled.
+    pub error: Option<Failure>,
+    /// The number of the change that began it.
+    pub n: u64,
+    /// The last phase has begun: only undo steps and one ending are accepted. Before, a worker that had the function's
+    /// task when the run was cancelled may still report the steps that it was executing.
+    pub unwinding: bool,
+    /// When the grace ends, by the store's clock.
+    pub until: Option<Millis>,
+    /// How many tasks in a row ended without a report that changed the memo.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub lost: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -262,7 +297,7 @@ pub struct Activation {
 }
 
 /// What an activation is, and what it belongs to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Place {
     /// The flow itself: the scope of its steps, or the function of a code run.
     Root,
@@ -289,7 +324,7 @@ pub enum Place {
     Memo(Memo),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Memo {
     pub name: Arc<str>,
     pub kind: MemoKind,
@@ -299,6 +334,9 @@ pub struct Memo {
     pub again: bool,
     /// The number of its latest change.
     pub n: u64,
+    /// The time of that change.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub at: Millis,
     /// It will change without the function.
     pub pending: bool,
     /// Its latest change was not made by the function itself.
@@ -306,6 +344,12 @@ pub struct Memo {
     pub news: bool,
     /// For a call: the handler and the queue.
     pub call: Option<(String, String)>,
+    /// For a call: how it is run.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub options: Option<Box<CallOptions>>,
+    /// Its function can undo it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub undo: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -316,6 +360,8 @@ pub enum MemoKind {
     Sleep,
     Wait,
     Child,
+    /// A published event.
+    Publish,
 }
 
 impl MemoKind {
@@ -326,6 +372,7 @@ impl MemoKind {
             MemoKind::Sleep => "sleep",
             MemoKind::Wait => "wait",
             MemoKind::Child => "child",
+            MemoKind::Publish => "publish",
         }
     }
 }
@@ -541,6 +588,14 @@ impl Header {
     /// and its tasks must not start meanwhile.
     pub fn holds_tasks(&self) -> bool {
         self.paused || self.agenda.iter().any(|work| matches!(work, Work::Sweep { .. } | Work::Cancel(_)))
+    }
+}
+
+impl CodeHeader {
+    /// Whether the current attempt of the function has forgotten an entry: it had failed or been cancelled before the
+    /// attempt began.
+    pub fn has_forgotten(&self, memo: &Memo, end: Option<&End>) -> bool {
+        memo.n <= self.forgets && matches!(end, Some(End::Failed(_) | End::Cancelled))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::ids::{ActId, Fence, Millis, RunId, ValueId, Version};
 use crate::record::{Attempt, Entry, GateId, GateReason, Record, TriggeredBy};
 use crate::run::{Activation, Emitted, Header, MemoKind, Parent, Phase, Reused, is_default};
 use eddyline_language::data::Data;
-use eddyline_language::flow::Retry;
+use eddyline_language::flow::{Retry, Since};
 
 /// One thing that happens to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,6 +72,13 @@ pub enum Input {
     },
     Resume {
         by: String,
+    },
+    /// A code run may be given to workers of any build.
+    Unpin {
+        by: String,
+        /// The function's task, if no worker has it. The engine adds the fact.
+        #[serde(default)]
+        unclaimed: Option<Fence>,
     },
     /// An act on one activation, by its public name.
     Act {
@@ -228,32 +235,111 @@ pub struct Claim {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Op {
-    Complete { output: Data, emits: Vec<(String, Data)>, logs: Vec<Log> },
-    Fail { error: Failure, retryable: bool, retry_after_ms: Option<Millis> },
-    Defer { after_ms: Millis, limit: Option<String> },
-    Emit { event: String, payload: Data },
-    Publish { name: String, key: Option<Data>, payload: Data },
+    Complete {
+        output: Data,
+        emits: Vec<(String, Data)>,
+        logs: Vec<Log>,
+    },
+    Fail {
+        error: Failure,
+        retryable: bool,
+        retry_after_ms: Option<Millis>,
+    },
+    Defer {
+        after_ms: Millis,
+        limit: Option<String>,
+    },
+    /// Back to its queue at once, without using up an attempt.
+    Release,
+    Emit {
+        event: String,
+        payload: Data,
+    },
+    /// In a code run, `as_name` is the name of the memo entry that keeps a replay from publishing again.
+    Publish {
+        name: String,
+        as_name: Option<String>,
+        key: Option<Data>,
+        payload: Data,
+    },
     Log(Log),
-    Progress { done: Option<Number>, total: Option<Number>, msg: Option<String> },
-    Code { name: String, op: CodeOp },
-    Suspend { seen: Option<u64> },
-    ContinueAs { input: Data },
+    Progress {
+        done: Option<Number>,
+        total: Option<Number>,
+        msg: Option<String>,
+    },
+    Code {
+        name: String,
+        op: CodeOp,
+    },
+    /// Nobody waits for this memo entry any more.
+    LetGo {
+        name: String,
+    },
+    /// The function has failed for good, or reacts to a cancel: from here it only undoes.
+    Unwind {
+        error: Failure,
+    },
+    Suspend {
+        seen: Option<u64>,
+    },
+    ContinueAs {
+        input: Data,
+    },
 }
 
 /// A report of a code run's function on a named step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CodeOp {
-    Done { output: Data },
-    Failed { error: Failure, retryable: bool, retry_after_ms: Option<Millis> },
-    Call { handler: String, input: Data, queue: Option<String> },
+    Done { output: Data, undo: bool },
+    Failed { error: Failure, retryable: bool, retry_after_ms: Option<Millis>, retry: Option<Retry> },
+    Call { handler: String, input: Data, queue: Option<String>, options: Option<Box<CallOptions>> },
     Sleep { due: Due },
     Wait { wait: CodeWait, timeout_ms: Option<Millis> },
-    Child { flow: String, input: Data, detached: bool },
+    Child { flow: String, input: Data, detached: bool, options: Option<Box<ChildOptions>> },
+}
+
+/// How a call of a code run is run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CallOptions {
+    /// Defaults to the flow's `step_retry`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub retry: Option<Retry>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub timeout_ms: Option<Millis>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub start_timeout_ms: Option<Millis>,
+    /// Added to the run's priority.
+    #[serde(skip_serializing_if = "is_default")]
+    pub priority: i32,
+    /// Names of limits, each with its key, if any, as canonical JSON.
+    #[serde(skip_serializing_if = "is_default")]
+    pub limits: Vec<(String, Option<String>)>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub requires: Vec<String>,
+    /// As canonical JSON.
+    #[serde(skip_serializing_if = "is_default")]
+    pub key: Option<String>,
+}
+
+/// How a child of a code run is started.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ChildOptions {
+    pub external_id: Option<String>,
+    pub tags: Vec<String>,
+    pub metadata: Option<Data>,
+    pub queue: Option<String>,
+    pub priority: Option<i32>,
+    pub delay_ms: Option<Millis>,
+    pub deadline_ms: Option<Millis>,
+    pub retry: Option<Retry>,
+    pub unique: Option<Unique>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CodeWait {
-    Event { name: String, key: Option<Data> },
+    Event { name: String, key: Option<Data>, since: Since },
     Webhook,
     Manual,
 }
@@ -370,6 +456,9 @@ pub struct ReportResult {
     pub token: Option<String>,
     /// For a code step: the name was known, and this is its current result.
     pub known: bool,
+    /// For a memo entry: the number of its latest change, and its time.
+    pub n: Option<u64>,
+    pub at: Option<Millis>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -461,6 +550,9 @@ pub struct Task {
     /// Only workers of this build can claim it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub build: Option<String>,
+    /// How many attempts its retry policy allows; none if it sets no limit.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attempts: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

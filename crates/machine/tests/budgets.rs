@@ -235,7 +235,7 @@ fn the_pending_operations_of_a_code_run_count() {
         }
         let op = match n % 3 {
             0 => CodeOp::Sleep { due: Due::After(1_000) },
-            1 => CodeOp::Call { handler: "h".to_owned(), input: json!(1).into(), queue: None },
+            1 => CodeOp::Call { handler: "h".to_owned(), input: json!(1).into(), queue: None, options: None },
             _ => CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: None },
         };
         t.say(run, &driver, Op::Code { name: format!("op {n}"), op });

@@ -81,7 +81,7 @@ fn refusals() {
     let (run, driver) = t.claim("@run");
     said.push(t.say(run, &driver, Op::Suspend { seen: None }));
     for name in ["", "@x", "pay~2", "a\nb"] {
-        let op = CodeOp::Done { output: json!(1).into() };
+        let op = CodeOp::Done { output: json!(1).into(), undo: false };
         said.push(t.say(run, &driver, Op::Code { name: name.to_owned(), op }));
     }
     said.push(t.say(run, &driver, emit("e")));

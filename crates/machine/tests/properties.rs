@@ -89,6 +89,9 @@ fn the_cases_reach_everything() {
                 }
                 seen.insert(kind);
             }
+            if kept.run.header.code.as_ref().is_some_and(|code| code.leaving.is_some()) {
+                seen.insert("leaving".to_owned());
+            }
             let undone = kept.run.activations.iter().any(|activation| activation.undone);
             let handled = kept.run.activations.iter().any(|activation| activation.handled);
             seen.extend(
@@ -107,9 +110,9 @@ fn the_cases_reach_everything() {
         step.skipped+reason+arms step.skipped+reason+if step.skipped+reason+timeout step.skipped+reason+act
         step.await.triggered+by+webhook step.await.triggered+by+event step.await.triggered+by+manual
         step.await.triggered+by+timeout step.attempt.completed+suspended step.completed+reusedFrom
-        act+act+cancel act+act+complete act+act+fail act+act+skip act+act+retry act+act+cancel_gate
+        act+act+unpin act+act+cancel act+act+complete act+act+fail act+act+skip act+act+retry act+act+cancel_gate
         LeaseLost Timeout StartTimeout GateTimeout GateCancelled ExpressionError Fail MaxRounds TooManyFailures
-        ChildFailed DeadlineExceeded KindChanged FailedByHand undone handled";
+        ChildFailed DeadlineExceeded KindChanged FailedByHand undone handled leaving";
     let missing: Vec<String> =
         expected.split_whitespace().map(|word| word.replace('+', " ")).filter(|word| !seen.contains(word)).collect();
     assert!(missing.is_empty(), "never reached: {missing:?}");
@@ -208,6 +211,11 @@ impl World {
                 let run = self.any_run(tape);
                 self.model.submit(run, vec![Input::Cancel { by: "ann".into(), reason: None }]);
             }
+            23 if tape.one_in(4) => {
+                let run = self.any_run(tape);
+                let unclaimed = self.model.runs[&run].tasks.values().find(|row| !row.claimed).map(|row| row.task.fence);
+                self.model.submit(run, vec![Input::Unpin { by: "ann".into(), unclaimed }]);
+            }
             _ => self.rubbish(tape),
         }
     }
@@ -263,24 +271,34 @@ impl World {
     }
 
     fn code_op(&mut self, tape: &mut Tape<'_>) -> Op {
-        let name = (*tape.pick(&["pay", "pay#2", "mail", "ship", ""])).to_owned();
-        let op = match tape.below(16) {
-            0..=3 => CodeOp::Done { output: payload(tape) },
-            4 | 5 => {
-                CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: !tape.one_in(3), retry_after_ms: None }
-            }
-            6 => CodeOp::Call { handler: "h".into(), input: payload(tape), queue: None },
+        let names = ["pay", "pay#2", "mail", "ship", "", "undo:pay", "undo:mail", "undo:ship"];
+        let name = (*tape.pick(&names)).to_owned();
+        let op = match tape.below(20) {
+            0..=3 => CodeOp::Done { output: payload(tape), undo: tape.one_in(2) },
+            4 | 5 => CodeOp::Failed {
+                error: Failure::new("Boom", "x"),
+                retryable: !tape.one_in(3),
+                retry_after_ms: None,
+                retry: None,
+            },
+            6 => CodeOp::Call { handler: "h".into(), input: payload(tape), queue: None, options: None },
             7 => CodeOp::Sleep { due: Due::After(300) },
             8 => CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: tape.one_in(2).then_some(900) },
             9 => {
-                let wait = CodeWait::Event { name: "ping".into(), key: Some(json!(1).into()) };
+                let wait = CodeWait::Event { name: "ping".into(), key: Some(json!(1).into()), since: Since::Run };
                 CodeOp::Wait { wait, timeout_ms: None }
             }
             10 => {
                 let flow = (*tape.pick(&["kid", "nowhere"])).to_owned();
-                CodeOp::Child { flow, input: payload(tape), detached: tape.one_in(3) }
+                CodeOp::Child { flow, input: payload(tape), detached: tape.one_in(3), options: None }
             }
             11 | 12 => return Op::Suspend { seen: tape.one_in(2).then(|| tape.below(6) as u64) },
+            14 | 15 => return Op::LetGo { name },
+            16 if tape.one_in(2) => return Op::Unwind { error: Failure::new("Boom", "for good") },
+            17 => {
+                let (as_name, payload) = (Some(name), payload(tape));
+                return Op::Publish { name: "paid".into(), as_name, key: None, payload };
+            }
             13 if self.continued < 2 => {
                 self.continued += 1;
                 return Op::ContinueAs { input: payload(tape) };
@@ -460,7 +478,12 @@ impl World {
             if !row.claimed && self.model.claim(run, fence).is_none() {
                 continue;
             }
-            let op = Op::Complete { output: json!({"n": 1}).into(), emits: Vec::new(), logs: Vec::new() };
+            let leaving = self.model.header(run).code.as_ref().is_some_and(|code| code.leaving.is_some());
+            let op = if leaving && row.task.kind == TaskKind::Run {
+                Op::Fail { error: Failure::new("Boom", "the end"), retryable: true, retry_after_ms: None }
+            } else {
+                Op::Complete { output: json!({"n": 1}).into(), emits: Vec::new(), logs: Vec::new() }
+            };
             let answer = self.model.report(run, &row.task, None, op);
             // Left-over work comes first, and may have ended the task.
             let ended = !self.model.runs[&run].tasks.contains_key(&fence);
@@ -482,7 +505,7 @@ impl World {
 }
 
 fn step_op(tape: &mut Tape<'_>) -> Op {
-    match tape.below(12) {
+    match tape.below(13) {
         0..=5 => {
             let emits = if tape.one_in(3) {
                 vec![((*tape.pick(&["x", "x.y", "z", "undeclared"])).to_owned(), payload(tape))]
@@ -497,6 +520,7 @@ fn step_op(tape: &mut Tape<'_>) -> Op {
         }
         8 => Op::Defer { after_ms: tape.below(2) as i64 * 200, limit: None },
         9 => Op::Emit { event: (*tape.pick(&["x", "x.y", "z"])).to_owned(), payload: payload(tape) },
+        11 => Op::Release,
         10 => Op::Log(Log { level: "info".into(), msg: "hello".into(), meta: Some(payload(tape)) }),
         _ => Op::Progress { done: Some(1.into()), total: Some(2.into()), msg: None },
     }

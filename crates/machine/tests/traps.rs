@@ -1272,7 +1272,7 @@ fn a_failure_that_comes_in_is_cut_to_bounds_at_a_character() {
 
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
-    code(&mut t, &driver, "pay", CodeOp::Failed { error: long, retryable: false, retry_after_ms: None });
+    code(&mut t, &driver, "pay", CodeOp::Failed { error: long, retryable: false, retry_after_ms: None, retry: None });
     let run::State::Ended(run::End::Failed(error)) = &t.kept().run.activations[1].state else { panic!("not failed") };
     check(error);
 
@@ -1370,8 +1370,13 @@ fn code(t: &mut Trial, task: &(RunId, Task), name: &str, op: CodeOp) -> Answer {
     t.say(task.0, &task.1, Op::Code { name: name.to_owned(), op })
 }
 
+/// The result of a report on an entry, without its details.
+fn of_entry(t: &Trial) -> ReportResult {
+    ReportResult { at: Some(t.model.now), ..ReportResult::default() }
+}
+
 fn done(output: serde_json::Value) -> CodeOp {
-    CodeOp::Done { output: output.into() }
+    CodeOp::Done { output: output.into(), undo: false }
 }
 
 fn memo(t: &Trial) -> Vec<String> {
@@ -1384,7 +1389,8 @@ fn a_code_run_remembers_its_steps_sleeps_and_completes() {
     let driver = t.claim("@run");
     assert_eq!((driver.1.handler.as_str(), driver.1.kind), ("job", TaskKind::Run));
     let answer = code(&mut t, &driver, "pay", done(json!("paid")));
-    assert_eq!(answer, Answer::Applied(ReportResult { decision: Some(Decision::Recorded), ..ReportResult::default() }));
+    let recorded = ReportResult { decision: Some(Decision::Recorded), n: Some(1), ..of_entry(&t) };
+    assert_eq!(answer, Answer::Applied(recorded));
     code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(5000) });
     assert!(matches!(t.say(driver.0, &driver.1, Op::Suspend { seen: None }), Answer::Applied(_)));
     assert_eq!((t.status(), t.offered().len()), ("waiting", 0));
@@ -1405,7 +1411,12 @@ fn the_task_of_a_function_has_the_limits_labels_and_priority_of_its_flow() {
     assert_eq!((&driver.1.limits[..], driver.1.priority), (&limits[..], 4));
     assert_eq!(driver.1.requires, ["gpu"]);
     // Its calls are separate tasks.
-    code(&mut t, &driver, "embed", CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None });
+    code(
+        &mut t,
+        &driver,
+        "embed",
+        CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None, options: None },
+    );
     let call = t.claim("embed");
     assert_eq!((call.1.limits.len(), call.1.requires.len(), call.1.priority), (0, 0, 0));
 }
@@ -1421,7 +1432,12 @@ fn a_code_run_fails_whose_limit_has_no_key() {
 fn news_that_came_before_the_suspend_wakes_at_once() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
-    code(&mut t, &driver, "embed", CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None });
+    code(
+        &mut t,
+        &driver,
+        "embed",
+        CodeOp::Call { handler: "embed".into(), input: json!(1).into(), queue: None, options: None },
+    );
     t.complete("embed", json!([0.5]));
     t.say(driver.0, &driver.1, Op::Suspend { seen: None });
     assert_eq!(t.offered(), ["@run"], "the call's end was not in the claim's memo");
@@ -1446,7 +1462,7 @@ fn a_suspend_that_claims_to_have_seen_what_has_not_happened_does_not_sleep_throu
 fn a_known_name_of_the_same_kind_is_the_same_entry_and_pay_2_is_another() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
-    let call = CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None };
+    let call = CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None, options: None };
     code(&mut t, &driver, "price", call.clone());
     let answer = code(&mut t, &driver, "price", call);
     assert!(matches!(answer, Answer::Duplicate(ReportResult { known: true, .. })), "in flight: {answer:?}");
@@ -1473,9 +1489,11 @@ fn a_changed_kind_under_a_remembered_name_fails_the_run_clearly() {
 fn a_failing_code_step_is_retried_by_its_function_and_then_failed() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
-    let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
+    let broken =
+        CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None, retry: None };
     let answer = code(&mut t, &driver, "pay", broken.clone());
-    let retry = ReportResult { decision: Some(Decision::Retry { after_ms: 1000 }), ..ReportResult::default() };
+    let decision = Some(Decision::Retry { after_ms: 1000 });
+    let retry = ReportResult { decision, n: Some(1), ..of_entry(&t) };
     assert_eq!(answer, Answer::Applied(retry));
     t.say(driver.0, &driver.1, Op::Suspend { seen: None });
     assert_eq!(t.status(), "waiting");
@@ -1496,7 +1514,8 @@ fn a_failing_code_step_is_retried_by_its_function_and_then_failed() {
 fn the_back_off_of_a_code_step_is_ended_by_an_act_and_its_function_hears_of_it() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
-    let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
+    let broken =
+        CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None, retry: None };
     code(&mut t, &driver, "pay", broken.clone());
     let seen = t.kept().run.header.code.as_ref().unwrap().n;
     assert!(matches!(t.act("pay", StepAct::Retry), Answer::Applied(_)));
@@ -1562,7 +1581,12 @@ fn a_code_run_waits_for_a_person_and_for_a_child() {
         "{}",
         waits(&t)
     );
-    code(&mut t, &driver, "kid", CodeOp::Child { flow: "k".into(), input: json!(1).into(), detached: false });
+    code(
+        &mut t,
+        &driver,
+        "kid",
+        CodeOp::Child { flow: "k".into(), input: json!(1).into(), detached: false, options: None },
+    );
     t.say(driver.0, &driver.1, Op::Suspend { seen: None });
     t.open_gate("ok", json!("yes"));
     t.complete("x", json!("kid's"));
@@ -1575,7 +1599,12 @@ fn a_function_that_completes_cancels_what_it_left_open() {
     let mut t = Trial::new(CODE, json!(null));
     let driver = t.claim("@run");
     code(&mut t, &driver, "nap", CodeOp::Sleep { due: Due::After(5000) });
-    code(&mut t, &driver, "call", CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None });
+    code(
+        &mut t,
+        &driver,
+        "call",
+        CodeOp::Call { handler: "h".into(), input: json!(1).into(), queue: None, options: None },
+    );
     t.complete_claimed(driver.0, &driver.1, json!("done"));
     assert_eq!((t.steps().as_str(), t.status()), ("nap cancelled, call cancelled", "completed"));
 }
@@ -1788,6 +1817,8 @@ fn a_retried_code_run_can_be_cancelled_while_it_remembers() {
         input: None,
         emits: Vec::new(),
         memo: Some(run::MemoKind::Step),
+        n,
+        undo: false,
     };
     for (entries, delivered) in [(1_500, 0), (2_500, 0), (3_500, 1), (3_500, 9)] {
         let mut model = model::Model::new();
@@ -1888,7 +1919,8 @@ fn of_several_failures_the_first_in_time_is_the_error() {
 fn a_timer_of_one_attempt_that_fires_again_does_not_cut_the_next_wait_short() {
     let mut t = Trial::new(CODE.replace("attempts: 2", "attempts: 5").as_str(), json!(null));
     let driver = t.claim("@run");
-    let broken = CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None };
+    let broken =
+        CodeOp::Failed { error: Failure::new("Boom", "x"), retryable: true, retry_after_ms: None, retry: None };
     code(&mut t, &driver, "pay", broken.clone());
     let first = *t.kept().timers.keys().next().expect("the timer");
     t.tick();
@@ -1940,7 +1972,8 @@ fn a_gate_takes_no_event_that_an_earlier_gate_of_the_run_took() {
 fn a_publish_goes_out_once_with_an_id_of_its_own_even_if_the_attempt_fails() {
     let mut t = Trial::new("{name: f, steps: {a: {}}}", json!(null));
     let (run, task) = t.claim("a");
-    let publish = Op::Publish { name: "paid".into(), key: Some(json!(7).into()), payload: json!("x").into() };
+    let publish =
+        Op::Publish { name: "paid".into(), as_name: None, key: Some(json!(7).into()), payload: json!("x").into() };
     assert!(matches!(t.model.report(run, &task, Some(1), publish.clone()), Answer::Applied(_)));
     assert!(matches!(t.model.report(run, &task, Some(1), publish.clone()), Answer::Duplicate(_)));
     assert!(matches!(t.model.report(run, &task, Some(2), publish), Answer::Applied(_)));

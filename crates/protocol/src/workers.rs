@@ -19,6 +19,9 @@ pub struct RegisterWorker {
     /// A worker with neither handlers nor flows is offered every task on its queues.
     #[serde(deserialize_with = "nullable")]
     pub handlers: Vec<String>,
+    /// What handlers take and return, by name: for forms and generated types. Inputs are not checked against it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nullable")]
+    pub handler_schemas: BTreeMap<String, HandlerSchemas>,
     /// Unknown flows are registered.
     #[serde(deserialize_with = "nullable")]
     pub flows: BringsFlows,
@@ -38,6 +41,24 @@ pub struct RegisterWorker {
     pub host: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+}
+
+/// JSON Schemas of a handler's input and output.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HandlerSchemas {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_schema: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_schema: Option<Value>,
+}
+
+/// An item of `GET /v1/handlers`: a handler whose workers registered schemas.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HandlerInfo {
+    pub handler: String,
+    pub input_schema: Option<Value>,
+    pub output_schema: Option<Value>,
 }
 
 /// Code flows that a worker registers: a list, or an object from name to build.

@@ -39,6 +39,7 @@ pub use hints::{Heard, Hints};
 pub use holds::HOLD_MS;
 pub use ids::{Map, Namespace};
 pub use memory::Memory;
+pub use memory::test_clock::Activity;
 pub use postgres::{Migrated, Postgres, PostgresOptions, PostgresSource, PostgresTarget};
 pub use presence::*;
 pub use query::*;

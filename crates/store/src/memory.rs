@@ -5,6 +5,7 @@ mod leases;
 mod rates;
 mod rows;
 pub(crate) mod tasks;
+pub(crate) mod test_clock;
 mod unique;
 mod write;
 

@@ -164,7 +164,6 @@ fn commands_that_are_planned_say_that_they_are_not_built() {
         ("verify", "verify"),
         ("export x", "export"),
         ("import x", "import"),
-        ("flow builds order", "flow builds"),
     ] {
         let ran = eddy(dir.path(), &line.split(' ').collect::<Vec<_>>()).bad(2);
         assert!(ran.err.starts_with(&format!("error: `eddy {name}` is not built yet\n")), "{ran:?}");

@@ -58,6 +58,7 @@ fn event_of(input: &Input) -> &'static str {
         Input::Cancel { .. } => "cancel",
         Input::Pause { .. } => "pause",
         Input::Resume { .. } => "resume",
+        Input::Unpin { .. } => "unpin",
         Input::Act { .. } => "act",
         Input::Continue => "continue",
         Input::Drain { .. } => "drain",

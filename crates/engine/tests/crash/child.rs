@@ -184,7 +184,7 @@ fn handle(task: &Assignment) -> Vec<Op> {
         let code = |name: &str, op| Op::Code { name: name.to_owned(), op };
         return match memo.get("nap").map(|nap| nap["status"] == "completed") {
             None => vec![
-                code("pay", CodeOp::Done { output: Data::from(json!("paid")) }),
+                code("pay", CodeOp::Done { output: Data::from(json!("paid")), undo: false }),
                 code("nap", CodeOp::Sleep { due: Due::After(10) }),
                 Op::Suspend { seen: None },
             ],

@@ -34,7 +34,9 @@ pub use problem::{Problem, Problems};
 pub use schema::{CheckSchema, SchemaFault};
 pub use shape::{Analysis, Edge, analysis};
 
-use crate::flow::Flow;
+use serde_json::{Value, json};
+
+use crate::flow::{Body, Flow, Retry};
 
 pub const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Nesting depth of lists and maps in the text.
@@ -76,6 +78,15 @@ pub fn parse(text: &str) -> Result<Parsed, Problems> {
 /// Like [`parse()`], for a flow whose name is given: the text may omit it, or must agree.
 pub fn parse_named(name: Option<&str>, text: &str) -> Result<Parsed, Problems> {
     parse_checked(name, text, &|_| Vec::new())
+}
+
+/// Parses a retry policy on its own, as a start, a step or a call of a code run gives it.
+pub fn parse_retry(written: &Value) -> Result<Retry, Problems> {
+    let definition = json!({"name": "policy", "code": true, "retry": written});
+    match parse(&definition.to_string())?.flow.body {
+        Body::Code(code) => Ok(code.retry),
+        Body::Graph(_) => Ok(Retry::default()),
+    }
 }
 
 /// Like [`parse_named`], also checking JSON Schemas with `schemas`.

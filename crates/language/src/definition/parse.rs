@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::draft::{Draft, DraftScope, ReadContext};
-use super::fields::{Fields, Out, boolean, check_name, choice, list, name, template, text, timeout};
+use super::fields::{Fields, Out, boolean, check_name, choice, duration, list, name, template, text, timeout};
 use super::policy::retry;
 use super::problem::{Place, Problem, Problems};
 use super::schema::{CheckSchema, schema};
@@ -47,9 +47,10 @@ fn sort(problems: &mut [Problem]) {
     problems.sort_by(|a, b| (a.line, a.column, &a.path).cmp(&(b.line, b.column, &b.path)));
 }
 
-const ANY: [&str; 4] = ["name", "description", "code", "input_schema"];
+const ANY: [&str; 5] = ["name", "description", "code", "input_schema", "output_schema"];
 const GRAPH: [&str; 5] = ["steps", "output", "finally", "fail_fast", "entry"];
-const CODE: [&str; 8] = ["queue", "limits", "priority", "requires", "retry", "step_retry", "timeout", "builds"];
+const CODE: [&str; 9] =
+    ["queue", "limits", "priority", "requires", "retry", "step_retry", "timeout", "cancel_grace", "builds"];
 
 fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &SourceNode) -> Option<Parsed> {
     let known = [ANY.as_slice(), &GRAPH, &CODE].concat();
@@ -59,6 +60,7 @@ fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &SourceNode) -> Option
     fields.take(draft, "description", text);
     fields.canonical_mut().remove("description");
     let input_schema = fields.take(draft, "input_schema", schema);
+    let output_schema = fields.take(draft, "output_schema", schema);
     let body = if fields.take(draft, "code", boolean) == Some(true) {
         for name in GRAPH {
             let help = "a flow is either steps or, with `code: true`, a function on a worker";
@@ -74,7 +76,7 @@ fn read(draft: &mut Draft<'_>, asked: Option<&str>, root: &SourceNode) -> Option
         Body::Graph(graph(draft, &mut fields)?)
     };
     let (canonical, version) = canonical::seal(std::mem::take(fields.canonical_mut()));
-    let flow = Flow { name, version, input_schema, body, canonical };
+    let flow = Flow { name, version, input_schema, output_schema, body, canonical };
     Some(Parsed { flow, warnings: Vec::new(), names_itself })
 }
 
@@ -110,6 +112,7 @@ fn code(draft: &mut Draft<'_>, fields: &mut Fields<'_>) -> CodeFlow {
         retry: fields.take(draft, "retry", retry).unwrap_or_default(),
         step_retry: fields.take(draft, "step_retry", retry).unwrap_or_default(),
         timeout_ms: fields.take(draft, "timeout", timeout),
+        cancel_grace_ms: fields.take(draft, "cancel_grace", duration),
         builds: fields
             .take(draft, "builds", choice(&[("latest", Builds::Latest), ("pinned", Builds::Pinned)]))
             .unwrap_or(Builds::Latest),

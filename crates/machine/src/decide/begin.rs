@@ -60,7 +60,7 @@ impl Decider<'_> {
                 self.agenda.push_back(Work::Open { of: id, scope: *scope });
                 Ok(())
             }
-            Action::Child { flow, detached } => self.start_child(id, flow, *detached),
+            Action::Child { flow, detached } => self.start_child(id, flow, *detached, None),
             Action::Gate => {
                 let payload = match &self.at(id).gate {
                     GateState::Opened(payload) => payload.clone(),

@@ -29,6 +29,13 @@ impl Decider<'_> {
         if !waits && self.is_closing(root) {
             return Ok(Answer::Conflict("the run is already ending".to_owned()));
         }
+        if self.leaving().is_some() {
+            let message = "the run is already ending: its function may still undo its steps";
+            return Ok(Answer::Conflict(message.to_owned()));
+        }
+        if let Some(grace) = self.cancel_grace() {
+            return self.cancel_with_grace(by, reason, grace);
+        }
         let reason = reason.map(str::to_owned);
         let (act, by, step_key, from) = (ActName::Cancel, by.to_owned(), None, None);
         self.record(Entry::Act { act, by, step_key, from, reason: reason.clone() });

@@ -12,13 +12,19 @@ use super::{COUNTED_BYTES, Decider, Done, MAX_DEPTH};
 use crate::failure::{Failure, kind};
 use crate::ids::{ActId, RunId};
 use crate::record::Scheduled;
-use crate::run::{Activations, End, Parent, State};
-use crate::transition::{Answer, ChildEnd, MessageBody, Start};
+use crate::run::{Activations, End, Parent, Place, State};
+use crate::transition::{Answer, ChildEnd, ChildOptions, MessageBody, Start};
 use eddyline_language::data::Data;
 use eddyline_language::expr::Cost;
 
 impl Decider<'_> {
-    pub(super) fn start_child(&mut self, id: ActId, flow: &str, detached: bool) -> Done {
+    pub(super) fn start_child(
+        &mut self,
+        id: ActId,
+        flow: &str,
+        detached: bool,
+        options: Option<&ChildOptions>,
+    ) -> Done {
         if self.header.depth >= MAX_DEPTH {
             let message = format!("child runs cannot be nested more than {MAX_DEPTH} deep");
             return self.fail(id, Failure::new(kind::TOO_DEEP, message));
@@ -28,6 +34,13 @@ impl Decider<'_> {
         self.meter.add(Cost { steps: bytes / 64, bytes: 2 * bytes, read: 0 });
         let child = child_id(self.header.run, id);
         let parent = Parent { run: self.header.run, activation: id };
+        let options = options.cloned().unwrap_or_default();
+        // By name, because activation numbers may differ when the run is retried, or when a later attempt of a function
+        // asks for the same child again.
+        let name = match &self.at(id).place {
+            Place::Memo(memo) => memo.name.to_string(),
+            _ => self.name_of(id),
+        };
         let start = Start {
             input: self.at(id).input.clone(),
             parent: Some(parent).filter(|_| !detached),
@@ -35,10 +48,17 @@ impl Decider<'_> {
             asked_in: self.header.phase,
             root: Some(self.header.root.unwrap_or(self.header.run)),
             depth: self.header.depth + 1,
-            priority: self.header.priority,
+            external_id: options.external_id,
+            tags: options.tags,
+            metadata: options.metadata,
+            queue: options.queue,
+            delay_ms: options.delay_ms,
+            deadline_ms: options.deadline_ms,
+            retry: options.retry,
+            unique: options.unique,
+            priority: options.priority.unwrap_or(self.header.priority),
             traceparent: self.header.traceparent.clone(),
-            // By name, because activation numbers may differ when the run is retried.
-            key_run: Some(self.header.key_run().derive(&format!("keys:{}", self.name_of(id)))),
+            key_run: Some(self.header.key_run().derive(&format!("keys:{name}"))),
             ..Start::default()
         };
         let body = MessageBody::Start { flow: flow.to_owned(), start: Box::new(start) };

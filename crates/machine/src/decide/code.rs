@@ -6,14 +6,14 @@ use super::gate::Arrival;
 use super::report::applied;
 use super::{Decider, Done, Work};
 use crate::failure::{Failure, kind};
-use crate::ids::{ActId, Fence};
+use crate::ids::{ActId, Fence, Millis};
 use crate::record::{Entry, GateReason, Reason};
 use crate::run::{Activations, Driver, End, GateState, Inside, Memo, MemoKind, Place, State, TakenOver, TaskLog, What};
 use crate::transition::{
     Answer, CodeOp, CodeWait, Decision, Due, GateChange, MessageBody, Op, ReportResult, Start, TimerKind,
 };
 use eddyline_language::data::Data;
-use eddyline_language::flow::{Body, CodeFlow, Since};
+use eddyline_language::flow::{Body, CodeFlow, Retry};
 
 /// The longest name of a step of a code run.
 pub const MAX_NAME_BYTES: usize = 512;
@@ -38,6 +38,9 @@ impl Decider<'_> {
             self.header.begun = true;
             let id = self.new_entry(&name, reused.memo.unwrap_or(MemoKind::Step))?;
             self.edit(id).input = reused.input;
+            if reused.undo {
+                self.can_be_undone(id);
+            }
             let from = self.header.retry_of;
             self.end_as(id, end, from)?;
         }
@@ -46,6 +49,9 @@ impl Decider<'_> {
 
     pub(super) fn code_op(&mut self, name: &str, op: &CodeOp) -> Done<Answer> {
         if let Some(problem) = bad_name(name) {
+            return Ok(Answer::Invalid(problem));
+        }
+        if let Some(problem) = self.refused_by_phase(name, op.kind())? {
             return Ok(Answer::Invalid(problem));
         }
         let id = match self.known(name) {
@@ -60,11 +66,11 @@ impl Decider<'_> {
             None => self.new_entry(name, op.kind())?,
         };
         match op {
-            CodeOp::Done { output } => self.step_done(id, output)?,
-            CodeOp::Failed { error, retryable, retry_after_ms } => {
-                self.step_failed(id, error, *retryable, *retry_after_ms)?;
+            CodeOp::Done { output, undo } => self.step_done(id, output, *undo)?,
+            CodeOp::Failed { error, retryable, retry_after_ms, retry } => {
+                self.step_failed(id, error, *retryable, *retry_after_ms, retry.as_ref())?;
             }
-            CodeOp::Call { handler, input, queue } => {
+            CodeOp::Call { handler, input, queue, options } => {
                 let queue = match queue {
                     Some(queue) => queue.clone(),
                     None => self.queue_of(ROOT)?,
@@ -75,6 +81,7 @@ impl Decider<'_> {
                 activation.attempt = 1;
                 if let Place::Memo(memo) = &mut activation.place {
                     memo.call = Some((handler.clone(), queue));
+                    memo.options = options.clone();
                 }
                 self.set_pending(id, true);
                 self.enqueue(id, None)?;
@@ -84,10 +91,10 @@ impl Decider<'_> {
                 self.wait_at_gate(id, Arrival { reason: GateReason::Time, event: None, due: Some(*due) });
             }
             CodeOp::Wait { wait, timeout_ms } => self.wait(id, wait, timeout_ms.map(Due::After))?,
-            CodeOp::Child { flow, input, detached } => {
+            CodeOp::Child { flow, input, detached, options } => {
                 let input = self.keep(input.clone());
                 self.edit(id).input = Some(input);
-                self.start_child(id, flow, *detached)?;
+                self.start_child(id, flow, *detached, options.as_deref())?;
                 if matches!(self.at(id).state, State::Child(_) | State::Starting(_)) {
                     self.set_pending(id, true);
                 }
@@ -100,20 +107,76 @@ impl Decider<'_> {
         Ok(Answer::Applied(self.result_of(id)))
     }
 
-    fn step_done(&mut self, id: ActId, output: &Data) -> Done {
+    /// Publishes an event, once for each name in the memo.
+    pub(super) fn publish_as(&mut self, name: &str, publish: impl FnOnce(&mut Self)) -> Done<Answer> {
+        if let Some(problem) = bad_name(name) {
+            return Ok(Answer::Invalid(problem));
+        }
+        if let Some(problem) = self.refused_by_phase(name, MemoKind::Publish)? {
+            return Ok(Answer::Invalid(problem));
+        }
+        match self.known(name) {
+            Some((id, memo)) if memo.kind != MemoKind::Publish => {
+                self.kind_changed(id, name, memo.kind, MemoKind::Publish)
+            }
+            Some((id, _)) => Ok(Answer::Duplicate(ReportResult { known: true, ..self.result_of(id) })),
+            None => {
+                let id = self.new_entry(name, MemoKind::Publish)?;
+                publish(self);
+                self.end(id, End::Completed(Data::null()))?;
+                Ok(Answer::Applied(self.result_of(id)))
+            }
+        }
+    }
+
+    /// Ends an entry that nobody waits for any more. The function knows, so this is no news for it.
+    pub(super) fn let_go(&mut self, name: &str) -> Done<Answer> {
+        let Some((id, _)) = self.known(name) else {
+            return Ok(Answer::Invalid(format!("there is no entry `{name}` to let go")));
+        };
+        if self.at(id).end().is_some() {
+            return Ok(Answer::Duplicate(self.result_of(id)));
+        }
+        if self.is_unwinding() {
+            return Ok(Answer::Invalid(format!("`{name}` is an undo step, which cannot be let go")));
+        }
+        self.end_quietly(id)?;
+        Ok(Answer::Applied(self.result_of(id)))
+    }
+
+    /// Cancels an entry without news for its function.
+    pub(super) fn end_quietly(&mut self, id: ActId) -> Done {
+        self.set_pending(id, false);
+        self.note_change(id, false);
+        self.end(id, End::Cancelled)
+    }
+
+    fn step_done(&mut self, id: ActId, output: &Data, undo: bool) -> Done {
         let result = self.keep(output.clone());
         let step_key = self.name_of(id);
         self.begin_own_attempt(id);
         self.record_own(id, Entry::AttemptCompleted { step_key, result: result.clone(), suspended: false })?;
+        if undo {
+            self.can_be_undone(id);
+        }
+        self.note_undone(id);
         self.end(id, End::Completed(result))
     }
 
-    fn step_failed(&mut self, id: ActId, error: &Failure, retryable: bool, after: Option<i64>) -> Done {
+    fn step_failed(
+        &mut self,
+        id: ActId,
+        error: &Failure,
+        retryable: bool,
+        after: Option<i64>,
+        retry: Option<&Retry>,
+    ) -> Done {
         let error = &error.clone().bounded();
         let step_key = self.name_of(id);
         self.begin_own_attempt(id);
         self.record_own(id, Entry::AttemptFailed { step_key: step_key.clone(), error: error.clone() })?;
-        let Some(retry) = self.code().map(|code| code.step_retry.clone()) else { return Ok(()) };
+        let Some(code) = self.code() else { return Ok(()) };
+        let retry = retry.unwrap_or(&code.step_retry).clone();
         let attempt = self.at(id).attempt;
         let Some(after_ms) = self.next_delay(&retry, attempt, error, retryable, after) else {
             return self.fail(id, error.clone());
@@ -146,12 +209,12 @@ impl Decider<'_> {
         let (reason, event) = match wait {
             CodeWait::Webhook => (GateReason::Webhook, None),
             CodeWait::Manual => (GateReason::Manual, None),
-            CodeWait::Event { name, key } => {
+            CodeWait::Event { name, key, since } => {
                 let key = match key.as_ref().map(|key| self.canonical_data(key)).transpose()?.transpose() {
                     Ok(key) => key,
                     Err(failure) => return self.fail(id, failure),
                 };
-                (GateReason::Event, Some((name.clone(), key, Since::Run)))
+                (GateReason::Event, Some((name.clone(), key, *since)))
             }
         };
         if event.is_none() {
@@ -168,6 +231,9 @@ impl Decider<'_> {
 
     /// Suspends the function until a change beyond what it has seen.
     pub(super) fn suspend(&mut self, seen: u64) -> Done<Answer> {
+        if self.was_told_to_leave() {
+            return self.give_up_task();
+        }
         let Some(code) = &self.header.code else { return Ok(Answer::Stale) };
         // Clamp to the latest change: a number too high must not make the function miss changes.
         let seen = seen.min(code.n);
@@ -267,14 +333,18 @@ impl Decider<'_> {
     /// Records that an entry changed without its function.
     pub(super) fn entry_brings_news(&mut self, id: ActId) {
         self.set_pending(id, false);
-        let n = self.next_n();
+        let n = self.note_change(id, true);
         if let Some(code) = &mut self.header.code {
             code.news = n;
         }
+    }
+
+    fn note_change(&mut self, id: ActId, news: bool) -> u64 {
+        let (n, at) = self.next_n();
         if let Place::Memo(memo) = &mut self.edit(id).place {
-            memo.n = n;
-            memo.news = true;
+            (memo.n, memo.at, memo.news) = (n, at, news);
         }
+        n
     }
 
     fn set_pending(&mut self, id: ActId, pending: bool) {
@@ -293,7 +363,9 @@ impl Decider<'_> {
     /// The result that a report on a step of a code run got, or would get.
     pub(super) fn result_of_op(&self, op: &Op) -> ReportResult {
         match op {
-            Op::Code { name, .. } => self.known(name).map_or_else(ReportResult::default, |(id, _)| self.result_of(id)),
+            Op::Code { name, .. } | Op::LetGo { name } | Op::Publish { as_name: Some(name), .. } => {
+                self.known(name).map_or_else(ReportResult::default, |(id, _)| self.result_of(id))
+            }
             _ => ReportResult::default(),
         }
     }
@@ -312,26 +384,27 @@ impl Decider<'_> {
             (MemoKind::Step, State::Retrying { after_ms, .. }) => Some(Decision::Retry { after_ms: *after_ms }),
             _ => None,
         };
-        ReportResult { decision, token: activation.gate_token.clone(), known: false }
+        let token = activation.gate_token.clone();
+        ReportResult { decision, token, known: false, n: Some(memo.n), at: Some(memo.at) }
     }
 
-    /// The entry of that name, unless it failed in an earlier attempt of the function; such entries are discarded.
-    fn known(&self, name: &str) -> Option<(ActId, &Memo)> {
+    /// The entry of that name, unless the current attempt of the function forgets it.
+    pub(super) fn known(&self, name: &str) -> Option<(ActId, &Memo)> {
         let id = *self.memo.get(name).or_else(|| self.run.index.memo.get(name))?;
         let Place::Memo(memo) = &self.at(id).place else { return None };
-        let forgotten =
-            matches!(self.at(id).end(), Some(End::Failed(_) | End::Cancelled)) && memo.made_by < self.at(ROOT).attempt;
+        let forgotten = self.header.code.as_ref().is_some_and(|code| code.has_forgotten(memo, self.at(id).end()));
         (!forgotten).then_some((id, memo))
     }
 
     fn new_entry(&mut self, name: &str, kind: MemoKind) -> Done<ActId> {
         let again = self.memo.contains_key(name) || self.run.index.memo.contains_key(name);
-        let n = self.next_n();
+        let (n, at) = self.next_n();
         let made_by = self.at(ROOT).attempt;
         self.inside_mut(ROOT)?.open += 1;
         self.header.step_count += 1;
-        let name = Arc::from(name);
-        Ok(self.create(Place::Memo(Memo { name, kind, made_by, again, n, pending: false, news: false, call: None })))
+        let (name, pending, news, call, options, undo) = (Arc::from(name), false, false, None, None, false);
+        let memo = Memo { name, kind, made_by, again, n, at, pending, news, call, options, undo };
+        Ok(self.create(Place::Memo(memo)))
     }
 
     fn kind_changed(&mut self, id: ActId, name: &str, was: MemoKind, is: MemoKind) -> Done<Answer> {
@@ -354,31 +427,28 @@ impl Decider<'_> {
             self.clear_timer(id, TimerKind::BackOff(fence));
         }
         self.set_pending(id, false);
-        let n = self.next_n();
-        let activation = self.edit(id);
-        activation.state = State::Ready;
-        if let Place::Memo(memo) = &mut activation.place {
-            memo.n = n;
-            memo.news = false;
-        }
+        self.note_change(id, false);
+        self.edit(id).state = State::Ready;
     }
 
-    fn set_driver(&mut self, driver: Driver) -> Done {
+    pub(super) fn set_driver(&mut self, driver: Driver) -> Done {
         self.inside_mut(ROOT)?.what = What::Code(driver);
         Ok(())
     }
 
-    fn next_n(&mut self) -> u64 {
+    /// The number of the next change of the memo, and its time.
+    pub(super) fn next_n(&mut self) -> (u64, Millis) {
         match &mut self.header.code {
             Some(code) => {
                 code.n += 1;
-                code.n
+                code.at = code.at.max(self.env.now);
+                (code.n, code.at)
             }
-            None => 0,
+            None => (0, self.env.now),
         }
     }
 
-    fn code(&self) -> Option<&CodeFlow> {
+    pub(super) fn code(&self) -> Option<&CodeFlow> {
         match &self.flow.body {
             Body::Code(code) => Some(code),
             Body::Graph(_) => None,

@@ -26,6 +26,9 @@ impl Decider<'_> {
             Some(End::Failed(failure)) => RunOutcome::Failed(failure.clone()),
             Some(End::Skipped(_) | End::Cancelled) | None => RunOutcome::Cancelled(Vec::new()),
         });
+        for failure in self.not_undone() {
+            self.add_to_outcome(failure);
+        }
         let undoes = self.graph.is_some_and(|graph| graph.has_undo)
             && !matches!(self.header.outcome, Some(RunOutcome::Completed(_)));
         if undoes {

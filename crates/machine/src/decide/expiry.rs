@@ -28,16 +28,18 @@ impl Decider<'_> {
         }
         self.note_claim(id, claim);
         match why {
+            Expiry::LeaseLost | Expiry::Timeout if self.at(id).place == Place::Root && self.leaving().is_some() => {
+                let error = if why == Expiry::LeaseLost { lost() } else { timed_out() };
+                let progressed = self.has_progressed(id, claim);
+                self.lost_leaving(error, progressed)?;
+            }
             Expiry::LeaseLost if self.has_progressed(id, claim) => {
                 let error = lost();
                 self.drop_task(id, Entry::AttemptFailed { step_key: self.name_of(id), error })?;
                 self.enqueue(id, Some(Reason::Resumed))?;
             }
-            Expiry::LeaseLost => self.attempt_failed(id, lost(), true, None)?,
-            Expiry::Timeout => {
-                let failure = Failure::new(kind::TIMEOUT, "the attempt took longer than its `timeout`");
-                self.attempt_failed(id, failure, true, None)?;
-            }
+            Expiry::LeaseLost => self.attempt_lost(id, lost())?,
+            Expiry::Timeout => self.attempt_lost(id, timed_out())?,
             Expiry::StartTimeout if matches!(self.at(id).state, State::Draining(_)) => self.end(id, End::Cancelled)?,
             Expiry::StartTimeout => {
                 let failure = Failure::new(kind::START_TIMEOUT, "no worker claimed it within its `start_timeout`");
@@ -79,11 +81,28 @@ impl Decider<'_> {
             let message = format!("the task could not be delivered to a worker {times} times in a row: {why}");
             return self.attempt_failed(id, Failure::new(kind::UNDELIVERABLE, message), false, None);
         }
+        self.begin_unwinding_at(id);
         self.remove_task(fence);
         if let Some(log) = self.edit(id).tasks.last_mut() {
             log.undelivered = times;
         }
         self.back_off(id, release_delay(times), Reason::Released)
+    }
+
+    /// A worker gives a task back that it did receive: it stops, or is replaced.
+    pub(super) fn give_back(&mut self, id: ActId) -> Done {
+        if matches!(self.at(id).state, State::Draining(_)) {
+            return self.end(id, End::Cancelled);
+        }
+        let Some(fence) = self.at(id).fence() else {
+            return Err(Halt::Bug(format!("{} has no task", self.name_of(id))));
+        };
+        self.begin_unwinding_at(id);
+        self.remove_task(fence);
+        if let Some(log) = self.edit(id).tasks.last_mut() {
+            log.undelivered = 0;
+        }
+        self.back_off(id, 0, Reason::Released)
     }
 
     /// A timer fired. One that nothing waits for any more has no effect.
@@ -156,9 +175,11 @@ impl Decider<'_> {
     pub(super) fn fail_run(&mut self, failure: Failure) -> Done<bool> {
         let root = ActId(0);
         match (&self.at(root).state, self.header.phase) {
-            (State::Open(Inside { closing: None, .. }), Phase::Going) => {
-                self.close_early(root, End::Failed(failure))?
-            }
+            (State::Open(Inside { closing: None, .. }), Phase::Going) => match self.cancel_grace() {
+                _ if self.leaving().is_some() => self.end_leaving()?,
+                Some(grace) => self.leave(Some(failure), Some(grace))?,
+                None => self.close_early(root, End::Failed(failure))?,
+            },
             (State::Ready, Phase::Delayed | Phase::Going) => self.end(root, End::Failed(failure))?,
             _ => return Ok(false),
         }
@@ -187,6 +208,10 @@ fn release_delay(times: u32) -> Millis {
         0 | 1 => 0,
         _ => RELEASE_DELAY_MS.saturating_mul(1 << (times - 2).min(20)).min(MAX_RELEASE_DELAY_MS),
     }
+}
+
+fn timed_out() -> Failure {
+    Failure::new(kind::TIMEOUT, "the attempt took longer than its `timeout`")
 }
 
 fn lost() -> Failure {

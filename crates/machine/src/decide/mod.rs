@@ -25,6 +25,7 @@ mod settle;
 mod spread;
 mod start;
 mod task;
+mod unwind;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub use evaluate::{Canonical, canonical_json};
 pub use expiry::{MAX_RELEASE_DELAY_MS, MAX_UNDELIVERED, RELEASE_DELAY_MS};
 pub use report::MAX_SLOW_MS;
 pub use reuse::{rerun, retry};
+pub use unwind::{DEFAULT_CANCEL_GRACE_MS, MAX_LOST_UNWINDING, UNDO_PREFIX};
 
 /// The most activations one transition touches; the rest follows by a message of the run to itself.
 pub const MAX_TOUCHED: usize = 1_000;
@@ -103,6 +105,10 @@ pub enum Work {
     Cancel(ActId),
     /// Take over the memo of another run, then enqueue the function.
     Remember,
+    /// Cancel the pending entries of a code run that unwinds, starting at `from`.
+    Unwind {
+        from: u32,
+    },
 }
 
 /// Decides on the inputs in order, as many as fit into one transition.
@@ -220,6 +226,7 @@ impl<'a> Decider<'a> {
             Input::Cancel { by, reason } => self.cancel_run(by, reason.as_deref()),
             Input::Pause { by } => self.pause(by),
             Input::Resume { by } => self.resume(by),
+            Input::Unpin { by, unclaimed } => self.unpin(by, *unclaimed),
             Input::Act { activation, by, act } => self.act(activation, by, act),
             Input::Continue => Ok(Answer::Nothing),
             Input::Turn => self.turn(),
@@ -250,7 +257,8 @@ impl<'a> Decider<'a> {
     /// Fails the run, or its `finally`, if it has too many activations.
     fn check_size(&mut self) -> Done {
         let most = self.env.max_activations;
-        if self.next_activation <= most {
+        // A code run that unwinds may always undo: it creates at most one more activation for each it has.
+        if self.next_activation <= most || (self.leaving().is_some() && self.next_activation / 2 <= most) {
             return Ok(());
         }
         let failure = |whose: &str, most: u32| {
@@ -281,6 +289,7 @@ impl<'a> Decider<'a> {
             Work::Sweep { of, from } => self.sweep(of, from),
             Work::Cancel(id) => self.cancel(id),
             Work::Remember => self.remember(),
+            Work::Unwind { from } => self.cancel_entries(from),
         }
     }
 
@@ -302,7 +311,8 @@ impl<'a> Decider<'a> {
             | Work::Close(_)
             | Work::Sweep { .. }
             | Work::Cancel(_)
-            | Work::Remember => TOUCHED_BY_AN_INPUT,
+            | Work::Remember
+            | Work::Unwind { .. } => TOUCHED_BY_AN_INPUT,
         }
     }
 
@@ -376,6 +386,7 @@ fn target(input: &Input) -> Option<ActId> {
         | Input::Cancel { .. }
         | Input::Pause { .. }
         | Input::Resume { .. }
+        | Input::Unpin { .. }
         | Input::Act { .. }
         | Input::Continue
         | Input::Turn

@@ -44,12 +44,23 @@ impl Decider<'_> {
     fn operate(&mut self, id: ActId, report: &Report) -> Done<Answer> {
         let is_driver = self.at(id).place == Place::Root;
         match &report.op {
+            Op::Complete { .. } | Op::ContinueAs { .. } if is_driver && self.is_unwinding() => {
+                let message = "the run unwinds: only `fail` ends it, after the undo steps";
+                Ok(Answer::Invalid(message.to_owned()))
+            }
+            Op::ContinueAs { .. } if is_driver && self.leaving().is_some() => {
+                Ok(Answer::Invalid("the run was cancelled and cannot continue: report `unwind`".to_owned()))
+            }
             Op::Complete { output, emits, logs } => self.complete(id, output, emits, logs),
             Op::Fail { error, retryable, retry_after_ms } => {
                 self.attempt_failed(id, error.clone().bounded(), *retryable, *retry_after_ms)?;
                 applied()
             }
             Op::Defer { after_ms, limit } => self.defer(id, *after_ms, limit.as_deref()),
+            Op::Release => {
+                self.give_back(id)?;
+                applied()
+            }
             Op::Emit { event, payload } => match self.undeclared(id, event)? {
                 Some(problem) => Ok(Answer::Invalid(problem)),
                 None => {
@@ -57,11 +68,14 @@ impl Decider<'_> {
                     applied()
                 }
             },
-            Op::Publish { name, key, payload } => {
-                self.header.next_publish += 1;
-                let id = format!("{}.{}", self.header.run, self.header.next_publish);
-                let publish = Publish { id, name: name.clone(), key: key.clone(), payload: payload.clone() };
-                self.publishes.push(publish);
+            Op::Publish { as_name: Some(_), .. } if !is_driver => {
+                Ok(Answer::Invalid("`as` is for the functions of code runs; this is a step".to_owned()))
+            }
+            Op::Publish { name, as_name: Some(as_name), key, payload } => {
+                self.publish_as(as_name, |decider| decider.publish(name, key.as_ref(), payload))
+            }
+            Op::Publish { name, as_name: None, key, payload } => {
+                self.publish(name, key.as_ref(), payload);
                 applied()
             }
             Op::Log(log) => {
@@ -79,11 +93,17 @@ impl Decider<'_> {
                 self.record_attempt(id, queue, entry);
                 applied()
             }
-            Op::Code { .. } | Op::Suspend { .. } | Op::ContinueAs { .. } if !is_driver => Ok(Answer::Invalid(format!(
-                "{} is a step; only the function of a code run can report this",
-                self.name_of(id)
-            ))),
+            Op::Code { .. } | Op::LetGo { .. } | Op::Unwind { .. } | Op::Suspend { .. } | Op::ContinueAs { .. }
+                if !is_driver || self.graph.is_some() =>
+            {
+                Ok(Answer::Invalid(format!(
+                    "{} is a step; only the function of a code run can report this",
+                    self.name_of(id)
+                )))
+            }
             Op::Code { name, op } => self.code_op(name, op),
+            Op::LetGo { name } => self.let_go(name),
+            Op::Unwind { error } => self.unwind(error),
             Op::Suspend { seen } => self.suspend(seen.unwrap_or(report.claim.memo)),
             Op::ContinueAs { input } => self.continue_as(input),
         }
@@ -101,6 +121,11 @@ impl Decider<'_> {
         for (event, payload) in emits {
             self.emit(id, event, payload.clone())?;
         }
+        if self.at(id).place == Place::Root && self.leaving().is_some() {
+            // The function completed before it learned of the cancel.
+            self.header.cancelling = false;
+            self.header.cancel_reason = None;
+        }
         let result = self.keep(output.clone());
         let step_key = self.name_of(id);
         self.drop_task(id, Entry::AttemptCompleted { step_key, result: result.clone(), suspended: false })?;
@@ -109,6 +134,12 @@ impl Decider<'_> {
             _ => self.end(id, End::Completed(result))?,
         }
         applied()
+    }
+
+    fn publish(&mut self, name: &str, key: Option<&Data>, payload: &Data) {
+        self.header.next_publish += 1;
+        let id = format!("{}.{}", self.header.run, self.header.next_publish);
+        self.publishes.push(Publish { id, name: name.to_owned(), key: key.cloned(), payload: payload.clone() });
     }
 
     fn defer(&mut self, id: ActId, after: Millis, limit: Option<&str>) -> Done<Answer> {
@@ -120,6 +151,7 @@ impl Decider<'_> {
             self.end(id, End::Cancelled)?;
             return applied();
         }
+        self.begin_unwinding_at(id);
         self.remove_task(fence);
         self.back_off(id, after, Reason::Deferred)?;
         applied()
@@ -219,10 +251,14 @@ impl Decider<'_> {
         }
     }
 
+    /// Remembers the build that runs the function: the first one if its flow pins runs, else the latest.
     pub(super) fn note_claim(&mut self, id: ActId, claim: &Claim) {
+        let pins = self.pins_builds();
         if self.at(id).place == Place::Root
             && let Some(code) = &mut self.header.code
-            && code.build.is_none()
+            && (code.build.is_none() || !pins)
+            && claim.build.is_some()
+            && code.build != claim.build
         {
             code.build = claim.build.clone();
         }

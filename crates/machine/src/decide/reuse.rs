@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::unwind::is_undo;
 use super::{Decider, Done};
 use crate::ids::{ActId, ScopeId, StepId};
 use crate::run::{Activation, Activations, End, GateState, Place, Reused, Run, TakenOver, Token};
@@ -34,23 +35,29 @@ pub fn rerun(flow: &Flow, run: &Run, from: &str) -> Result<Vec<Reused>, String> 
 /// The completed memo entries of a code run; with `before`, only those that ended earlier.
 fn memo(flow: &Flow, run: &Run, before: Option<u32>) -> Vec<Reused> {
     let entries = run.index.memo.values().map(|id| run.at(*id));
-    entries
+    let mut reused: Vec<Reused> = entries
         .filter(|entry| before.is_none_or(|before| entry.ended.is_some_and(|ended| ended < before)))
-        .filter(|entry| matches!(entry.end(), Some(End::Completed(_))))
+        .filter(|entry| matches!(entry.end(), Some(End::Completed(_))) && !entry.undone)
         .filter_map(|entry| {
             let Place::Memo(memo) = &entry.place else { return None };
-            let mut reused = taken(flow, run, entry)?;
-            reused.activation = memo.name.to_string();
-            reused.memo = Some(memo.kind);
-            Some(reused)
+            if is_undo(&memo.name) {
+                return None;
+            }
+            let taken = taken(flow, run, entry)?;
+            let (activation, kind, n, undo) = (memo.name.to_string(), Some(memo.kind), memo.n, memo.undo);
+            Some(Reused { activation, memo: kind, n, undo, ..taken })
         })
-        .collect()
+        .collect();
+    // The function sees results in the order of their numbers, so it gets them in the same order again.
+    reused.sort_by_key(|reused| reused.n);
+    reused
 }
 
 fn taken(flow: &Flow, run: &Run, activation: &Activation) -> Option<Reused> {
     let end = activation.end()?.clone();
     let (input, name) = (activation.input.clone(), run.name(flow.graph(), activation.id));
-    Some(Reused { activation: name, how: TakenOver::Whole(end), input, emits: Vec::new(), memo: None })
+    let how = TakenOver::Whole(end);
+    Some(Reused { activation: name, how, input, emits: Vec::new(), memo: None, n: 0, undo: false })
 }
 
 struct Old<'a> {
@@ -101,7 +108,8 @@ impl<'a> Old<'a> {
                 };
                 let name = self.run.name(Some(self.graph), activation.id);
                 let how = TakenOver::Inside { gate };
-                reused.push(Reused { activation: name, how, input: None, emits: Vec::new(), memo: None });
+                let (input, emits, memo) = (None, Vec::new(), None);
+                reused.push(Reused { activation: name, how, input, emits, memo, n: 0, undo: false });
                 self.collect_inside(activation, reused);
             } else {
                 if let Some(mut taken) = taken(self.flow, self.run, activation) {
@@ -215,9 +223,13 @@ impl Decider<'_> {
         (!self.reuse_done.contains(name)).then_some(found)
     }
 
-    /// The names still to be taken over, as many as one transition can touch.
+    /// The names of the memo entries still to be taken over, in the order of their numbers, as many as one transition
+    /// can touch.
     pub(super) fn still_to_reuse(&self) -> Vec<String> {
-        let names = self.reuse.keys().chain(self.run.reuse.keys()).filter(|name| !self.reuse_done.contains(*name));
-        names.take(super::MAX_TOUCHED).cloned().collect()
+        let entries = self.reuse.values().chain(self.run.reuse.values());
+        let left = entries.filter(|reused| !self.reuse_done.contains(&reused.activation));
+        let mut left: Vec<(u64, &str)> = left.map(|reused| (reused.n, reused.activation.as_str())).collect();
+        left.sort_unstable();
+        left.into_iter().take(super::MAX_TOUCHED).map(|(_, name)| name.to_owned()).collect()
     }
 }

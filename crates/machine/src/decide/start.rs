@@ -144,6 +144,9 @@ impl Decider<'_> {
                 let activation = self.edit(root);
                 activation.attempt = 1;
                 activation.state = State::Open(Inside { open: 0, closing: None, what });
+                if let Some(code) = &mut self.header.code {
+                    (code.began_at, code.at) = (self.env.now, self.env.now);
+                }
                 self.agenda.push_back(Work::Remember);
             }
         }

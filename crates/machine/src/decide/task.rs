@@ -1,13 +1,14 @@
 //! Tasks: an attempt is enqueued for workers, fails, is retried.
 
+use super::report::applied;
 use super::{Decider, Done, Halt};
 use crate::failure::Failure;
 use crate::ids::{ActId, Fence, Millis};
-use crate::record::{Entry, Reason, Scheduled};
+use crate::record::{ActName, Entry, Reason, Scheduled};
 use crate::run::{
-    Activations, Driver, End, GateState, Inside, Place, REMEMBERED_TASKS, State, TaskLog, What, queue_of,
+    Activations, Driver, End, GateState, Inside, Phase, Place, REMEMBERED_TASKS, State, TaskLog, What, queue_of,
 };
-use crate::transition::{Due, Task, TaskChange, TaskKind, TimerKind};
+use crate::transition::{Answer, Due, Task, TaskChange, TaskKind, TimerKind};
 use eddyline_language::data::Data;
 use eddyline_language::expr::Template;
 use eddyline_language::flow::{Action, Body, Builds, LimitUse, Retry, Worker};
@@ -29,6 +30,9 @@ impl<'a> Decider<'a> {
             && let Some(code) = &mut self.header.code
         {
             code.offered_at = code.n;
+            if reason == Some(Reason::Retry) {
+                code.forgets = code.n;
+            }
         }
         task.fence = Fence(self.header.next_fence);
         let work = Scheduled::Task { handler: task.handler.clone(), queue: task.queue.clone() };
@@ -59,6 +63,9 @@ impl<'a> Decider<'a> {
         retryable: bool,
         after: Option<Millis>,
     ) -> Done {
+        if self.at(id).place == Place::Root && self.leaving().is_some() {
+            return self.failed_leaving(failure);
+        }
         let draining = matches!(self.at(id).state, State::Draining(_));
         self.drop_task(id, Entry::AttemptFailed { step_key: self.name_of(id), error: failure.clone() })?;
         if draining {
@@ -73,6 +80,7 @@ impl<'a> Decider<'a> {
 
     fn give_up(&mut self, id: ActId, failure: Failure) -> Done {
         match self.at(id).place {
+            Place::Root if self.leaving().is_some() => self.end_leaving(),
             Place::Root => self.close_early(id, End::Failed(failure)),
             _ => self.fail(id, failure),
         }
@@ -126,8 +134,7 @@ impl<'a> Decider<'a> {
         retryable: bool,
         after: Option<Millis>,
     ) -> Option<Millis> {
-        let spent = retry.attempts.is_some_and(|attempts| attempt >= attempts);
-        if spent || !retryable || retry.non_retryable.contains(&failure.kind) {
+        if is_last(retry, attempt, failure) || !retryable {
             return None;
         }
         Some(after.unwrap_or_else(|| {
@@ -140,11 +147,46 @@ impl<'a> Decider<'a> {
         }))
     }
 
+    /// Whether the policy allows no attempt after the current one, if that fails in this way.
+    pub(super) fn is_last_attempt(&self, id: ActId, failure: &Failure) -> Done<bool> {
+        Ok(is_last(&self.retry_policy(id)?, self.at(id).attempt, failure))
+    }
+
+    /// Whether the flow gives the tasks of a run only to the build that began it.
+    pub(super) fn pins_builds(&self) -> bool {
+        self.code().is_some_and(|code| code.builds == Builds::Pinned)
+            && self.header.code.as_ref().is_some_and(|header| !header.unpinned)
+    }
+
+    /// Lets workers of any build have the function: at once if no worker has its task, else from its next task on.
+    pub(super) fn unpin(&mut self, by: &str, unclaimed: Option<Fence>) -> Done<Answer> {
+        let root = ActId(0);
+        let Some(code) = &mut self.header.code else {
+            return Ok(Answer::Conflict("only runs of code flows are pinned to a build".to_owned()));
+        };
+        if self.header.phase == Phase::Ended {
+            return Ok(Answer::Conflict(format!("the run has ended: {}", self.header.status().as_str())));
+        }
+        if std::mem::replace(&mut code.unpinned, true) {
+            return Ok(Answer::Nothing);
+        }
+        self.record(Entry::Act { act: ActName::Unpin, by: by.to_owned(), step_key: None, from: None, reason: None });
+        if let Some(fence) = self.at(root).fence().filter(|fence| Some(*fence) == unclaimed) {
+            self.remove_task(fence);
+            self.back_off(root, 0, Reason::Released)?;
+        }
+        applied()
+    }
+
     fn retry_policy(&self, id: ActId) -> Done<Retry> {
         Ok(match (&self.flow.body, &self.at(id).place) {
             (Body::Code(code), Place::Root) => {
                 let given = self.header.code.as_ref().and_then(|header| header.retry.as_ref());
                 given.unwrap_or(&code.retry).clone()
+            }
+            (Body::Code(code), Place::Memo(memo)) => {
+                let given = memo.options.as_ref().and_then(|options| options.retry.as_ref());
+                given.unwrap_or(&code.step_retry).clone()
             }
             (Body::Code(code), _) => code.step_retry.clone(),
             (Body::Graph(_), _) => self.worker(id)?.retry.clone(),
@@ -187,6 +229,7 @@ impl<'a> Decider<'a> {
             timeout_ms: None,
             start_timeout_ms: None,
             build: None,
+            attempts: self.retry_policy(id)?.attempts,
         };
         match (&self.flow.body, &self.at(id).place) {
             (Body::Code(code), Place::Root) => {
@@ -204,13 +247,24 @@ impl<'a> Decider<'a> {
                     limits,
                     requires: code.requires.clone(),
                     timeout_ms: code.timeout_ms,
-                    build: build.filter(|_| code.builds == Builds::Pinned),
+                    build: build.filter(|_| self.pins_builds()),
                     ..blank
                 }))
             }
             (Body::Code(_), Place::Memo(memo)) => {
                 let (handler, _) = memo.call.clone().unwrap_or_default();
-                Ok(Ok(Task { step: memo.name.to_string(), handler, ..blank }))
+                let options = memo.options.as_deref().cloned().unwrap_or_default();
+                Ok(Ok(Task {
+                    step: memo.name.to_string(),
+                    handler,
+                    priority: self.header.priority.saturating_add(options.priority),
+                    limits: options.limits,
+                    requires: options.requires,
+                    key: options.key,
+                    timeout_ms: options.timeout_ms,
+                    start_timeout_ms: options.start_timeout_ms,
+                    ..blank
+                }))
             }
             _ => self.step_task(id, blank),
         }
@@ -286,4 +340,9 @@ impl<'a> Decider<'a> {
             },
         }
     }
+}
+
+/// Whether the policy allows no attempt after this one, which failed in this way.
+fn is_last(retry: &Retry, attempt: u32, failure: &Failure) -> bool {
+    retry.attempts.is_some_and(|attempts| attempt >= attempts) || retry.non_retryable.contains(&failure.kind)
 }

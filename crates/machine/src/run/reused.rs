@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{End, MemoKind};
+use super::{End, MemoKind, is_default};
 use eddyline_language::data::Data;
 
 /// An activation that a retry or a rerun takes over.
@@ -15,6 +15,12 @@ pub struct Reused {
     pub emits: Vec<(String, Data)>,
     /// Set for a memo entry.
     pub memo: Option<MemoKind>,
+    /// For a memo entry: the number of its latest change. Entries are taken over in this order.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub n: u64,
+    /// For a memo entry: its function can undo it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub undo: bool,
 }
 
 /// How much of an activation is taken over.

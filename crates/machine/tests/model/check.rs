@@ -45,6 +45,8 @@ impl Checks {
             failed_for_what_nobody_handled(before, &now, activation);
         }
         self.projected.is_the_state(&now);
+        memo_is_numbered(before, &now);
+        unwinds_only(before, &now);
         let explained = explain::explain(now.flow, now.run);
         assert_eq!(explained.is_empty(), now.run.header.phase == Phase::Ended, "{explained:?}");
         if now.run.header.phase == Phase::Ended {
@@ -125,6 +127,51 @@ impl Projected {
                 run::RunOutcome::Cancelled(_) => assert_eq!(view.output(), None),
             }
         }
+    }
+}
+
+/// Each change of a memo has its own number, and times grow with numbers.
+fn memo_is_numbered(before: &Run, now: &Parts<'_>) {
+    let Some(code) = &now.run.header.code else { return };
+    let old = before.header.code.clone().unwrap_or_default();
+    assert!(code.n >= old.n && code.at >= old.at && code.news <= code.n && code.forgets <= code.n, "numbers run back");
+    let mut at_of = BTreeMap::new();
+    for activation in &now.run.activations {
+        let Place::Memo(memo) = &activation.place else { continue };
+        assert!(memo.n <= code.n && memo.at <= code.at, "{} changed in the future", memo.name);
+        assert!(at_of.insert(memo.n, memo.at).is_none(), "the number {} is used twice", memo.n);
+    }
+    assert!(at_of.values().collect::<Vec<_>>().is_sorted(), "times do not grow with numbers");
+    let undoable = now.run.activations.iter().filter(|activation| {
+        let undo = matches!(&activation.place, Place::Memo(memo) if memo.undo);
+        undo && matches!(activation.end(), Some(End::Completed(_))) && !activation.undone
+    });
+    assert_eq!(undoable.count(), code.undoable as usize, "what can be undone is counted");
+}
+
+/// A run that unwinds has no open entries but undo steps, and gets no others; it never completes.
+fn unwinds_only(before: &Run, now: &Parts<'_>) {
+    let leaving = |run: &Run| run.header.code.as_ref().and_then(|code| code.leaving.clone());
+    let (old, new) = (leaving(before), leaving(now.run));
+    assert!(old.is_none() || new.is_some(), "the run no longer leaves");
+    let Some(new) = new.filter(|new| new.unwinding) else { return };
+    for activation in now.run.activations.iter() {
+        let Place::Memo(memo) = &activation.place else { continue };
+        let is_undo = memo.name.starts_with(decide::UNDO_PREFIX);
+        let left_over = !now.run.header.agenda.is_empty();
+        assert!(is_undo || activation.end().is_some() || left_over, "{} is open while unwinding", memo.name);
+        let is_new = activation.id.0 as usize >= before.activations.len();
+        let unwound = old.as_ref().is_some_and(|old| old.unwinding);
+        assert!(is_undo || !is_new || !unwound, "{} is new while unwinding", memo.name);
+    }
+    match &now.run.header.outcome {
+        None => {}
+        Some(run::RunOutcome::Completed(_)) => panic!("completed while unwinding"),
+        Some(run::RunOutcome::Failed(failure)) => {
+            let error = new.error.as_ref().expect("failed although it was cancelled");
+            assert_eq!((&failure.kind, &failure.message), (&error.kind, &error.message), "failed for another reason");
+        }
+        Some(run::RunOutcome::Cancelled(_)) => assert!(new.error.is_none(), "cancelled instead of failed"),
     }
 }
 

@@ -46,8 +46,12 @@ pub fn kid(tape: &mut Tape<'_>) -> Value {
 pub fn job(tape: &mut Tape<'_>) -> Value {
     let attempts = 1 + tape.below(3);
     let builds = *tape.pick(&["latest", "pinned"]);
-    json!({"name": "job", "code": true, "builds": builds, "retry": {"attempts": attempts, "initial": "1s"},
-           "step_retry": {"attempts": attempts, "initial": tape.below(2) * 50}})
+    let mut job = json!({"name": "job", "code": true, "builds": builds, "retry": {"attempts": attempts, "initial": "1s"},
+               "step_retry": {"attempts": attempts, "initial": tape.below(2) * 50}});
+    if tape.one_in(2) {
+        job["cancel_grace"] = json!(tape.below(3) * 1_000);
+    }
+    job
 }
 
 /// The same flow, with every step reading every step of its scope that it may.

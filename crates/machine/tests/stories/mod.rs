@@ -149,7 +149,7 @@ fn audit() -> Model {
 fn job() -> Model {
     let mut t = begin(&["job"], input(json!({"page": 1})));
     let (run, driver) = t.claim("@run");
-    let step = CodeOp::Done { output: json!("paid").into() };
+    let step = CodeOp::Done { output: json!("paid").into(), undo: false };
     t.say(run, &driver, Op::Code { name: "pay".into(), op: step });
     t.say(run, &driver, Op::Code { name: "nap".into(), op: CodeOp::Sleep { due: Due::After(5_000) } });
     t.say(run, &driver, Op::Suspend { seen: None });

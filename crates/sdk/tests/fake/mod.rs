@@ -218,7 +218,7 @@ impl State {
 
     fn beat(&mut self, beat: Heartbeat) -> Beat {
         self.beats.push(beat);
-        Beat { lost: self.lost.clone(), cancel: self.cancel.clone(), drain: self.drain, news: BTreeMap::new() }
+        Beat { lost: self.lost.clone(), cancel: self.cancel.clone(), drain: self.drain, ..Beat::default() }
     }
 
     fn promise(&mut self, more: u32) {
@@ -401,7 +401,7 @@ async fn socket(stream: TcpStream, inner: &Inner) -> Option<Infallible> {
         let unasked = {
             let state = inner.state.lock().unwrap();
             let (lost, cancel, drain) = (state.lost.clone(), state.cancel.clone(), state.drain);
-            Beat { lost, cancel, drain, news: BTreeMap::new() }
+            Beat { lost, cancel, drain, ..Beat::default() }
         };
         let something = unasked.drain || !unasked.lost.is_empty() || !unasked.cancel.is_empty();
         if something && told.as_ref() != Some(&unasked) {

@@ -34,6 +34,13 @@ pub(crate) async fn resume(call: Call) -> ApiResult {
     acted(&call, run).await
 }
 
+/// `POST /v1/runs/{id}/unpin`
+pub(crate) async fn unpin(call: Call) -> ApiResult {
+    let run = call.run()?;
+    call.engine().unpin(call.ns(), run, &call.caller.name).await?;
+    acted(&call, run).await
+}
+
 /// `POST /v1/runs/{id}/retry`
 pub(crate) async fn retry(call: Call) -> ApiResult {
     let new = call.engine().retry(call.ns(), call.run()?, &call.caller.name).await?;

@@ -15,7 +15,7 @@ use axum::extract::FromRequestParts;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use bytes::Bytes;
 use eddyline_engine::TaskId;
-use eddyline_protocol::{ApiError, CLOSE_UNAUTHORIZED, Code, FromServer, FromWorker};
+use eddyline_protocol::{ApiError, CLOSE_UNAUTHORIZED, Code, FromServer, FromWorker, SUBPROTOCOL};
 use eddyline_store::Namespace;
 use futures_util::SinkExt;
 use serde_json::Value;
@@ -53,6 +53,7 @@ pub(crate) async fn connect(call: Call) -> ApiResult {
     let upgrade = WebSocketUpgrade::from_request_parts(&mut call.into_head(), &()).await;
     let upgrade = upgrade.map_err(|rejection| Failure::bad(format!("this path requires a WebSocket: {rejection}")))?;
     let upgrade = upgrade
+        .protocols([SUBPROTOCOL])
         .max_message_size(limit)
         .max_frame_size(limit)
         .read_buffer_size(READ_BUFFER_BYTES)

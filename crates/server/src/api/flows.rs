@@ -1,10 +1,12 @@
 //! Flows: register, list, show, delete.
 
-use eddyline_engine::{FlowName, Registered};
+use eddyline_engine::{BuildUse, FlowName, Registered};
 use eddyline_language::definition;
 use eddyline_language::time::iso;
 use eddyline_machine::{Action, Body, Flow, Graph, ScopeId, Source, Status, Step, When};
-use eddyline_protocol::{AnalysedStep, Analysis, Edge, FlowInfo, FlowRegistered, FlowStats, Page};
+use eddyline_protocol::{
+    AnalysedStep, Analysis, Edge, FlowBuild, FlowBuilds, FlowInfo, FlowRegistered, FlowStats, Page,
+};
 use serde_json::json;
 
 use super::body::{BodyKind, check_type};
@@ -44,6 +46,18 @@ pub(crate) async fn list(call: Call) -> ApiResult {
 pub(crate) async fn show(call: Call) -> ApiResult {
     let registered = call.engine().flow(call.ns(), call.param("name"), call.text("version")).await?;
     ok(&describe(&call, &registered).await?)
+}
+
+/// `GET /v1/flows/{name}/builds`
+pub(crate) async fn builds(call: Call) -> ApiResult {
+    let name = call.param("name");
+    let found = call.engine().flow_builds(call.ns(), name).await?;
+    let of = |(build, used): (_, BuildUse)| FlowBuild { build, runs: used.runs, workers: used.workers };
+    ok(&FlowBuilds {
+        flow: name.to_owned(),
+        policy: if found.pinned { "pinned" } else { "latest" }.to_owned(),
+        items: found.builds.into_iter().map(of).collect(),
+    })
 }
 
 /// `DELETE /v1/flows/{name}`

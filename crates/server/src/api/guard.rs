@@ -7,7 +7,7 @@ use eddyline_store::Namespace;
 use super::failure::Failure;
 use super::keyring::Key;
 use super::routes::{Access, Route};
-use super::{About, Api};
+use super::{About, Api, socket_key};
 
 /// The maximum length of a namespace's name.
 pub(crate) const MAX_NAMESPACE_CHARS: usize = 64;
@@ -113,11 +113,12 @@ pub(crate) async fn admit(api: &Api, route: &Route, headers: &HeaderMap) -> Resu
     if route.access == Access::Open {
         return Ok(Caller::anybody());
     }
-    let Some(written) = bearer(headers) else {
+    let written = bearer(headers).map(str::to_owned).or_else(|| socket_key::of(headers));
+    let Some(written) = written else {
         return Err(unauthorized("a key is required: send `Authorization: Bearer eddy_…`"));
     };
     // The error does not say which of these it is; only callers that can list keys can find out.
-    let Some(key) = api.keyring().find(written).await? else {
+    let Some(key) = api.keyring().find(&written).await? else {
         return Err(unauthorized(INVALID_KEY));
     };
     if let Some(name) = headers.get(NAMESPACE_HEADER)

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use eddyline_language::time::iso;
-use eddyline_protocol::{ServerInfo, VERSION};
+use eddyline_protocol::{OLDEST_VERSION, ServerInfo, VERSION};
 
 use super::call::{ApiResult, Call, ok};
 
@@ -23,6 +23,7 @@ pub(crate) async fn info(call: Call) -> ApiResult {
         name: "eddyline".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol: VERSION,
+        oldest_protocol: OLDEST_VERSION,
         store: about.store.to_owned(),
         instance: config.instance.clone(),
         namespace: call.ns().to_string(),

@@ -12,6 +12,7 @@ pub(crate) mod flows;
 mod gates;
 mod gauges;
 mod guard;
+mod handlers;
 mod health;
 mod hooks;
 mod info;
@@ -27,6 +28,7 @@ mod parameters;
 mod projections;
 mod queues;
 mod read_meter;
+mod report_op;
 mod reports;
 mod response_budget;
 pub(crate) mod routes;
@@ -34,10 +36,12 @@ mod runs;
 mod secrets;
 mod shares;
 mod slots;
+mod socket_key;
 mod starts;
 mod steps;
 mod streams;
 mod tasks;
+mod test_clock;
 mod to_wire;
 mod traceparent;
 mod values;
@@ -53,7 +57,7 @@ use axum::extract::{RawPathParams, Request};
 use axum::middleware::map_request;
 use axum::response::Response;
 use axum::routing::{MethodFilter, on};
-use eddyline_engine::Engine;
+use eddyline_engine::{Engine, TestClock};
 use eddyline_machine::Millis;
 use eddyline_protocol::Code;
 use eddyline_store::Namespace;
@@ -101,6 +105,8 @@ pub(crate) struct About {
     /// By the store's clock.
     pub started_at: Millis,
     pub keys: bool,
+    /// Only on a server with `--test-clock`.
+    pub test_clock: Option<TestClock>,
     pub settings: Settings,
 }
 

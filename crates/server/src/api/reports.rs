@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use eddyline_engine::{Reported, TaskReport, TaskToken, namespace_label};
-use eddyline_machine::{Answer, CodeOp, CodeWait, Data, Decision, Due, Op, ReportResult};
-use eddyline_protocol as wire;
+use eddyline_language::time::iso;
+use eddyline_machine::{Answer, Decision, Op, ReportResult};
 use eddyline_protocol::{Report, ReportOutcome, Verdict};
 use eddyline_store::Namespace;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::call::moment;
 use super::item_errors::ItemErrors;
-use super::to_wire::{inner_failure, millis};
+use super::report_op::op;
 
 /// Parsed reports, each with its position in the request.
 pub(crate) struct ReadReports {
@@ -101,7 +100,7 @@ impl ReadReports {
         let of_task = self.code.entry(report.token).or_default();
         of_task.seen = of_task.seen.max(seen);
         let name = match &report.op {
-            Op::Code { name, .. } => Some(name.clone()),
+            Op::Code { name, .. } | Op::Publish { as_name: Some(name), .. } => Some(name.clone()),
             _ => None,
         };
         of_task.reports.push(CodeReport { place: self.reports.len(), last: report.is_last(), name });
@@ -153,6 +152,8 @@ fn applied(task_id: String, result: ReportResult, repeated: bool, hooks: &str) -
         after_ms,
         url: result.token.as_ref().map(|token| format!("{hooks}{token}")),
         token: result.token,
+        n: result.n,
+        at: result.at.map(iso),
         ..ReportOutcome::new(task_id, Verdict::Applied)
     }
 }
@@ -187,65 +188,4 @@ fn read(written: Value) -> Result<(TaskReport, Option<u64>), String> {
     }
     let seen = report.seen;
     Ok((TaskReport { token, seq: report.seq, op: op(report.op, seen)? }, seen))
-}
-
-fn op(op: wire::Op, seen: Option<u64>) -> Result<Op, String> {
-    Ok(match op {
-        wire::Op::Complete { output, emits, logs } => Op::Complete {
-            output: Data::from(output),
-            emits: emits.into_iter().map(|emit| (emit.event, Data::from(emit.payload))).collect(),
-            logs: logs.into_iter().map(log).collect(),
-        },
-        wire::Op::Fail { error, retryable, retry_after } => {
-            Op::Fail { error: inner_failure(error), retryable, retry_after_ms: retry_after.map(millis) }
-        }
-        wire::Op::Defer { after, limit } => Op::Defer { after_ms: millis(after), limit },
-        wire::Op::Emit(emit) => Op::Emit { event: emit.event, payload: Data::from(emit.payload) },
-        wire::Op::Publish { name, key, payload } => {
-            Op::Publish { name, key: key.map(Data::from), payload: Data::from(payload) }
-        }
-        wire::Op::Log(written) => Op::Log(log(written)),
-        wire::Op::Progress { done, total, msg } => Op::Progress { done, total, msg },
-        wire::Op::Step { name, error: Some(error), retryable, retry_after, .. } => {
-            let retry_after_ms = retry_after.map(millis);
-            Op::Code { name, op: CodeOp::Failed { error: inner_failure(error), retryable, retry_after_ms } }
-        }
-        wire::Op::Step { name, output, .. } => Op::Code { name, op: CodeOp::Done { output: Data::from(output) } },
-        wire::Op::Call { name, handler, input, queue } => {
-            Op::Code { name, op: CodeOp::Call { handler, input: Data::from(input), queue } }
-        }
-        wire::Op::Sleep { name, span, until } => Op::Code { name, op: CodeOp::Sleep { due: due(span, until)? } },
-        wire::Op::Wait { name, event, key, webhook, manual, timeout } => {
-            let wait = wait(event, key, webhook, manual)?;
-            Op::Code { name, op: CodeOp::Wait { wait, timeout_ms: timeout.map(millis) } }
-        }
-        wire::Op::Child { name, flow, input, detached } => {
-            Op::Code { name, op: CodeOp::Child { flow, input: Data::from(input), detached } }
-        }
-        wire::Op::Suspend => Op::Suspend { seen },
-        wire::Op::Continue { input } => Op::ContinueAs { input: Data::from(input) },
-    })
-}
-
-fn log(log: wire::Log) -> eddyline_machine::Log {
-    eddyline_machine::Log { level: log.level, msg: log.msg, meta: log.meta.map(Data::from) }
-}
-
-fn due(span: Option<wire::Span>, until: Option<String>) -> Result<Due, String> {
-    match (span, until) {
-        (Some(span), None) => Ok(Due::After(millis(span))),
-        (None, Some(until)) => {
-            moment(&until).map(Due::At).ok_or_else(|| "`until` is not a time such as 2026-01-02T03:04:05Z".to_owned())
-        }
-        _ => Err("a sleep needs either `for` or `until`".to_owned()),
-    }
-}
-
-fn wait(event: Option<String>, key: Option<Value>, webhook: bool, manual: bool) -> Result<CodeWait, String> {
-    match (event, webhook, manual) {
-        (Some(name), false, false) => Ok(CodeWait::Event { name, key: key.map(Data::from) }),
-        (None, true, false) => Ok(CodeWait::Webhook),
-        (None, false, true) => Ok(CodeWait::Manual),
-        _ => Err("a wait needs one of `event`, `webhook` and `manual`".to_owned()),
-    }
 }

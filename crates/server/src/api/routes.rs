@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 
 use super::call::{ApiResult, Call};
 use super::{
-    acts, connect, counts, events, flows, gates, health, hooks, info, instances, keys, limits, namespaces, queues,
-    runs, starts, steps, streams, tasks, values, workers,
+    acts, connect, counts, events, flows, gates, handlers, health, hooks, info, instances, keys, limits, namespaces,
+    queues, runs, starts, steps, streams, tasks, test_clock, values, workers,
 };
 
 /// A route.
@@ -70,11 +70,13 @@ static ROUTES: &[Route] = routes! {
     GET    "/openapi.json"                                   Access::Open, info::openapi;
     GET    "/v1/info"                                        Access::Key, info::info;
     GET    "/v1/instances"                                   ADMIN, instances::list;
+    POST   "/v1/test/clock"                                  START, test_clock::set;
 
     GET    "/v1/flows"                                       READ, flows::list;
     GET    "/v1/flows/{name}"                                READ, flows::show;
     PUT    "/v1/flows/{name}"                                START, flows::register;
     DELETE "/v1/flows/{name}"                                START, flows::delete;
+    GET    "/v1/flows/{name}/builds"                         READ, flows::builds;
     POST   "/v1/flows/{name}/runs"                           START, starts::start;
 
     POST   "/v1/runs/batch"                                  START, starts::batch;
@@ -88,6 +90,7 @@ static ROUTES: &[Route] = routes! {
     POST   "/v1/runs/{id}/cancel"                            START, acts::cancel;
     POST   "/v1/runs/{id}/pause"                             START, acts::pause;
     POST   "/v1/runs/{id}/resume"                            START, acts::resume;
+    POST   "/v1/runs/{id}/unpin"                             START, acts::unpin;
     POST   "/v1/runs/{id}/retry"                             START, acts::retry;
     POST   "/v1/runs/{id}/rerun"                             START, acts::rerun;
     POST   "/v1/runs/{id}/steps/{activation}/complete"       START, steps::complete;
@@ -104,6 +107,7 @@ static ROUTES: &[Route] = routes! {
     DELETE "/v1/gates/{gate}"                                SIGNAL, gates::cancel;
     POST   "/hooks/{token}"                                  Access::Open, hooks::open;
 
+    GET    "/v1/handlers"                                    READ, handlers::list;
     POST   "/v1/workers"                                     WORKER, workers::register;
     GET    "/v1/workers"                                     READ, workers::list;
     GET    "/v1/workers/connect"                             WORKER, connect::connect;

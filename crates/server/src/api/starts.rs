@@ -2,8 +2,8 @@
 
 use axum::http::StatusCode;
 use eddyline_engine::{MAX_STARTS, StartRequest, Started};
-use eddyline_language::definition::parse_named;
-use eddyline_machine::{Body, Millis, Retry};
+use eddyline_language::definition::parse_retry;
+use eddyline_machine::{Millis, Retry};
 use eddyline_protocol::{BatchItem, BatchStarted, Code, Deadline, RunStarted, StartRun};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -147,16 +147,10 @@ async fn time_until(call: &Call, deadline: Deadline) -> Result<Millis, Failure> 
     if left <= 0 { Err(Failure::bad(format!("the deadline {shown} has passed"))) } else { Ok(left) }
 }
 
-/// Parses a retry policy with the parser of definitions, so that the two cannot differ.
 fn retry(written: Value) -> Result<Retry, Failure> {
-    let definition = json!({"name": "run", "code": true, "retry": written});
-    match parse_named(None, &definition.to_string()) {
-        Ok(parsed) => match parsed.flow.body {
-            Body::Code(code) => Ok(code.retry),
-            Body::Graph(_) => Err(Failure::invalid("`retry` is not a retry policy")),
-        },
-        Err(problems) => Err(Failure::invalid("`retry` is not a retry policy").details(
-            problems.0.iter().map(|found| json!({"path": problem(found).path, "message": found.message})).collect(),
-        )),
-    }
+    parse_retry(&written).map_err(|problems| {
+        let details = problems.0.iter();
+        let details = details.map(|found| json!({"path": problem(found).path, "message": found.message}));
+        Failure::invalid("`retry` is not a retry policy").details(details.collect())
+    })
 }

@@ -9,7 +9,7 @@ use eddyline_engine::{
     request_named,
 };
 use eddyline_protocol as wire;
-use eddyline_protocol::{ClaimedTasks, News, ReportTasks, ReportedTasks};
+use eddyline_protocol::{ClaimedTasks, News, NewsNext, ReportTasks, ReportedTasks};
 use eddyline_store::{Namespace, Offer};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -131,12 +131,13 @@ pub(crate) async fn report(mut call: Call) -> ApiResult {
         }
         None => (Vec::new(), None),
     };
-    let news = news_of(call.engine(), call.ns(), &code, &reported).await?.news;
+    let MemoNews { news, news_next, .. } = news_of(call.engine(), call.ns(), &code, &reported).await?;
     let outcomes = reading.outcomes(call.ns(), reported, &call.engine().config().hooks);
-    let answer = |tasks| ReportedTasks { outcomes: outcomes.clone(), tasks, news: news.clone() };
+    let next = news_next.clone();
+    let answer = |tasks| ReportedTasks { outcomes: outcomes.clone(), tasks, news: news.clone(), news_next: next };
     match handed_over(&call, &claimant.id, tasks, answer).await {
         // The outcomes are small and are returned without the tasks.
-        Err(_) => ok(&ReportedTasks { outcomes, tasks: Vec::new(), news }),
+        Err(_) => ok(&ReportedTasks { outcomes, tasks: Vec::new(), news, news_next }),
         held => held,
     }
 }
@@ -155,6 +156,7 @@ pub(crate) async fn memo(call: Call) -> ApiResult {
 #[derive(Default)]
 pub(super) struct MemoNews {
     pub news: News,
+    pub news_next: NewsNext,
     /// The highest number of each memo that the worker then has.
     pub up_to: Vec<(TaskId, u64)>,
 }
@@ -170,11 +172,11 @@ pub(super) async fn news_of(
     for (token, of_task) in tasks.iter().filter(|(_, of_task)| of_task.is_held(reported)) {
         let task = TaskId { run: token.run, fence: token.fence };
         let known = of_task.known(reported);
-        let Some(entries) = engine.news_of(ns, task, of_task.seen, &known).await? else { continue };
-        let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
-        memo_news.up_to.extend(newest.max(of_task.seen).map(|n| (task, n)));
-        if !entries.is_empty() {
-            memo_news.news.insert(token.task_id(), entries);
+        let Some(found) = engine.news_of(ns, task, of_task.seen, &known).await? else { continue };
+        memo_news.up_to.extend(found.newest().max(of_task.seen).map(|n| (task, n)));
+        memo_news.news_next.extend(found.next.map(|next| (token.task_id(), next)));
+        if !found.entries.is_empty() {
+            memo_news.news.insert(token.task_id(), found.entries);
         }
     }
     Ok(memo_news)

@@ -74,12 +74,13 @@ pub(crate) fn run_info(info: RunInfo, parent: Option<wire::ParentInfo>) -> wire:
         namespace: summary.ns.as_str().to_owned(),
         metadata: header.metadata.and_then(metadata),
         queue: header.queue,
-        retry: header.code.and_then(|code| code.retry).map(retry),
+        retry: header.code.as_ref().and_then(|code| code.retry.clone()).map(retry),
         unique: header.unique.map(unique),
         delay_until: header.delay_ms.map(after_creation),
         deadline: header.deadline_ms.map(after_creation),
         attempts: attempts.into_iter().map(attempt).collect(),
         reason: header.cancel_reason,
+        build: header.code.as_ref().and_then(|code| code.build.clone()),
         priority: header.priority,
         waiting_for: waiting_for
             .into_iter()
@@ -222,8 +223,16 @@ pub(crate) fn task(assignment: Assignment) -> wire::Task {
         eddyline_machine::TaskKind::Step => wire::TaskKind::Step,
         eddyline_machine::TaskKind::Run => wire::TaskKind::Run,
     };
+    let task_id = assignment.task_id();
+    let (memo, memo_next) = match assignment.memo {
+        Some(memo) => {
+            let (page, next) = memo_page(memo, INLINE_MEMO_BYTES);
+            (Some(page), next.or(assignment.memo_next))
+        }
+        None => (None, None),
+    };
     wire::Task {
-        task_id: assignment.task_id(),
+        task_id,
         token: assignment.token.to_string(),
         run_id: assignment.run.to_string(),
         flow: assignment.flow,
@@ -237,9 +246,18 @@ pub(crate) fn task(assignment: Assignment) -> wire::Task {
         run_input: owned(assignment.run_input),
         gate: assignment.gate.map(owned).unwrap_or_default(),
         key: assignment.key,
+        intent: assignment.intent.to_string(),
         lease_ms: u64::try_from(assignment.lease_ms).unwrap_or(0),
         deadline: assignment.deadline.map(iso),
-        memo: assignment.memo.map(|memo| memo_page(memo, INLINE_MEMO_BYTES).0),
+        started_at: assignment.started_at.map(iso),
+        attempts: assignment.attempts,
+        memo,
+        memo_next,
+        unwind: assignment.unwind.map(|run| wire::Unwinding {
+            error: run.error.map(failure),
+            reason: run.reason,
+            until: run.until.map(iso),
+        }),
         traceparent: assignment.traceparent,
         undo: assignment.undo,
     }

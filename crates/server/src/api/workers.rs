@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use eddyline_engine::{
-    BroughtFlow, Engine, Holding, TaskId, WorkerFilter, WorkerRecord, WorkerSays, WorkerSpec, WorkerStatus,
+    BroughtFlow, CodeNews, Engine, HandlerSchemas, Holding, TaskId, WorkerFilter, WorkerRecord, WorkerSays, WorkerSpec,
+    WorkerStatus,
 };
 use eddyline_language::time::iso;
+use eddyline_protocol as wire;
 use eddyline_protocol::{
     Beat, BringsFlow, BringsFlows, Flows, Heartbeat, RegisterWorker, WorkerInfo, WorkerRegistered,
 };
@@ -96,7 +98,15 @@ pub(super) async fn enrol(engine: &Engine, ns: &Namespace, mut asked: RegisterWo
     if instance.as_ref().is_some_and(|instance| !(1..=MAX_INSTANCE_BYTES).contains(&instance.len())) {
         return Err(Failure::invalid(format!("`instance` must have 1 to {MAX_INSTANCE_BYTES} bytes")));
     }
+    let schemas = std::mem::take(&mut asked.handler_schemas);
     let spec = spec(asked, builds)?;
+    if let Some(unknown) = schemas.keys().find(|name| !spec.offer.handlers.contains(*name)) {
+        return Err(Failure::invalid(format!("`handler_schemas`: `{unknown}` is not among the `handlers`")));
+    }
+    let schemas = schemas.into_iter().map(|(name, wire::HandlerSchemas { input_schema, output_schema })| {
+        (name, HandlerSchemas { input_schema, output_schema })
+    });
+    engine.bring_handlers(ns, schemas.collect()).await?;
     engine.bring_flows(ns, &spec.queues, flows.into_iter().map(|(flow, _)| flow).collect()).await?;
     Ok(engine.register_worker(ns, instance.as_deref(), spec).await?)
 }
@@ -141,17 +151,30 @@ pub(super) async fn beat(
             Holding::Held { memo: Some(memo) } => {
                 let id = task.to_string();
                 let seen = asked.seen.get(&id).copied().unwrap_or(memo.handed_over);
-                if memo.newest <= seen {
+                // A cancel is a change too, and the worker may have later changes of its own.
+                if memo.newest <= memo.handed_over.min(seen) {
                     continue;
                 }
-                let news = engine.news_of(ns, *task, Some(seen), &[]).await?.filter(|news| !news.is_empty());
-                beat.news.extend(news.map(|news| (id, news)));
+                add_news(&mut beat, id, engine.news_of(ns, *task, Some(seen), &[]).await?);
             }
             Holding::Lost => beat.lost.push(task.to_string()),
             Holding::Cancelled => beat.cancel.push(task.to_string()),
         }
     }
     Ok(beat)
+}
+
+/// Adds what the worker of a code run's function does not know yet.
+pub(super) fn add_news(beat: &mut Beat, task: String, news: Option<CodeNews>) {
+    let Some(CodeNews { entries, next, told_to_leave }) = news else { return };
+    if told_to_leave {
+        beat.cancel.push(task.clone());
+        beat.unwind.push(task.clone());
+    }
+    beat.news_next.extend(next.map(|next| (task.clone(), next)));
+    if !entries.is_empty() {
+        beat.news.insert(task, entries);
+    }
 }
 
 pub(super) fn says(asked: &Heartbeat) -> WorkerSays {

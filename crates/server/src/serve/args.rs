@@ -121,6 +121,15 @@ pub struct ServeArgs {
     #[arg(long, env = "EDDY_WARN_PAYLOAD", value_name = "SIZE", value_parser = Size::from_text)]
     #[serde(alias = "warn_payload")]
     pub warn_payload: Option<Size>,
+    /// For tests: a clock that stands still until `POST /v1/test/clock` moves it; only with `--store memory:`, on
+    /// loopback
+    #[arg(long, env = "EDDY_TEST_CLOCK", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[serde(skip)]
+    pub test_clock: Option<bool>,
+    /// Stop when standard input ends, which it does when the process that started the server ends
+    #[arg(long, env = "EDDY_EXIT_WITH_STDIN", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[serde(skip)]
+    pub exit_with_stdin: Option<bool>,
     /// How long a worker without heartbeats counts as online [default: one lease]
     #[arg(long, env = "EDDY_OFFLINE_AFTER", value_name = "DURATION", value_parser = Span::from_text)]
     #[serde(alias = "offline_after")]
@@ -167,6 +176,8 @@ impl ServeArgs {
             retention_events: self.retention_events.or(file.retention_events),
             max_payload: self.max_payload.or(file.max_payload),
             warn_payload: self.warn_payload.or(file.warn_payload),
+            test_clock: self.test_clock,
+            exit_with_stdin: self.exit_with_stdin,
             offline_after: self.offline_after.or(file.offline_after),
         }
     }

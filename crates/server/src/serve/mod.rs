@@ -20,10 +20,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_engine::{Config, Engine};
-use eddyline_store::InstanceInfo;
+use eddyline_engine::{Config, Engine, TestClock};
+use eddyline_store::{InstanceInfo, Store};
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 pub use args::{KeysMode, ServeArgs};
@@ -73,7 +73,18 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     let listener = accept::bind(&settings.listen).await?;
     let addr = listener.local_addr().map_err(|source| StartError::Bind { addr: settings.listen.clone(), source })?;
     settings.refuse_unsafe(addr)?;
-    let (store, kind) = store::open(&settings.store, settings.reset_clock, settings.migrate).await?;
+    let mut test_store = None;
+    let (store, kind) = if settings.test_clock {
+        if !addr.ip().is_loopback() {
+            return Err(StartError::Usage(format!("--test-clock is for loopback addresses only, not {addr}")));
+        }
+        let (memory, clock) = store::open_for_test(&settings.store)?;
+        let store: Arc<dyn Store> = memory.clone();
+        test_store = Some((memory, clock));
+        (store, "memory")
+    } else {
+        store::open(&settings.store, settings.reset_clock, settings.migrate).await?
+    };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{addr}");
     let public_url = settings.public_url.clone().unwrap_or_else(|| url.clone());
@@ -113,7 +124,8 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
             return Err(StartError::FirstLook(error));
         }
     };
-    let about = About { store: kind, addr, public_url, started_at, keys, settings };
+    let test_clock = test_store.map(|(memory, clock)| TestClock::new(engine.clone(), memory, clock));
+    let about = About { store: kind, addr, public_url, started_at, keys, test_clock, settings };
     let (connection, connections) = mpsc::channel(1);
     let api = Api::new(engine, about, stopping.clone(), connection.clone());
     if !keys && api.about().settings.admin_key.is_some() {
@@ -132,6 +144,16 @@ pub async fn start(args: &ServeArgs) -> Result<Server, StartError> {
     }
     let spawn = |name, run| loops::spawn(name, api.engine(), &stopping, run);
     spawn("metrics", counts::keep(stopping.clone()).boxed());
+    if let Some(clock) = api.about().test_clock.clone() {
+        let mut stopping = stopping.clone();
+        let run = async move {
+            tokio::select! {
+                () = clock.run() => {}
+                _ = stopping.wait_for(|stopping| *stopping) => {}
+            }
+        };
+        spawn("test clock", run.boxed());
+    }
     let watching = spawn("keys", keyring::keep_watch(api.clone(), stopping.clone()).boxed());
     let accepting = spawn("accept", accept::run(listener, tls, api.clone(), stopping.clone(), connection).boxed());
     tracing::info!(instance = api.about().settings.instance, url, store = kind, keys, "listening");
@@ -144,11 +166,13 @@ pub async fn serve(args: ServeArgs, log_colors: bool) -> Result<(), StartError> 
     let args = settings::with_file(args).await?;
     logs(args.log_json.unwrap_or(false), log_colors);
     let mut signals = Signals::new()?;
+    let stdin_ended = args.exit_with_stdin.unwrap_or(false).then(stdin_end);
     let server = start(&args).await?;
     say(&format!("eddyline listens on {}", server.url()));
     let engine = server.engine().clone();
     tokio::select! {
         () = signals.next() => {}
+        () = ended(stdin_ended) => tracing::info!("standard input has ended"),
         why = engine.failed() => {
             tracing::error!("exiting with code {FAILED}: the engine has failed: {why}");
             // Stopping may fail for the same reason as the engine; the exit code is the same.
@@ -208,6 +232,27 @@ impl Server {
         let Server { api, .. } = self;
         // The last owner of an embedded store waits for its threads.
         let _ = tokio::task::spawn_blocking(move || drop((api, engine))).await;
+    }
+}
+
+/// Told when standard input ends. Its thread cannot be cancelled, so it is not one of the runtime's, which would wait
+/// for it.
+fn stdin_end() -> oneshot::Receiver<()> {
+    let (tell, ended) = oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = tell.send(());
+    });
+    ended
+}
+
+/// Completes when standard input has ended; without one to watch, never.
+async fn ended(stdin: Option<oneshot::Receiver<()>>) {
+    match stdin {
+        Some(ended) => {
+            let _ = ended.await;
+        }
+        None => std::future::pending().await,
     }
 }
 

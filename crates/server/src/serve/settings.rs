@@ -56,6 +56,7 @@ impl StartError {
 pub(crate) struct Settings {
     pub store: String,
     pub reset_clock: bool,
+    pub test_clock: bool,
     /// Create or update the tables of a PostgreSQL store.
     pub migrate: bool,
     pub listen: String,
@@ -122,6 +123,7 @@ impl Settings {
             store: args.store.unwrap_or_else(|| DEFAULT_STORE.to_owned()),
             reset_clock: args.reset_clock.unwrap_or(false),
             migrate: !args.no_migrate.unwrap_or(false),
+            test_clock: args.test_clock.unwrap_or(false),
             listen: args.listen.map_or_else(|| Ok(DEFAULT_LISTEN.to_owned()), listen)?,
             lease,
             keys: args.keys,

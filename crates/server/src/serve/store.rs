@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use eddyline_store::{Embedded, Memory, Options, Postgres, PostgresOptions, Store, StoreFailure};
+use eddyline_store::{
+    Clock, Embedded, ManualClock, Memory, Options, Postgres, PostgresOptions, Store, StoreFailure, SystemClock,
+};
 
 use super::FAILED;
 use super::settings::StartError;
@@ -48,6 +50,17 @@ impl fmt::Display for StoreUrl {
             StoreUrl::Postgres(url) => f.write_str(&without_password(url)),
         }
     }
+}
+
+/// A store in memory whose clock a test moves. Other stores are refused: they may have a past, and their clock is not
+/// this process's to move.
+pub(super) fn open_for_test(url: &str) -> Result<(Arc<Memory>, Arc<ManualClock>), StartError> {
+    if StoreUrl::parse(url)? != StoreUrl::Memory {
+        let message = format!("--test-clock needs --store memory:, not {}", without_password(url));
+        return Err(StartError::Usage(message));
+    }
+    let clock = ManualClock::at(SystemClock::default().wall());
+    Ok((Arc::new(Memory::with_clock(clock.clone())), clock))
 }
 
 /// The store, and the name of its kind.

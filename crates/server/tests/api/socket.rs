@@ -62,7 +62,7 @@ impl Socket {
     }
 
     /// The next message of a type; skips others.
-    async fn until(&mut self, of: &str) -> Value {
+    pub async fn until(&mut self, of: &str) -> Value {
         loop {
             let message = self.next().await;
             if message["type"] == of {

@@ -185,7 +185,8 @@ pub async fn a_claim_of_a_code_run_says_how_new_the_memo_is(t: &mut Trial<'_>) {
     let first = t.take_one().await;
     assert_eq!(first.held.claim.memo, 0);
     for name in ["pay", "mail"] {
-        t.report(&first, Op::Code { name: name.to_owned(), op: CodeOp::Done { output: json!(1).into() } }).await;
+        t.report(&first, Op::Code { name: name.to_owned(), op: CodeOp::Done { output: json!(1).into(), undo: false } })
+            .await;
     }
     let error = eddyline_machine::Failure::new("Boom", "it broke");
     t.report(&first, Op::Fail { error, retryable: true, retry_after_ms: None }).await;

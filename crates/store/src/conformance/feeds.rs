@@ -117,6 +117,7 @@ pub async fn a_run_that_publishes_writes_its_event_with_its_commit(t: &mut Trial
     let claimed = t.take_one().await;
     let publish = eddyline_machine::Op::Publish {
         name: "paid".to_owned(),
+        as_name: None,
         key: Some(json!({"b": 1, "a": 2}).into()),
         payload: json!({"n": 1}).into(),
     };

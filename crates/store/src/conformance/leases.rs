@@ -75,7 +75,7 @@ pub async fn a_look_at_leases_tells_who_has_them_and_extends_none(t: &mut Trial<
     assert_eq!(t.store.leases(&elsewhere, Some("ann"), &leases).await.unwrap(), [lost(), lost(), lost(), lost()]);
     t.assert_unchanged(&before, "reading leases").await;
 
-    let step = Op::Code { name: "pay".to_owned(), op: CodeOp::Done { output: Data::from(json!(1)) } };
+    let step = Op::Code { name: "pay".to_owned(), op: CodeOp::Done { output: Data::from(json!(1)), undo: false } };
     t.report(&held[1], step).await;
     let told = t.store.leases(&t.ns, Some("ann"), &leases[1..2]).await.unwrap();
     assert_eq!(told, [state(&held[1], Some(1))], "the memo has grown since the claim");

@@ -90,6 +90,8 @@ pub async fn what_is_still_to_be_taken_over_is_kept(t: &mut Trial<'_>) {
         input: Some(json!([1]).into()),
         emits: vec![("e".to_owned(), json!("p").into())],
         memo: None,
+        n: 7,
+        undo: true,
     };
     let commit = t.prepare_start(&flow, t.new_run(), Start::default()).await;
     let mut transition = (*commit.transition).clone();

@@ -121,8 +121,11 @@ async fn one_of_everything(t: &Trial<'_>) {
     t.put(kind::LIMIT, "api", json!({"concurrency": 3})).await;
     t.start("job", json!(null)).await;
     let job = t.take_one().await;
-    t.report(&job, Op::Code { name: "pay".to_owned(), op: CodeOp::Done { output: json!("x".repeat(500)).into() } })
-        .await;
+    t.report(
+        &job,
+        Op::Code { name: "pay".to_owned(), op: CodeOp::Done { output: json!("x".repeat(500)).into(), undo: false } },
+    )
+    .await;
     let start = Start {
         input: Some(json!({"k": 7, "big": "y".repeat(500)}).into()),
         external_id: Some("ext".to_owned()),

@@ -191,7 +191,7 @@ pub async fn a_continued_run_that_never_starts_gives_its_unique_key_up(t: &mut T
 async fn continued(t: &Drive, run: RunId) -> RunId {
     let task = t.take_one().await;
     assert_eq!(task.run, run);
-    let step = Op::Code { name: "a".to_owned(), op: CodeOp::Done { output: json!(1).into() } };
+    let step = Op::Code { name: "a".to_owned(), op: CodeOp::Done { output: json!(1).into(), undo: false } };
     t.report(&task, step).await;
     t.report(&task, Op::ContinueAs { input: json!(2).into() }).await;
     t.summary(run).await.header.continued_as.expect("the run was continued")

@@ -307,6 +307,25 @@ impl Tasks {
         }
     }
 
+    /// The number of tasks that workers hold.
+    pub fn count_held(&self) -> usize {
+        self.claimed().count()
+    }
+
+    /// The number of offered tasks that no bound keeps from being claimed, and when a rate lets the next one through.
+    pub fn claimable(&self, now: Millis) -> (usize, Option<Millis>) {
+        let (mut free, mut next) = (0, None);
+        for (_, row) in self.offered() {
+            let obstacles = self.obstacles(row, now);
+            if obstacles.is_empty() {
+                free += 1;
+            } else if let Some(until) = obstacles.iter().map(|obstacle| obstacle.until).collect::<Option<Vec<_>>>() {
+                next = next.into_iter().chain(until.into_iter().max()).min();
+            }
+        }
+        (free, next)
+    }
+
     /// All bounds that keep a task from being claimed, in the order in which they are reported.
     fn obstacles(&self, row: &Row, now: Millis) -> Vec<Obstacle> {
         let (id, mut found) = (row.queue(), Vec::new());

@@ -105,6 +105,7 @@ impl Both {
             timeout_ms: None,
             start_timeout_ms: None,
             build: None,
+            attempts: None,
         };
         let flow = ["f", "g"][(place / 2) as usize % 2];
         let paused = self.paused.contains(&run);
@@ -270,6 +271,7 @@ fn of_tenant(fence: u64, tenant: usize) -> Task {
         timeout_ms: None,
         start_timeout_ms: None,
         build: None,
+        attempts: None,
     }
 }
 

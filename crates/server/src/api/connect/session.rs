@@ -23,7 +23,7 @@ use crate::api::item_errors::ItemErrors;
 use crate::api::memory_budget::Reservation;
 use crate::api::reports::ReadReports;
 use crate::api::tasks::{MAX_REPORTS, MemoNews, news_of};
-use crate::api::workers::{MAX_TASKS, beat, enrol, says, welcome};
+use crate::api::workers::{MAX_TASKS, add_news, beat, enrol, says, welcome};
 use crate::api::{Api, stopped, to_wire};
 
 /// The maximum number of credits of a worker.
@@ -321,9 +321,9 @@ impl Session<'_> {
             }
         }
         let outcomes = done.reading.outcomes(&self.ns, done.reported, &self.engine().config().hooks);
-        let MemoNews { news, up_to } = done.news?;
+        let MemoNews { news, news_next, up_to } = done.news?;
         up_to.into_iter().for_each(|(task, n)| self.held.mark_seen(task, n));
-        wire.feed(&FromServer::Reported { id: done.id, outcomes, news }).await?;
+        wire.feed(&FromServer::Reported { id: done.id, outcomes, news, news_next }).await?;
         if let Some(waiting) = done.waiting {
             let mut claim = next_part(self.api.clone(), self.ns.clone(), waiting).boxed();
             // Tasks claimed in the same commit are ready by now and are sent in the same write.
@@ -410,10 +410,8 @@ impl Session<'_> {
                         continue;
                     }
                     let seen = self.held.seen(*task).unwrap_or(memo.handed_over);
-                    let news = self.engine().news_of(&self.ns, *task, Some(seen), &[]).await?.unwrap_or_default();
-                    if !news.is_empty() {
-                        beat.news.insert(task.to_string(), news);
-                    }
+                    let news = self.engine().news_of(&self.ns, *task, Some(seen), &[]).await?;
+                    add_news(&mut beat, task.to_string(), news);
                 }
             }
         }
@@ -432,7 +430,9 @@ impl Session<'_> {
                 self.held.mark_seen(task, newest);
             }
         }
-        for task in beat.lost.iter().chain(&beat.cancel).filter_map(|task| TaskId::parse(task)) {
+        // The worker keeps the tasks in `unwind`.
+        let ended = beat.cancel.iter().filter(|task| !beat.unwind.contains(task));
+        for task in beat.lost.iter().chain(ended).filter_map(|task| TaskId::parse(task)) {
             self.held.remove(task);
         }
     }

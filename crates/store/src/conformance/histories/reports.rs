@@ -1,6 +1,6 @@
 //! Random reports on tasks that workers hold or held.
 
-use eddyline_machine::{CodeOp, CodeWait, Due, Failure, Log, Op, TaskKind};
+use eddyline_machine::{CallOptions, CodeOp, CodeWait, Due, Failure, Log, Op, TaskKind};
 use serde_json::{Value, json};
 
 use super::Same;
@@ -32,21 +32,39 @@ fn step_op(h: &mut Happening<'_>) -> Op {
         }
         7 | 8 => fail(h),
         9 => Op::Defer { after_ms: h.below(2) as i64 * 700, limit: h.one_in(2).then(|| "api".to_owned()) },
-        10 => Op::Publish { name: "ping".to_owned(), key: Some(json!(h.below(2)).into()), payload: payload(h).into() },
+        10 => Op::Publish {
+            name: "ping".to_owned(),
+            as_name: None,
+            key: Some(json!(h.below(2)).into()),
+            payload: payload(h).into(),
+        },
         _ => Op::Log(Log { level: "info".to_owned(), msg: "hello".to_owned(), meta: Some(payload(h).into()) }),
     }
 }
 
 fn code_op(h: &mut Happening<'_>) -> Op {
-    let name = ["pay", "mail", "ship"][h.below(3)].to_owned();
-    let op = match h.below(12) {
-        0..=2 => CodeOp::Done { output: payload(h).into() },
-        3 => CodeOp::Call { handler: "pay".to_owned(), input: payload(h).into(), queue: None },
+    let name = ["pay", "mail", "ship", "undo:pay"][h.below(4)].to_owned();
+    let op = match h.below(16) {
+        0..=2 => CodeOp::Done { output: payload(h).into(), undo: h.one_in(2) },
+        3 => {
+            let limits = vec![("api".to_owned(), None), ("tenant".to_owned(), Some(h.below(2).to_string()))];
+            let (timeout_ms, start_timeout_ms) = (h.one_in(2).then_some(900), h.one_in(3).then_some(1_200));
+            let options = CallOptions { priority: 1, limits, timeout_ms, start_timeout_ms, ..CallOptions::default() };
+            let options = h.one_in(2).then(|| Box::new(options));
+            CodeOp::Call { handler: "pay".to_owned(), input: payload(h).into(), queue: None, options }
+        }
         4 => CodeOp::Sleep { due: Due::After(800) },
         5 => CodeOp::Wait { wait: CodeWait::Manual, timeout_ms: h.one_in(2).then_some(2_000) },
-        6 => CodeOp::Child { flow: "chain".to_owned(), input: payload(h).into(), detached: h.one_in(2) },
+        6 => CodeOp::Child { flow: "chain".to_owned(), input: payload(h).into(), detached: h.one_in(2), options: None },
         7 | 8 => return Op::Suspend { seen: None },
         9 => return fail(h),
+        10 => return Op::LetGo { name },
+        11 => return Op::Release,
+        12 if h.one_in(2) => return Op::Unwind { error: Failure::new("Boom", "for good") },
+        13 => {
+            let (as_name, key) = (Some(name), Some(json!(h.below(2)).into()));
+            return Op::Publish { name: "ping".to_owned(), as_name, key, payload: payload(h).into() };
+        }
         _ => return Op::Complete { output: payload(h).into(), emits: Vec::new(), logs: Vec::new() },
     };
     Op::Code { name, op }

@@ -23,7 +23,7 @@ pub const FLOWS: [&str; 10] = [
      until: {await: {until: 'input.at'}}}}",
     "{name: parent, steps: {kid: {flow: chain}, job: {flow: job, detached: true}, z: {after: [kid]}}}",
     "{name: undo, steps: {a: {undo: {run: u}}, b: {after: [a], undo: {run: u}}, c: {after: [a]}}}",
-    "{name: job, code: true, builds: pinned, retry: {attempts: 3, initial: 200}}",
+    "{name: job, code: true, builds: pinned, cancel_grace: 2s, retry: {attempts: 3, initial: 200}}",
     "{name: bounded, steps: {work: {queue: bounded, limits: [api, {tenant: '${input.k}'}], timeout: 8s, \
      start_timeout: 20s, retry: {attempts: 2, initial: 0}}}}",
     "{name: fair, steps: {work: {queue: fair, key: input.k}}}",
