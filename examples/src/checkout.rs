@@ -105,9 +105,9 @@ async fn mail(text: String) -> Result<(), StepError> {
 }
 
 pub fn staff(worker: Worker) -> Worker {
-    worker.flow("checkout", checkout).handler("print_label", |_, order: Order| async move {
-        Ok::<_, StepError>(format!("label for {}", order.id))
-    })
+    worker
+        .flow("checkout", checkout)
+        .handler("print_label", |_, order: Order| async move { Ok::<_, StepError>(format!("label for {}", order.id)) })
 }
 
 #[cfg(test)]

@@ -37,8 +37,8 @@ use online::Online;
 use shift::{OnOutcome, Rules, Shift};
 use signals::Signals;
 
-pub(crate) use ctx::{BAD_INPUT, BAD_REPORT, json};
 pub use ctx::StepCtx;
+pub(crate) use ctx::{BAD_INPUT, BAD_REPORT, json};
 pub use failure::StepError;
 pub(crate) use handler::{Handler, PANIC, panic_message};
 pub(crate) use outbox::too_deep;
@@ -104,7 +104,11 @@ impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let handlers: Vec<&str> = self.handlers.iter().map(|(name, _)| name.as_str()).collect();
         let flows: Vec<&str> = self.flows.iter().map(|(name, ..)| name.as_str()).collect();
-        f.debug_struct("Worker").field("handlers", &handlers).field("flows", &flows).field("queues", &self.me.queues).finish_non_exhaustive()
+        f.debug_struct("Worker")
+            .field("handlers", &handlers)
+            .field("flows", &flows)
+            .field("queues", &self.me.queues)
+            .finish_non_exhaustive()
     }
 }
 

@@ -128,7 +128,11 @@ async fn a_flow_survives_the_death_of_its_worker_before_and_after_every_message(
         for (at, before) in (1..100).flat_map(|at| [(at, true), (at, false)]) {
             let effects = Arc::<Mutex<Vec<String>>>::default();
             let t = TestEngine::start(staff_of_saga(&effects)).await;
-            if before { t.lose_worker_before_message(at) } else { t.lose_worker_after_message(at) }
+            if before {
+                t.lose_worker_before_message(at)
+            } else {
+                t.lose_worker_after_message(at)
+            }
             let run = t.run("saga", (7, fails)).await;
             t.publish("go", 7, 100).await;
             let result = run.result::<u32>().await;
@@ -136,7 +140,11 @@ async fn a_flow_survives_the_death_of_its_worker_before_and_after_every_message(
             match (fails, result) {
                 (false, Ok(117)) => {}
                 (true, Err(Error::RunFailed { failure, .. })) => {
-                    assert_eq!((failure.kind.as_str(), failure.also.len()), ("Boom", 0), "death at {at}, {before}: {failure:?}");
+                    assert_eq!(
+                        (failure.kind.as_str(), failure.also.len()),
+                        ("Boom", 0),
+                        "death at {at}, {before}: {failure:?}"
+                    );
                 }
                 (_, other) => panic!("death at message {at}, before: {before}: {other:?}"),
             }
@@ -163,7 +171,11 @@ fn check_effects(effects: &[String], fails: bool, when: &str) {
     match fails {
         false => assert!(undone.is_empty(), "{when}: {undone:?}"),
         true => {
-            assert_eq!((undone.first(), undone.last(), undone.len()), (Some(&"last"), Some(&"first"), 4), "{when}: {undone:?}");
+            assert_eq!(
+                (undone.first(), undone.last(), undone.len()),
+                (Some(&"last"), Some(&"first"), 4),
+                "{when}: {undone:?}"
+            );
         }
     }
 }
@@ -195,7 +207,8 @@ async fn a_step_is_retried_as_its_policy_says_and_a_failed_attempt_of_the_functi
             })
             .await?;
             let patient = Retry::attempts(4).initial(DAY).factor(1.0).jitter(0.0);
-            let tries = ctx.step_with("flaky", |step| async move { Ok::<_, StepError>(step.attempt()) }).retry(patient).await?;
+            let tries =
+                ctx.step_with("flaky", |step| async move { Ok::<_, StepError>(step.attempt()) }).retry(patient).await?;
             if ctx.attempt() == 1 {
                 return Err(FlowError::new("the first attempt of the function"));
             }
@@ -209,7 +222,9 @@ async fn a_step_is_retried_as_its_policy_says_and_a_failed_attempt_of_the_functi
     assert!(t.now().duration_since(began).unwrap() >= 3 * DAY, "three back-offs of a day");
     assert_eq!(bodies.load(Ordering::SeqCst), 1);
     t.fail("flaky", 1..=4, || StepError::new("broken").kind("Broken"));
-    let Err(Error::RunFailed { failure, .. }) = t.run("flaky", ()).await.result::<u32>().await else { panic!("it fails") };
+    let Err(Error::RunFailed { failure, .. }) = t.run("flaky", ()).await.result::<u32>().await else {
+        panic!("it fails")
+    };
     assert_eq!((failure.kind.as_str(), failure.step.as_deref()), ("Broken", Some("flaky")));
     t.stop().await;
 }
@@ -220,8 +235,10 @@ async fn a_parent_on_a_worker_with_one_place_does_not_starve_its_children() {
         if depth == 0 {
             return Ok(0);
         }
-        let (left, right) =
-            tokio::try_join!(ctx.child::<u32>("tree", &(depth - 1)), ctx.child::<u32>("tree", &(depth - 1)).name("right"))?;
+        let (left, right) = tokio::try_join!(
+            ctx.child::<u32>("tree", &(depth - 1)),
+            ctx.child::<u32>("tree", &(depth - 1)).name("right")
+        )?;
         Ok::<_, FlowError>(left + right + 1)
     };
     let t = TestEngine::start(move |worker| worker.flow("tree", parent).max_concurrent(1)).await;

@@ -187,7 +187,9 @@ impl Entry {
     pub fn poll_opened(&mut self, cx: &mut Context<'_>) -> Poll<Result<Opener, CtxError>> {
         match self.poll(cx.waker()) {
             Polled::Opened(opener) => Poll::Ready(Ok(opener)),
-            Polled::Ended(end) => Poll::Ready(Err(end.err().unwrap_or_else(|| CtxError::Over { name: self.full.clone() }))),
+            Polled::Ended(end) => {
+                Poll::Ready(Err(end.err().unwrap_or_else(|| CtxError::Over { name: self.full.clone() })))
+            }
             _ => Poll::Pending,
         }
     }

@@ -222,6 +222,9 @@ impl RunCtx {
 
 impl fmt::Debug for RunCtx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunCtx").field("run_id", &self.run_id()).field("scope", &self.place.scope).finish_non_exhaustive()
+        f.debug_struct("RunCtx")
+            .field("run_id", &self.run_id())
+            .field("scope", &self.place.scope)
+            .finish_non_exhaustive()
     }
 }

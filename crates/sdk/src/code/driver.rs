@@ -49,10 +49,19 @@ const CANCELLED: &str = "Cancelled";
 #[derive(Debug)]
 pub(crate) enum ToDriver {
     /// The outcomes of reports, in their order, with all news below them. With `next`, the news continues at that number.
-    Answered { outcomes: Vec<ReportOutcome>, news: Map<String, Value>, next: Option<u64> },
-    News { entries: Map<String, Value>, next: Option<u64> },
+    Answered {
+        outcomes: Vec<ReportOutcome>,
+        news: Map<String, Value>,
+        next: Option<u64>,
+    },
+    News {
+        entries: Map<String, Value>,
+        next: Option<u64>,
+    },
     /// The run was cancelled. With `unwind`, the function may undo its steps first.
-    Cancelled { unwind: bool },
+    Cancelled {
+        unwind: bool,
+    },
     /// The worker no longer holds the task.
     Lost,
     /// The worker stops: finish the steps in progress and hand the run over.
@@ -263,9 +272,7 @@ impl Driver {
         let polled = function.as_mut().poll(&mut Context::from_waker(&waker));
         self.core.polling.store(false, Ordering::Release);
         polled.map(|end| {
-            end.unwrap_or_else(|panic| {
-                Err(FlowError::failed(Failure::new(PANIC, panic_message(&*panic)), true))
-            })
+            end.unwrap_or_else(|panic| Err(FlowError::failed(Failure::new(PANIC, panic_message(&*panic)), true)))
         })
     }
 

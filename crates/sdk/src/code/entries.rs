@@ -473,7 +473,8 @@ impl<T: DeserializeOwned> Inbox<T> {
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, CtxError>> {
         let entry = self.current.get_or_insert_with(|| {
-            let ask = self.key.clone().map(|key| Ask::Op(Box::new(wait_op(Some(self.event.clone()), key, false, false))));
+            let ask =
+                self.key.clone().map(|key| Ask::Op(Box::new(wait_op(Some(self.event.clone()), key, false, false))));
             self.place.entry(&self.event, ask)
         });
         let polled = poll_decoded(entry, cx);

@@ -125,7 +125,11 @@ pub struct FlowError(Box<FlowEnd>);
 
 /// How a function ends without a result.
 pub(crate) enum FlowEnd {
-    Fail { failure: Failure, retryable: bool, retry_after: Option<Duration> },
+    Fail {
+        failure: Failure,
+        retryable: bool,
+        retry_after: Option<Duration>,
+    },
     /// The run continues as a new one with this input.
     Continue(Value),
 }
@@ -242,6 +246,7 @@ impl fmt::Debug for FlowError {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
 
@@ -258,9 +263,8 @@ mod tests {
         #[error("no label")]
         struct NoLabel(#[source] CtxError);
 
-        let declined = || {
-            CtxError::from(StepFailed { name: "pay".to_owned(), failure: Failure::new("Declined", "no funds") })
-        };
+        let declined =
+            || CtxError::from(StepFailed { name: "pay".to_owned(), failure: Failure::new("Declined", "no funds") });
         let pay = Some("pay".to_owned());
         assert_eq!(said(declined().into()), ("Declined".to_owned(), pay.clone(), false));
         assert_eq!(said(FlowError::from_boxed(Box::new(declined()))), ("Declined".to_owned(), pay, false));

@@ -100,9 +100,16 @@ pub(crate) enum Polled {
 /// A report that was sent, in the order of the answers.
 #[derive(Debug)]
 pub(crate) enum Sent {
-    Step { name: EntryName, result: Result<Value, Failure> },
+    Step {
+        name: EntryName,
+        result: Result<Value, Failure>,
+    },
     /// With `opening`, the function waits for the token in the outcome.
-    Ask { name: EntryName, kind: EntryKind, opening: bool },
+    Ask {
+        name: EntryName,
+        kind: EntryKind,
+        opening: bool,
+    },
     /// A report without an entry of its own.
     Other,
     Unwind,
@@ -507,7 +514,8 @@ impl State {
         if known.is_some_and(|known| known.is_ended() || known.kind != slot.kind) {
             return;
         }
-        let pending = known.is_some_and(|known| matches!(known.status, Status::Pending | Status::BackOff { due: false }));
+        let pending =
+            known.is_some_and(|known| matches!(known.status, Status::Pending | Status::BackOff { due: false }));
         match slot.ask.take() {
             _ if pending => self.set_phase(&name, Phase::Waiting),
             Some(Ask::Op(op)) => {

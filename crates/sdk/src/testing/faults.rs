@@ -47,7 +47,13 @@ struct State {
 
 impl Faults {
     pub fn new(shakes: bool) -> Faults {
-        Faults { shakes, state: Mutex::default(), death: Notify::new(), restaff: Notify::new(), shaken: Mutex::default() }
+        Faults {
+            shakes,
+            state: Mutex::default(),
+            death: Notify::new(),
+            restaff: Notify::new(),
+            shaken: Mutex::default(),
+        }
     }
 
     pub fn stub<F, Fut, T>(&self, name: &str, stub: F)

@@ -383,9 +383,8 @@ async fn reported(
             continue;
         }
         let token = report.token.parse::<TaskToken>().map_err(|error| format!("{error}"));
-        let read = token.and_then(|token| {
-            Ok(TaskReport { token, seq: report.seq, op: ops::op(&report.op, report.seen)? })
-        });
+        let read =
+            token.and_then(|token| Ok(TaskReport { token, seq: report.seq, op: ops::op(&report.op, report.seen)? }));
         match read {
             Ok(read) => {
                 if read.token.activation.0 == 0 {

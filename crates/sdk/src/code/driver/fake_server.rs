@@ -1,5 +1,7 @@
 //! A server in a few lines, for tests of the driver: it numbers entries and answers reports.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -248,7 +250,10 @@ impl Rows {
     fn apply(&mut self, op: &Op, seen: u64, how: &Behaviour) -> (ReportOutcome, Map<String, Value>) {
         let applied = ReportOutcome::new("t", Verdict::Applied);
         let invalid = |message: &str| {
-            (ReportOutcome { message: Some(message.to_owned()), ..ReportOutcome::new("t", Verdict::Invalid) }, Map::new())
+            (
+                ReportOutcome { message: Some(message.to_owned()), ..ReportOutcome::new("t", Verdict::Invalid) },
+                Map::new(),
+            )
         };
         let (name, entry) = match op {
             Op::Step { error: None, name, .. } | Op::Call { name, .. } if how.invalid == Some(name.as_str()) => {

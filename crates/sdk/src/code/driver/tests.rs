@@ -1,5 +1,7 @@
 //! The rule of idle points, against a server in a few lines. Time is tokio's, and paused.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,8 +11,8 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde_json::{Value, json};
 
-use super::fake_server::{Behaviour, Ending, FakeServer};
 use super::ToDriver;
+use super::fake_server::{Behaviour, Ending, FakeServer};
 use crate::code::{CtxError, FlowError, Retry, RunCtx};
 use crate::worker::StepError;
 
@@ -29,7 +31,11 @@ fn done(value: Value) -> Ending {
 }
 
 /// A step that takes a while and counts its bodies.
-fn after<T: Clone>(wait: u64, value: T, bodies: &Arc<AtomicUsize>) -> impl Future<Output = Result<T, StepError>> + use<T> {
+fn after<T: Clone>(
+    wait: u64,
+    value: T,
+    bodies: &Arc<AtomicUsize>,
+) -> impl Future<Output = Result<T, StepError>> + use<T> {
     let bodies = bodies.clone();
     async move {
         bodies.fetch_add(1, Ordering::SeqCst);
@@ -337,7 +343,10 @@ async fn errors_decide_whether_the_attempt_or_the_run_has_failed() {
         match how.as_str() {
             "step" => ctx.step("bad", || async { Err::<(), _>(StepError::permanent("no").kind("Bad")) }).await?,
             "panic" => panic!("oh"),
-            "body" => ctx.step("bad", || async { if true { panic!("oh in a body") } else { Ok::<(), StepError>(()) } }).await?,
+            "body" => {
+                ctx.step("bad", || async { if true { panic!("oh in a body") } else { Ok::<(), StepError>(()) } })
+                    .await?
+            }
             "never" => return Err(FlowError::permanent("never")),
             _ => drop("x".parse::<u8>()?),
         }
