@@ -576,7 +576,7 @@ impl Driver {
     }
 
     /// In a test: the worker may die at a message.
-    async fn may_die(&self, before: bool) {
+    async fn may_die(&mut self, before: bool) {
         if self.task.probe.as_ref().is_some_and(|probe| probe.dies_at_message(before)) {
             std::future::pending::<()>().await;
         }

@@ -272,10 +272,10 @@ impl EngineLink {
         let (engine, ns, worker) = (self.engine.clone(), self.ns.clone(), self.worker.clone());
         self.others.push(Box::pin(async move {
             let ids: Vec<TaskId> = tasks.iter().map(|(task, _)| *task).collect();
-            let found = async {
+            let found = async move {
                 let standing = engine.standing(&ns, &worker, &ids).await?;
-                let tasks = tasks.iter().zip(standing);
-                look(&engine, &ns, tasks.map(|((task, seen), holding)| (*task, Some(*seen), holding))).await
+                let seen = tasks.into_iter().map(|(task, seen)| (task, Some(seen))).collect();
+                look(&engine, &ns, seen, standing).await
             };
             Done::Beat { beat: found.await, asked: false }
         }));
@@ -305,10 +305,9 @@ impl EngineLink {
         let (engine, ns, worker) = (self.engine.clone(), self.ns.clone(), self.worker.clone());
         self.others.push(Box::pin(async move {
             let tasks: Vec<TaskId> = held.iter().map(|(task, _)| *task).collect();
-            let found = async {
+            let found = async move {
                 let standing = engine.beat(&ns, &worker, &tasks).await?;
-                let tasks = held.iter().zip(standing);
-                look(&engine, &ns, tasks.map(|((task, seen), holding)| (*task, *seen, holding))).await
+                look(&engine, &ns, held, standing).await
             };
             Done::Beat { beat: found.await, asked: true }
         }));

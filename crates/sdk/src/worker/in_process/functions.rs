@@ -56,14 +56,15 @@ impl Functions {
     }
 }
 
-/// Whether the worker still holds these tasks, and what is new in their memos.
+/// Whether the worker still holds these tasks, and what is new in their memos beyond the number that it has seen.
 pub(super) async fn look(
     engine: &Engine,
     ns: &Namespace,
-    tasks: impl IntoIterator<Item = (TaskId, Option<u64>, Holding)>,
+    tasks: Vec<(TaskId, Option<u64>)>,
+    standing: Vec<Holding>,
 ) -> Result<Beat, EngineError> {
     let mut beat = Beat::default();
-    for (task, seen, holding) in tasks {
+    for ((task, seen), holding) in tasks.into_iter().zip(standing) {
         let id = task.to_string();
         match holding {
             Holding::Held { memo: None } => {}
