@@ -276,7 +276,7 @@ impl Case {
                 continue;
             }
             let name = memo.name.to_string();
-            let undos = [name.clone(), format!("undo:{name}")];
+            let undos = [kept.run.activation_name(&kept.flow, entry.id), format!("undo:{name}")];
             let reported = also.iter().any(|other| other.step.as_ref().is_some_and(|step| undos.contains(step)));
             assert!(entry.undone || reported || also.len() >= 10, "{name} is neither undone nor reported: {also:?}");
             assert!(!(entry.undone && reported), "{name} is undone and reported");

@@ -520,3 +520,21 @@ fn the_end_of_each_run_is_logged_once_and_every_decision_at_debug() {
     };
     assert!(of(&good, "start") && of(&bad, "start") && of(&slow, "cancel"), "{decided:?}");
 }
+
+#[test]
+fn the_builds_of_a_code_flow_are_shown_and_its_runs_unpinned() {
+    let server = Server::start();
+    server.apply("{name: job, code: true, builds: pinned}");
+    let shown = server.eddy(&["flow", "builds", "job"]).good();
+    assert!(shown.out.starts_with("job (pinned)\nno runs"), "{shown:?}");
+    let run = start(&server, &["job"]);
+    let shown = server.eddy(&["flow", "builds", "job"]).good();
+    assert!(shown.out.contains("BUILD") && shown.out.contains("none") && shown.out.contains('1'), "{shown:?}");
+    let listed = server.eddy(&["--json", "flow", "builds", "job"]).good().json();
+    assert_eq!(listed["items"], json!([{"build": null, "runs": 1, "workers": 0}]));
+    assert!(server.eddy(&["run", "unpin", &run]).good().out.starts_with(&run));
+    server.eddy(&["flow", "builds", "nojob"]).bad(4);
+    server.apply(HOLD);
+    let graph = start(&server, &["hold"]);
+    server.eddy(&["run", "unpin", &graph]).bad(5);
+}

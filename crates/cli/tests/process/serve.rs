@@ -227,3 +227,22 @@ async fn what_is_counted_is_there_from_the_start_and_children_count_as_started()
         assert!(lines().any(|line| line.starts_with(&help)), "{shown} has no HELP line");
     }
 }
+
+#[tokio::test]
+async fn a_server_for_tests_ends_with_the_program_that_started_it() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_eddy"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store", "memory:", "--test-clock", "--exit-with-stdin"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut process = Process(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (_, addr) = line.trim().split_once("http://").unwrap_or_else(|| panic!("no URL in {line:?}"));
+    let client = Client { addr: addr.parse().unwrap(), key: None, headers: Vec::new() };
+    client.flow("nap", "steps: {a: {await: {time: 14d}}}").await;
+    let run = client.run("nap", json!(1)).await;
+    assert_eq!(client.post("/v1/test/clock", json!({"auto": true})).await.status, 200);
+    let ended = client.get(&format!("/v1/runs/{run}/result?wait=20s")).await;
+    assert_eq!((ended.status, &ended.body["status"]), (200, &json!("completed")));
+    drop(process.0.stdin.take());
+    assert!(tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap().success());
+}

@@ -29,7 +29,7 @@ async fn two_weeks_pass_in_no_time_and_reminders_come_in_order() {
     let rig = Rig::with(test_clock()).await;
     rig.flow(
         "nap",
-        "steps: {a: {await: {time: 2d}}, b: {after: a, await: {time: 5d}}, c: {after: b, await: {time: 7d}}}",
+        "steps: {a: {await: {time: 2d}}, b: {after: [a], await: {time: 5d}}, c: {after: [b], await: {time: 7d}}}",
     )
     .await;
     let run = rig.run("nap", json!(1)).await;
@@ -51,7 +51,7 @@ async fn two_weeks_pass_in_no_time_and_reminders_come_in_order() {
 #[tokio::test]
 async fn it_jumps_by_itself_only_when_nothing_can_run() {
     let rig = Rig::with(test_clock()).await;
-    rig.flow("f", "steps: {a: {run: a}, b: {after: a, await: {time: 30d}}}").await;
+    rig.flow("f", "steps: {a: {run: a}, b: {after: [a], await: {time: 30d}}}").await;
     let run = rig.run("f", json!(1)).await;
     rig.flow("nap", "steps: {a: {await: {time: 10d}}}").await;
     let nap = rig.run("nap", json!(1)).await;
