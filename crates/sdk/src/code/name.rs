@@ -6,6 +6,8 @@ use std::fmt;
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 /// The prefix of the steps that undo others.
 pub(crate) const UNDO: &str = "undo:";
+/// The same while the run goes on, when the server does not accept steps with the prefix above.
+pub(crate) const UNDONE: &str = "undone:";
 
 /// The name of a step, call, sleep, wait or child: `"pay"`, or with a key, `("price", sku)`.
 ///
@@ -67,7 +69,9 @@ pub(crate) fn problem(name: &str) -> Option<String> {
         "" => "it is empty".to_owned(),
         _ if name.len() > MAX_NAME_BYTES => format!("it has more than {MAX_NAME_BYTES} bytes"),
         _ if name.starts_with('@') => "names that start with `@` are reserved".to_owned(),
-        _ if name.starts_with(UNDO) => format!("names that start with `{UNDO}` are reserved"),
+        _ if name.starts_with(UNDO) || name.starts_with(UNDONE) => {
+            format!("names that start with `{UNDO}` or `{UNDONE}` are reserved")
+        }
         _ if name.chars().any(char::is_control) => "it contains control characters".to_owned(),
         _ if ends_in_number_after('~') => "names that end in `~` and a number are reserved".to_owned(),
         _ if ends_in_number_after('#') => {
@@ -96,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_the_server_refuses_is_refused_here() {
-        for bad in ["", "@x", "undo:pay", "a\nb", "pay~2", "pay#2", &"x".repeat(513)] {
+        for bad in ["", "@x", "undo:pay", "undone:pay", "a\nb", "pay~2", "pay#2", &"x".repeat(513)] {
             assert!(problem(bad).is_some(), "{bad:?}");
         }
         for good in ["pay", "pay~", "pay~x", "pay#", "eu/pay", "price[7]", "größe", &"x".repeat(512)] {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::error::{ChildFailed, CtxError, StepFailed};
 use super::memo::{Ended, EntryName, Known, Opener, Status, kind_name};
-use super::name::{numbered, problem};
+use super::name::{UNDONE, numbered, problem};
 use super::retry::Retry;
 use crate::worker::StepError;
 
@@ -586,7 +586,7 @@ impl State {
                 all.push((known.n, name.clone(), output.clone()));
             }
         }
-        all.retain(|(n, name, _)| !self.undone.contains(name) && (!up_to_now || *n <= self.last_delivered));
+        all.retain(|(n, name, _)| !up_to_now || (*n <= self.last_delivered && !self.undone.contains(name)));
         all.sort_by_key(|(n, ..)| std::cmp::Reverse(*n));
         all.into_iter().map(|(_, name, output)| (name, output)).collect()
     }
@@ -606,6 +606,13 @@ impl State {
 
     pub fn put_undo(&mut self, name: EntryName, undo: Undo) {
         self.undos.insert(name, undo);
+    }
+
+    /// Whether the function has undone the step while the run went on.
+    pub fn is_undone(&self, name: &EntryName) -> bool {
+        let by_function = format!("{UNDONE}{name}");
+        let recorded = self.known.get(by_function.as_str()).map(|known| &known.status);
+        self.undone.contains(name) || matches!(recorded, Some(Status::Ended(Ended::Completed(_))))
     }
 
     pub fn mark_undone(&mut self, name: EntryName) {

@@ -7,7 +7,7 @@ use super::core::Core;
 use super::ctx::RunCtx;
 use super::error::CtxError;
 use super::memo::EntryName;
-use super::name::UNDO;
+use super::name::{UNDO, UNDONE};
 use super::step::{Bare, Step};
 use crate::worker::StepError;
 
@@ -16,15 +16,22 @@ use crate::worker::StepError;
 pub(crate) async fn undo_all(ctx: &RunCtx, up_to_now: bool) -> Vec<CtxError> {
     let core = ctx.core();
     let steps = core.state().to_undo(up_to_now);
+    let prefix = if up_to_now { UNDONE } else { UNDO };
     let mut failed = Vec::new();
     for (name, output) in steps {
-        let body = Bare(|| undoing(core, &name, output.clone()));
-        let undone: Result<(), CtxError> = Step::undoing(core.clone(), format!("{UNDO}{name}"), body).await;
+        let is_undone = core.state().is_undone(&name);
+        let body = Bare(|| -> BoxFuture<'static, Result<(), StepError>> {
+            match is_undone {
+                // The server is told of each step that it is undone, also of those that the function undid itself.
+                true => Box::pin(std::future::ready(Ok(()))),
+                false => undoing(core, &name, output.clone()),
+            }
+        });
+        let undone: Result<(), CtxError> = Step::undoing(core.clone(), format!("{prefix}{name}"), body).await;
         match undone {
-            Ok(()) => {}
+            Ok(()) => core.state().mark_undone(name),
             Err(error) => failed.push(error),
         }
-        core.state().mark_undone(name);
     }
     failed
 }

@@ -408,6 +408,41 @@ async fn completed_steps_are_undone_the_latest_first_and_a_failed_undo_does_not_
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_function_undid_itself_is_not_undone_again() {
+    let (server, log) = (FakeServer::default(), Arc::<Mutex<Vec<String>>>::default());
+    let kept = log.clone();
+    let flow = move |ctx: RunCtx, (): ()| {
+        let log = kept.clone();
+        async move {
+            let step = |name: &'static str| {
+                let log = log.clone();
+                ctx.step(name, move || async move { Ok::<_, StepError>(name.to_owned()) }).undo(
+                    move |output: String| {
+                        let log = log.clone();
+                        async move {
+                            log.lock().unwrap().push(output);
+                            Ok::<_, StepError>(())
+                        }
+                    },
+                )
+            };
+            step("a").await?;
+            step("b").await?;
+            ctx.undo().await?;
+            step("c").await?;
+            Flow::<()>::Err(FlowError::permanent("boom"))
+        }
+    };
+    for _ in 0..2 {
+        let ending = server.run(flow.clone(), Value::Null, patient()).await;
+        assert!(matches!(&ending, Ending::Failed { error, .. } if error.also.is_empty()), "{ending:?}");
+        assert_eq!(*log.lock().unwrap(), ["b", "a", "c"]);
+    }
+    let undone: Vec<String> = server.reports().into_iter().filter(|report| report.starts_with("step undo:")).collect();
+    assert_eq!(undone, ["step undo:c", "step undo:b", "step undo:a"], "the server knows of each");
+}
+
+#[tokio::test(start_paused = true)]
 async fn undoing_survives_a_crash_before_and_after_every_frame() {
     for (at, before) in (1..40).flat_map(|at| [(at, true), (at, false)]) {
         let (server, log) = (FakeServer::default(), Arc::<Mutex<Vec<String>>>::default());
