@@ -269,13 +269,13 @@ fn claim_value(name: &str, requests: usize, max: usize, queue: &str) -> Option<V
     fn all<T: ToSql + Sync + Send + Clone + 'static>(value: T, n: usize) -> Value {
         Box::new(vec![value; n])
     }
-    let texts = |text: &str| all(text.to_owned(), requests);
     Some(match name {
-        "r_ns" => texts("default"),
+        "r_group" => all(1, requests),
+        "g_ns" => Box::new(vec!["default".to_owned()]),
+        "g_queues" => Box::new(vec![queue.to_owned()]),
+        "g_offer" => Box::new(vec![r#"{"handlers":[],"flows":{},"labels":[],"build":null}"#.to_owned()]),
         "r_request" => Box::new((0..requests).map(|_| Uuid::new_v4()).collect::<Vec<_>>()),
         "r_worker" => Box::new((0..requests).map(|at| format!("{queue}-{at}")).collect::<Vec<_>>()),
-        "r_queues" => texts(queue),
-        "r_offer" => texts(r#"{"handlers":[],"flows":{},"labels":[],"build":null}"#),
         "r_max" => all(max as i32, requests),
         "r_most" => all(None::<i32>, requests),
         "r_lease_ms" => all(30_000_i64, requests),

@@ -50,7 +50,11 @@ pub async fn run(ctx: &Context, dev: Dev) -> Result<(), Trouble> {
     };
     let at = Where { url: server.url(), api_key, ..ctx.at.clone() };
     let remote = Remote::new(&at)?;
-    say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {}", at.url, server.store()));
+    let kept = match server.store().as_str() {
+        "memory:" | "memory" => "memory until it stops".to_owned(),
+        place => place.to_owned(),
+    };
+    say(ctx, Ink::Strong, &format!("eddyline listens on {}, and keeps runs in {kept}", at.url));
     let (stop, stopping) = watch::channel(false);
     let worker = restarts::keep_running(ctx, &at, &dev.command, dev.watch.as_deref(), stopping);
     let flows = flows::keep_registered(ctx, &remote, &dev.flows);

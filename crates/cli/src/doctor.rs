@@ -1,9 +1,10 @@
 //! `eddy doctor`: checks a server or a store for problems.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use eddyline_engine::quarantined_in;
 use eddyline_protocol::{Flows, QueueInfo, RunSummary, ServerInfo, StepInfo, WorkerInfo};
+use eddyline_server::StoreUrl;
 use eddyline_store::{Embedded, Namespace, Options, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use super::Context;
 use super::connect::{Remote, segment};
 use super::moment;
 use super::run::words::running;
-use super::screen::{Ink, Line};
+use super::screen::{Ink, Line, counted};
 use super::trouble::{Exit, Trouble};
 
 /// Clocks that differ by more than this are reported: times from both would be misleading.
@@ -32,7 +33,7 @@ const ASKED_RUNS: usize = 50;
 pub struct Doctor {
     /// Check a store's directory instead of a server
     #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
+    store: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -64,7 +65,13 @@ impl Finding {
 
 pub async fn run(ctx: &Context, doctor: Doctor) -> Result<(), Trouble> {
     let findings = match &doctor.store {
-        Some(dir) => directory(dir).await,
+        Some(store) => {
+            let StoreUrl::Directory(dir) = StoreUrl::parse(store)? else {
+                return Err(Trouble::usage("--store checks the directory of an embedded store")
+                    .help("for a PostgreSQL store, check a server that uses it: `eddy doctor --url URL`"));
+            };
+            directory(&dir).await
+        }
         None => server(&ctx.remote()?).await?,
     };
     if ctx.screen.json {
@@ -109,7 +116,7 @@ async fn server(remote: &Remote) -> Result<Vec<Finding>, Trouble> {
     let waiting: u64 = queues.iter().map(|queue| queue.ready).sum();
     findings.push(match (online.len(), waiting) {
         (0, 0) => Finding::new(CheckResult::Good, "workers", "none online, and no tasks waiting"),
-        (0, n) => Finding::new(CheckResult::Bad, "workers", format!("none online, and {} waiting", tasks(n)))
+        (0, n) => Finding::new(CheckResult::Bad, "workers", format!("none online, and {} waiting", counted(n, "task")))
             .help("start one: `eddy worker exec HANDLER=COMMAND`, or a worker of your own"),
         (n, _) => Finding::new(CheckResult::Good, "workers", format!("{n} online")),
     });
@@ -202,14 +209,10 @@ fn quarantine(run: &str, flow: &str, why: &str) -> Finding {
     Finding::new(CheckResult::Bad, QUARANTINE, format!("run {run} of {flow} is quarantined: {why}"))
 }
 
-fn tasks(count: u64) -> String {
-    if count == 1 { "1 task".to_owned() } else { format!("{count} tasks") }
-}
-
 fn stuck(queue: &QueueInfo, online: &[&WorkerInfo]) -> Option<Finding> {
     let (name, ready) = (&queue.name, queue.ready);
     if queue.paused {
-        let found = format!("{name} is paused, with {} waiting", tasks(ready));
+        let found = format!("{name} is paused, with {} waiting", counted(ready, "task"));
         return Some(Finding::new(CheckResult::Bad, "queue", found).help(format!("`eddy queue resume {name}`")));
     }
     let served = online.iter().any(|worker| worker.queues.contains(name));
@@ -217,7 +220,7 @@ fn stuck(queue: &QueueInfo, online: &[&WorkerInfo]) -> Option<Finding> {
         Finding::new(
             CheckResult::Bad,
             "queue",
-            format!("{name} has {} waiting, and no online worker serves it", tasks(ready)),
+            format!("{name} has {} waiting, and no online worker serves it", counted(ready, "task")),
         )
         .help(format!("start a worker for the queue {name}"))
     })
@@ -299,7 +302,7 @@ async fn directory(dir: &Path) -> Vec<Finding> {
             findings.extend(suspects);
         }
         // The message names the process that has it open.
-        Err(error) => findings.push(Finding::new(CheckResult::Bad, "store", error.to_string())),
+        Err(error) => findings.push(Finding::new(CheckResult::Bad, "store", error.reason())),
     }
     if let Ok(space) = rustix::fs::statvfs(dir) {
         let free = space.f_bavail.saturating_mul(space.f_frsize);

@@ -133,11 +133,11 @@ pub async fn gate(ctx: &Context, command: GateCommand) -> Result<(), Trouble> {
                 Err(trouble) => return Err(not_opened(&remote, &gate, trouble).await),
                 answer => answer?,
             };
-            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say("opened") }
+            ctx.screen.answer(&answer, "opened")
         }
         GateCommand::Cancel { gate } => {
             let answer = ctx.remote()?.delete(&format!("/v1/gates/{}", segment(&gate)), &[]).await?;
-            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{gate} cancelled")) }
+            ctx.screen.answer(&answer, format!("{gate} cancelled"))
         }
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::connect::{Remote, segment, understood};
-use super::screen::{Ink, Line, table};
+use super::screen::{Ink, Line, counted, table};
 use super::trouble::Trouble;
 use difference::{Side, difference};
 
@@ -162,10 +162,7 @@ impl Source {
 
     /// The problems with their source lines, under the name of the file.
     pub fn render(&self, problems: &Problems) -> String {
-        let count = match problems.0.len() {
-            1 => "1 problem".to_owned(),
-            n => format!("{n} problems"),
-        };
+        let count = counted(problems.0.len() as u64, "problem");
         format!("{}: {count}\n\n{}", self.path.display(), problems.render(&self.text))
     }
 }
@@ -253,8 +250,7 @@ fn validate(ctx: &Context, files: &[PathBuf]) -> Result<(), Trouble> {
         let steps = parsed.flow.graph().map_or(0, |graph| graph.scope(eddyline_machine::Graph::ROOT).steps.len());
         let steps = match steps {
             0 => "code".to_owned(),
-            1 => "1 step".to_owned(),
-            n => format!("{n} steps"),
+            n => counted(n as u64, "step"),
         };
         let path = source.path.display();
         ctx.screen.line(

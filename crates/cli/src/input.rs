@@ -22,6 +22,20 @@ pub fn read(given: &str) -> Result<Value, Trouble> {
     })
 }
 
+/// A number on the command line, with an error in plain words.
+pub fn whole<T: TryFrom<i64>>(given: &str) -> Result<T, String> {
+    let number: i64 = given.parse().map_err(|_| "expected a whole number".to_owned())?;
+    T::try_from(number).map_err(|_| "the number is out of range".to_owned())
+}
+
+/// The number of items to list.
+pub fn at_least_one(given: &str) -> Result<usize, String> {
+    match whole(given)? {
+        0 => Err("expected 1 or more".to_owned()),
+        count => Ok(count),
+    }
+}
+
 fn unreadable(what: &str, error: &std::io::Error) -> Trouble {
     Trouble::usage(format!("cannot read {what}: {error}"))
 }

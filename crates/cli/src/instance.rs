@@ -9,7 +9,7 @@ use super::trouble::Trouble;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum InstanceCommand {
-    /// List the instances that serve from the server's store
+    /// List the servers that share the server's store
     List,
 }
 

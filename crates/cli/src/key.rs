@@ -55,7 +55,7 @@ pub async fn run(ctx: &Context, command: KeyCommand) -> Result<(), Trouble> {
         KeyCommand::List { bound_to } => list(ctx, bound_to).await,
         KeyCommand::Revoke { id, bound_to } => {
             let answer = remote.delete(&format!("/v1/keys/{}", segment(&id)), &of_namespace(bound_to)).await?;
-            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{id} revoked")) }
+            ctx.screen.answer(&answer, format!("{id} revoked"))
         }
     }
 }

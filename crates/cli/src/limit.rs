@@ -5,11 +5,11 @@ use std::str::FromStr;
 use eddyline_protocol::{LimitInfo, LimitRules, Rate};
 use serde_json::Value;
 
-use super::Context;
 use super::connect::{segment, understood};
 use super::queue::rules_text;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
+use super::{Context, input};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum LimitCommand {
@@ -19,7 +19,7 @@ pub enum LimitCommand {
     Set {
         name: String,
         /// How many tasks may run at once
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = input::whole::<u32>)]
         concurrency: Option<u32>,
         /// How many tasks may be claimed per period, such as 10/1s
         #[arg(long, value_name = "N/SPAN", value_parser = Rate::from_str)]
@@ -39,7 +39,7 @@ pub async fn run(ctx: &Context, command: LimitCommand) -> Result<(), Trouble> {
         }
         LimitCommand::Delete { name } => (remote.delete(&path(&name), &[]).await?, format!("limit {name} deleted")),
     };
-    if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(text) }
+    ctx.screen.answer(&answer, text)
 }
 
 fn path(name: &str) -> String {

@@ -1,6 +1,7 @@
 //! `eddy migrate`: creates or updates the tables of a PostgreSQL store.
 
-use eddyline_store::{Postgres, StoreError};
+use eddyline_server::StoreUrl;
+use eddyline_store::Postgres;
 use serde_json::json;
 
 use super::Context;
@@ -14,32 +15,16 @@ pub struct Migrate {
 }
 
 pub async fn run(ctx: &Context, migrate: Migrate) -> Result<(), Trouble> {
-    match migrate.store.split_once("://") {
-        Some(("postgres" | "postgresql", _)) => {}
-        Some((scheme, _)) => {
-            return Err(
-                Trouble::usage(format!("this version does not support {scheme} stores")).help("use postgres://…")
-            );
-        }
-        None => {
-            return match ctx.screen.json {
-                true => ctx.screen.document(&json!({"migrates_itself": true})),
-                false => ctx.screen.say("an embedded store needs no migration: it updates itself when it is opened"),
-            };
-        }
-    }
-    let migrated = Postgres::migrate(&migrate.store).await.map_err(|error| match error {
-        // Only the reason: no server of Eddyline is involved.
-        StoreError::Unavailable(why) => Trouble::refused(why),
-        error => Trouble::refused(error.to_string()),
-    })?;
+    let StoreUrl::Postgres(url) = StoreUrl::parse(&migrate.store)? else {
+        let text = "only PostgreSQL stores are migrated; an embedded store updates itself when it is opened";
+        return ctx.screen.answer(&json!({"migrates_itself": true}), text);
+    };
+    let migrated = Postgres::migrate(&url).await.map_err(|error| Trouble::refused(error.reason()))?;
     let (schema, from, to) = (migrated.schema, migrated.from, migrated.to);
-    match ctx.screen.json {
-        true => ctx.screen.document(&json!({"schema": schema, "from": from, "to": to})),
-        false => ctx.screen.say(match from {
-            0 => format!("schema {schema}: created the tables, version {to}"),
-            _ if from == to => format!("schema {schema}: the tables are up to date, version {to}"),
-            _ => format!("schema {schema}: updated the tables from version {from} to {to}"),
-        }),
-    }
+    let text = match from {
+        0 => format!("schema {schema}: created the tables, version {to}"),
+        _ if from == to => format!("schema {schema}: the tables are up to date, version {to}"),
+        _ => format!("schema {schema}: updated the tables from version {from} to {to}"),
+    };
+    ctx.screen.answer(&json!({"schema": schema, "from": from, "to": to}), text)
 }

@@ -45,18 +45,14 @@ pub async fn run(ctx: &Context, command: NamespaceCommand) -> Result<(), Trouble
         NamespaceCommand::List => list(ctx).await,
         NamespaceCommand::Create { name } => {
             let created: Value = ctx.remote()?.post("/v1/namespaces", &CreateNamespace { name: name.clone() }).await?;
-            done(ctx, &created, &format!("{name} created"))
+            ctx.screen.answer(&created, format!("{name} created"))
         }
         NamespaceCommand::Set(set) => {
             let (name, body) = (set.name.clone(), set.body()?);
             let changed: Value = ctx.remote()?.patch(&format!("/v1/namespaces/{}", segment(&name)), &body).await?;
-            done(ctx, &changed, &format!("{name} changed"))
+            ctx.screen.answer(&changed, format!("{name} changed"))
         }
     }
-}
-
-fn done(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
-    if ctx.screen.json { ctx.screen.document(answer) } else { ctx.screen.say(text) }
 }
 
 impl Set {

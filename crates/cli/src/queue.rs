@@ -5,11 +5,11 @@ use std::str::FromStr;
 use eddyline_protocol::{QueueInfo, QueueRules, Rate, WorkerInfo};
 use serde_json::{Value, json};
 
-use super::Context;
 use super::connect::{segment, understood};
 use super::moment;
 use super::screen::{Ink, Line, table};
 use super::trouble::Trouble;
+use super::{Context, input};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum QueueCommand {
@@ -19,13 +19,13 @@ pub enum QueueCommand {
     Set {
         name: String,
         /// How many tasks may run at once
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = input::whole::<u32>)]
         concurrency: Option<u32>,
         /// How many tasks may be claimed per period, such as 10/1s
         #[arg(long, value_name = "N/SPAN", value_parser = Rate::from_str)]
         rate: Option<Rate>,
         /// How many tasks of one flow may run at once
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = input::whole::<u32>)]
         flow_concurrency: Option<u32>,
     },
     /// Hand out no more tasks
@@ -40,16 +40,17 @@ pub async fn run(ctx: &Context, command: QueueCommand) -> Result<(), Trouble> {
         QueueCommand::Set { name, concurrency, rate, flow_concurrency } => {
             let rules = QueueRules { concurrency, rate, burst: None, flow_concurrency };
             let answer: Value = ctx.remote()?.put(&path(&name), &rules).await?;
-            done(ctx, &answer, &format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
+            ctx.screen.answer(&answer, format!("queue {name}: {}", rules_text(concurrency, rate, flow_concurrency)))
         }
         QueueCommand::Pause { name } => {
             warn_of_unknown(ctx, &name).await;
             let answer: Value = ctx.remote()?.post(&format!("{}/pause", path(&name)), &json!({})).await?;
-            done(ctx, &answer, &format!("queue {name} paused"))
+            ctx.screen.answer(&answer, format!("queue {name} paused"))
         }
         QueueCommand::Resume { name } => {
+            warn_of_unknown(ctx, &name).await;
             let answer: Value = ctx.remote()?.post(&format!("{}/resume", path(&name)), &json!({})).await?;
-            done(ctx, &answer, &format!("queue {name} resumed"))
+            ctx.screen.answer(&answer, format!("queue {name} resumed"))
         }
     }
 }
@@ -71,10 +72,6 @@ async fn warn_of_unknown(ctx: &Context, name: &str) {
 
 fn path(name: &str) -> String {
     format!("/v1/queues/{}", segment(name))
-}
-
-fn done(ctx: &Context, answer: &Value, text: &str) -> Result<(), Trouble> {
-    if ctx.screen.json { ctx.screen.document(answer) } else { ctx.screen.say(text) }
 }
 
 pub fn rules_text(concurrency: Option<u32>, rate: Option<Rate>, flow_concurrency: Option<u32>) -> String {

@@ -44,7 +44,7 @@ pub enum RunCommand {
         #[arg(long, value_name = "SPAN|TIME")]
         since: Option<String>,
         /// How many runs to list
-        #[arg(long, default_value_t = LISTED)]
+        #[arg(long, value_name = "N", default_value_t = LISTED, value_parser = input::at_least_one)]
         limit: usize,
     },
     /// Show a run, and what it waits for

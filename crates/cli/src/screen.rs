@@ -13,6 +13,12 @@ const WIDTH: usize = 100;
 const HEIGHT: usize = 40;
 const NARROWEST: usize = 40;
 
+/// Such as "1 task" and "2 tasks".
+pub fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Color {
     #[default]
@@ -199,6 +205,11 @@ impl Screen {
     /// One JSON document, indented.
     pub fn document(&self, value: &impl Serialize) -> Result<(), Trouble> {
         self.say(serde_json::to_string_pretty(value).map_err(io::Error::from)?)
+    }
+
+    /// The result of a command: as JSON, or as text.
+    pub fn answer(&self, json: &impl Serialize, text: impl Display) -> Result<(), Trouble> {
+        if self.json { self.document(json) } else { self.say(text) }
     }
 
     /// One JSON document per line.

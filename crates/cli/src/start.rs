@@ -25,13 +25,13 @@ pub struct Start {
     #[arg(long, value_name = "ID")]
     external_id: Option<String>,
     /// Begin after this long, such as 10m
-    #[arg(long, value_name = "SPAN", value_parser = Span::from_text)]
+    #[arg(long, value_name = "SPAN", value_parser = Span::from_text, allow_hyphen_values = true)]
     delay: Option<Span>,
     /// Fail the run unless it ends within this duration, or by this time
-    #[arg(long, value_name = "SPAN|TIME")]
+    #[arg(long, value_name = "SPAN|TIME", allow_hyphen_values = true)]
     deadline: Option<Deadline>,
     /// Tasks with a higher priority are claimed first
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = input::whole::<i32>)]
     priority: Option<i32>,
     /// The queue of steps that name none
     #[arg(long)]
@@ -87,10 +87,7 @@ pub async fn run(ctx: &Context, start: Start) -> Result<(), Trouble> {
         ctx.screen.aside(format!("warning: {warning}"));
     }
     if !start.wait {
-        return match ctx.screen.json {
-            true => ctx.screen.document(&started),
-            false => ctx.screen.say(&started.run_id),
-        };
+        return ctx.screen.answer(&started, &started.run_id);
     }
     if ctx.screen.json {
         let quiet = Context { screen: super::screen::Screen { live: false, ..ctx.screen.clone() }, at: ctx.at.clone() };

@@ -1,4 +1,4 @@
-//! `eddy store`: work on stores that no server has open.
+//! `eddy store`: commands for stores that no server has open.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::moment;
-use super::screen::{Ink, Line, table};
+use super::screen::{Ink, Line, counted, table};
 use super::trouble::Trouble;
 
-/// How often progress is shown.
+/// How often progress is redrawn on a terminal.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
-/// Where it is not redrawn, but written line by line.
+/// How often progress is printed elsewhere.
 const WRITTEN_EVERY: Duration = Duration::from_secs(10);
 /// Clocks that differ by more than this are reported.
 const SKEW_MS: i64 = 2_000;
@@ -34,7 +34,7 @@ pub struct CopyArgs {
     /// An empty store: a new directory, or a schema without runs (`postgres://…?schema=NAME`)
     #[arg(long, value_name = "URL")]
     to: String,
-    /// Delete what an interrupted copy wrote to the target, and begin anew
+    /// Delete what an interrupted copy wrote to the target, and start over
     #[arg(long)]
     restart: bool,
 }
@@ -64,15 +64,16 @@ async fn run_copy(ctx: &Context, args: CopyArgs) -> Result<(), Trouble> {
     say(ctx, &from, &to, &report, began.elapsed())?;
     match report.is_equal() {
         true => Ok(()),
-        false => Err(Trouble::failed("the copy differs from the source, and is not released")
-            .help("the target cannot be served; copy again with --restart")),
+        false => {
+            Err(Trouble::failed("the copy differs from the source and can't be used").help("copy again with --restart"))
+        }
     }
 }
 
 fn parsed(flag: &str, url: &str) -> Result<StoreUrl, Trouble> {
     match StoreUrl::parse(url)? {
         StoreUrl::Memory => {
-            Err(Trouble::usage(format!("{flag} {url}: a memory store ends with its process; there is nothing to copy")))
+            Err(Trouble::usage(format!("{flag} cannot be a memory store: its data is lost when its process ends")))
         }
         place => Ok(place),
     }
@@ -95,15 +96,14 @@ async fn open_target(to: &StoreUrl) -> Result<Box<dyn CopyTarget>, StoreError> {
 }
 
 fn trouble(what: &str, error: StoreError) -> Trouble {
+    let message = format!("{what}: {}", error.reason());
     match error {
-        // Only the reason: no server is involved that could be unavailable.
-        StoreError::Unavailable(why) => Trouble::refused(format!("{what}: {why}")),
-        error @ StoreError::Corrupt(_) => Trouble::failed(format!("{what}: {error}")),
-        error => Trouble::refused(format!("{what}: {error}")),
+        StoreError::Corrupt(_) => Trouble::failed(message),
+        _ => Trouble::refused(message),
     }
 }
 
-/// An embedded store has this machine's time, and waits go on by the target's.
+/// An embedded store uses this machine's clock, and waits continue by the target's.
 fn report_skew(ctx: &Context, target_time: i64) {
     let ahead = target_time - moment::now_ms();
     if ahead.abs() > SKEW_MS && !ctx.screen.json {
@@ -115,13 +115,13 @@ fn report_skew(ctx: &Context, target_time: i64) {
     }
 }
 
-/// Progress on standard error, for people.
+/// Shows progress on standard error.
 struct Shown {
     quiet: bool,
     redrawn: bool,
     began: Instant,
     last: Instant,
-    /// Of the phase, when it began.
+    /// The current phase, and when it began.
     phase: (Phase, Instant),
 }
 
@@ -200,8 +200,9 @@ fn say(ctx: &Context, from: &StoreUrl, to: &StoreUrl, report: &CopyReport, took:
     ctx.screen.lines(&table(&["TABLE", "SOURCE", "COPY", "CHECKSUM OF BOTH"], &rows))?;
     if report.is_equal() {
         let span = moment::span(took.as_millis() as i64);
-        let runs = report.source.of(Table::Runs).rows;
-        ctx.screen.say(format!("{from} copied to {to}: {runs} runs, {} rows, in {span}", report.source.rows()))?;
+        let runs = counted(report.source.of(Table::Runs).rows, "run");
+        let rows = counted(report.source.rows(), "row");
+        ctx.screen.say(format!("{from} copied to {to}: {runs}, {rows}, in {span}"))?;
     }
     Ok(())
 }

@@ -101,10 +101,11 @@ impl Trouble {
         &self.message
     }
 
-    /// As text: the message, each detail on a line, the advice.
+    /// As text: the message, each detail that adds to it on a line, the advice.
     pub fn text(&self) -> String {
         let mut text = format!("error: {}\n", self.message);
-        for detail in &self.details {
+        let repeats = |detail: &Value| detail["message"].as_str().is_some_and(|said| self.message.ends_with(said));
+        for detail in self.details.iter().filter(|detail| !repeats(detail)) {
             let _ = writeln!(text, "  - {}", detail_text(detail));
         }
         if let Some(help) = &self.help {

@@ -35,7 +35,7 @@ pub async fn run(ctx: &Context, command: WorkerCommand) -> Result<(), Trouble> {
         WorkerCommand::List { all } => list(ctx, all).await,
         WorkerCommand::Drain { id } => {
             let answer: Value = ctx.remote()?.post(&format!("/v1/workers/{}/drain", segment(&id)), &json!({})).await?;
-            if ctx.screen.json { ctx.screen.document(&answer) } else { ctx.screen.say(format!("{id} is draining")) }
+            ctx.screen.answer(&answer, format!("{id} is draining"))
         }
         WorkerCommand::Exec(exec) => exec::run(ctx, exec).await,
     }

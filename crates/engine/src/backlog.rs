@@ -52,10 +52,14 @@ impl Backlogs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(ns);
     }
 
-    /// Adds one start to the last count, if that is recent.
+    /// Adds one start to the last count. If that is old, the first to ask counts again, and the others use it meanwhile.
     fn known(&self, ns: &Namespace) -> Option<Counted> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = all.get_mut(ns).filter(|counted| counted.at.elapsed() < LOOK)?;
+        let counted = all.get_mut(ns)?;
+        if counted.at.elapsed() >= LOOK {
+            counted.at = Instant::now();
+            return None;
+        }
         counted.waiting += 1;
         Some(*counted)
     }

@@ -1,15 +1,15 @@
-//! Commits whose outcome is found out when the connection to the store breaks.
+//! Commits that are repeated until their outcome is known when the connection to the store breaks.
 
 use std::time::{Duration, Instant};
 
 use eddyline_store::{ClaimRequest, Command, Store, StoreError, Written};
 
-/// For how long the same commands are submitted while their outcome is unknown, and how often.
+/// How long the same commands are submitted again while their outcome is unknown, and the pause in between.
 const UNKNOWN_FOR: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Commits commands and claims. If the outcome is unknown, the same ones are submitted again: their ids tell the store
-/// whether it has written them. [`StoreError::Unknown`] only if the store does not answer for long.
+/// whether they were written. Returns [`StoreError::Unknown`] only if the store does not respond for long.
 pub(crate) async fn commit(
     store: &dyn Store,
     commands: impl Fn() -> Vec<Command>,
@@ -19,7 +19,7 @@ pub(crate) async fn commit(
     loop {
         let result = store.commit(commands(), claims()).await;
         unknown |= matches!(result, Err(StoreError::Unknown));
-        // A store that cannot be reached says nothing about what was submitted before.
+        // `Unavailable` does not tell whether the first attempt was written.
         let open = unknown && matches!(result, Err(StoreError::Unknown | StoreError::Unavailable(_)));
         if !open {
             return result;

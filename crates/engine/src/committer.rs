@@ -174,6 +174,8 @@ pub(crate) struct Committer {
     /// Runs that other instances change too, and until when their commits need a turn.
     contended: Map<RunId, Instant>,
     sent: FuturesUnordered<BoxFuture<'static, Sent>>,
+    /// How many transitions are in them.
+    sending: usize,
     /// The ticket of the next submission.
     tickets: Ticket,
     /// The store's time when it was last read.
@@ -306,6 +308,7 @@ impl Committer {
             loads: FuturesUnordered::new(),
             contended: Map::default(),
             sent: FuturesUnordered::new(),
+            sending: 0,
             tickets: 0,
             now: 0,
             asking_time: None,

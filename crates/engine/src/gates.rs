@@ -34,9 +34,15 @@ impl Engine {
         Ok(self.instance.store.gates(None, &filter, Page { after: None, limit: 1 }).await?.pop())
     }
 
-    /// Opens a gate by its token or its id. This gives away nothing: whoever may open gates may also see their tokens.
+    /// Opens a gate by its token or its id. This reveals nothing: a caller who may open gates may also see their
+    /// tokens.
     pub async fn open_gate_named(&self, ns: &Namespace, named: &str, by: OpenedBy, body: Value) -> Result<()> {
-        let Some(id) = parse(named) else { return self.open_gate(ns, named, by, body).await };
+        let Some(id) = parse(named) else {
+            return self.open_gate(ns, named, by, body).await.map_err(|error| match error {
+                EngineError::NotFound { what: "gate", .. } => unknown("with this token or id"),
+                error => error,
+            });
+        };
         let gates = self.instance.store.pending(id.run).await?.gates;
         let gate = gates.into_iter().find(|gate| gate.id == id && gate.ns == *ns).ok_or_else(|| unknown(named))?;
         match gate.token {

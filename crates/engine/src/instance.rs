@@ -20,14 +20,15 @@ pub(crate) struct Instance {
     pub published: Arc<Published>,
 }
 
-/// How often loops poll a store that tells what other processes change: only in case of a bug.
-const RARELY_MS: Millis = 30_000;
+/// How often loops poll a store that passes hints between processes. Hints suffice; this only bounds the effect of a
+/// bug.
+const POLL_WITH_HINTS_MS: Millis = 30_000;
 
 impl Instance {
     /// How often loops look for work without a hint.
     pub fn poll_ms(&self) -> Millis {
         match self.store.hears_others() {
-            Some(true) => RARELY_MS.max(self.config.poll_ms),
+            Some(true) => POLL_WITH_HINTS_MS.max(self.config.poll_ms),
             Some(false) | None => self.config.poll_ms,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use eddyline_store::Namespace;
 
 /// The most namespaces with their own label. Every label is a time series in memory for the life of the process, and
-/// without keys anybody may invent namespaces.
+/// without keys any client can invent namespaces.
 const MAX_NAMESPACES: usize = 1_000;
 /// The label that all other namespaces share. No namespace can have this name.
 const OTHERS: &str = "*";

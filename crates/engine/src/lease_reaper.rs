@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::in_flight::InFlight;
 use crate::instance::Instance;
 
-/// The store counts lease time only while somebody polls it, so this is well below [`eddyline_store::UNWATCHED_MS`].
+/// The store counts lease time only while it is polled, so this is well below [`eddyline_store::UNWATCHED_MS`].
 const LOOK_MS: Millis = 1_000;
-/// Leases that end later than in [`eddyline_store::UNWATCHED_MS`] are not hinted at.
+/// There are no hints of leases that end later than in [`eddyline_store::UNWATCHED_MS`].
 const LOOK_SHARED_MS: Millis = eddyline_store::UNWATCHED_MS;
 
 pub(crate) struct LeaseReaper {
@@ -53,7 +53,7 @@ impl Chore for LeaseReaper {
 
     fn at_latest_ms(&self) -> Millis {
         match self.instance.store.hears_others() {
-            // Checking in counts as looking, and the store tells of leases that others give out.
+            // Checking in counts as watching, and hints tell of the leases of other instances.
             Some(true) => LOOK_SHARED_MS,
             Some(false) | None => LOOK_MS,
         }

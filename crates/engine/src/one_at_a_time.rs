@@ -1,7 +1,7 @@
 //! Work that only one of several instances does at a time, such as retention.
 //!
-//! A document says when the next round is due. The instance that advances it makes the round; the others look again
-//! when it is due. If that instance dies, the next round is made by another. On a store of one process there is no
+//! A document stores when the next round is due. The instance that advances it makes the round; the others check again
+//! when the next one is due. If that instance dies, another makes the next round. A store of one process needs no
 //! document.
 
 use eddyline_machine::Millis;
@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 use crate::error::Result;
 use crate::instance::Instance;
 
-/// The kind of documents that say when a round is due, by the name of the loop.
+/// The kind of these documents; the id is the name of the loop.
 const ROUND: &str = "round";
 
 /// Whether this instance makes the next round.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Round {
-    /// With what the last round left for it, if that may have been made by another instance.
+    /// This instance makes it. Contains what the last round stored, if another instance may have made that one.
     Mine(Option<Value>),
-    /// Another instance does; the next one is due in so many milliseconds.
+    /// Another instance makes it; the next one is due in so many milliseconds.
     DueIn(Millis),
 }
 
@@ -31,9 +31,9 @@ struct NextRound {
 }
 
 impl Instance {
-    /// Takes the next round of a loop if it is due. It must be finished within `most_ms`, or another instance begins
-    /// the next.
-    pub(crate) async fn take_round(&self, name: &str, most_ms: Millis) -> Result<Round> {
+    /// Takes the next round of a loop if it is due. The one after it is due in `pause_ms`, unless
+    /// [`Instance::finish_round`] says otherwise; a round that takes longer may be joined by another instance.
+    pub(crate) async fn take_round(&self, name: &str, pause_ms: Millis) -> Result<Round> {
         if self.store.hears_others().is_none() {
             return Ok(Round::Mine(None));
         }
@@ -45,14 +45,15 @@ impl Instance {
         if next.due_at > now {
             return Ok(Round::DueIn(next.due_at - now));
         }
-        let taken = json!(NextRound { due_at: now + most_ms, left: next.left.clone() });
+        let taken = json!(NextRound { due_at: now + pause_ms, left: next.left.clone() });
         match self.put(&Namespace::default(), ROUND, name, expect, Some(taken)).await? {
             true => Ok(Round::Mine(Some(next.left))),
-            false => Ok(Round::DueIn(most_ms)),
+            false => Ok(Round::DueIn(pause_ms)),
         }
     }
 
-    /// The round is finished, and the next one is due after `pause_ms`.
+    /// Finishes a round that is not followed after its usual pause, or that leaves something to the next one, which is due
+    /// after `pause_ms`.
     pub(crate) async fn finish_round(&self, name: &str, pause_ms: Millis, left: Value) -> Result<()> {
         if self.store.hears_others().is_some() {
             let next = json!(NextRound { due_at: self.store.now().await? + pause_ms, left });

@@ -1,8 +1,8 @@
-//! Tells other instances on the store that this one serves, and learns of them.
+//! Registers this instance with the others on the store, and notices when one disappears.
 //!
-//! Instances tell each other what they change by hints, shortly after the commit. One that disappears may have told
-//! nobody of its last commits, so the others then look at everything once, as after lost hints. Because of that, loops
-//! need not poll often on a store that tells what others change.
+//! Instances send each other hints of their changes, shortly after the commit. An instance that disappears may not have
+//! sent hints of its last commits, so the others then check everything once, as after lost hints. Because of that,
+//! loops need not poll often on a store that passes hints between processes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,9 +19,10 @@ use crate::instance::Instance;
 
 /// How often an instance checks in.
 const CHECK_IN_MS: Millis = 1_000;
-/// The same while the store cannot tell what others change: changed documents are noticed by this alone.
-const CHECK_IN_DEAF_MS: Millis = 400;
-/// An instance that has not checked in for this long has disappeared, or hangs.
+/// How often an instance checks in while no hints of other processes arrive: then changed documents are noticed only by
+/// this.
+const CHECK_IN_WITHOUT_HINTS_MS: Millis = 400;
+/// An instance that has not checked in for this long counts as gone: it ended, or it hangs.
 pub const INSTANCE_GONE_MS: Millis = 3_000;
 
 /// The instances, as of the last check-in.
@@ -37,7 +38,7 @@ struct LastCheckIn {
     /// When this instance first checked in.
     started_at: Option<Millis>,
     all: Vec<InstanceState>,
-    /// Those whose disappearance was noticed.
+    /// Instances whose disappearance was already noticed.
     gone: BTreeSet<InstanceId>,
 }
 
@@ -52,7 +53,7 @@ impl Instances {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes who is there. True if another instance has disappeared since.
+    /// Stores the result of a check-in. True if another instance has disappeared since the last one.
     fn note(&self, now: Millis, all: Vec<InstanceState>) -> bool {
         let is_gone = |other: &&InstanceState| other.id != self.own && now - other.seen_at > INSTANCE_GONE_MS;
         let gone: BTreeSet<InstanceId> = all.iter().filter(is_gone).map(|other| other.id).collect();
@@ -64,7 +65,7 @@ impl Instances {
 }
 
 impl Engine {
-    /// The instances that serve from the store, or did until recently, as of the last check-in, and its time.
+    /// The instances that serve the store, or did until recently, as of the last check-in, and its time.
     pub fn instances(&self) -> (Millis, Vec<InstanceState>) {
         let known = self.instances.known();
         (known.now, known.all.clone())
@@ -104,7 +105,10 @@ impl Chore for Presence {
         let disappeared = self.instances.note(present.now, present.instances);
         if disappeared {
             let instance = &self.instance.config.instance;
-            tracing::warn!(instance, "another instance has disappeared; looking at everything it may have left");
+            tracing::warn!(
+                instance,
+                "another instance has disappeared; checking for work that it may have left undone"
+            );
         }
         if disappeared || present.unwatched {
             self.instance.committing.send(Order::Missed).await?;
@@ -117,7 +121,7 @@ impl Chore for Presence {
     }
 
     fn at_latest_ms(&self) -> Millis {
-        if self.instance.store.hears_others() == Some(false) { CHECK_IN_DEAF_MS } else { CHECK_IN_MS }
+        if self.instance.store.hears_others() == Some(false) { CHECK_IN_WITHOUT_HINTS_MS } else { CHECK_IN_MS }
     }
 }
 
@@ -126,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disappearance_is_noticed_once_and_a_return_is_none() {
+    fn each_disappearance_is_noticed_once_and_a_return_is_not_one() {
         let instances = Instances::new([7; 32]);
         let at = |id: u128, seen_at| InstanceState {
             id: InstanceId(Uuid::from_u128(id)),
@@ -137,11 +141,11 @@ mod tests {
         assert!(!instances.note(1_000, vec![at(1, 1_000), at(2, 900)]));
         assert!(!instances.note(4_000, vec![at(1, 4_000), at(2, 1_500)]));
         assert!(instances.note(5_000, vec![at(1, 5_000), at(2, 1_500)]));
-        assert!(!instances.note(6_000, vec![at(1, 6_000), at(2, 1_500)]), "it is known");
-        assert!(!instances.note(7_000, vec![at(1, 7_000), at(2, 6_900)]), "it hung and goes on");
+        assert!(!instances.note(6_000, vec![at(1, 6_000), at(2, 1_500)]), "already noticed");
+        assert!(!instances.note(7_000, vec![at(1, 7_000), at(2, 6_900)]), "it hung and continues");
         assert!(instances.note(17_000, vec![at(1, 17_000), at(2, 6_900)]));
         assert!(!instances.note(18_000, vec![at(1, 18_000)]), "it was dropped from the list");
         let own = InstanceState { id: instances.own, ..at(3, 0) };
-        assert!(!instances.note(19_000, vec![own]), "it is itself");
+        assert!(!instances.note(19_000, vec![own]), "its own entry does not count");
     }
 }

@@ -15,8 +15,6 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::one_at_a_time::Round;
 
-/// A round that takes longer is joined by another instance, which does no harm.
-const ROUND_MS: Millis = 60_000;
 /// How long something may be overdue before it counts as late: until then it may still be in progress.
 const LATE_MS: Millis = 30_000;
 
@@ -33,30 +31,38 @@ impl Chore for Reconciler {
     const NAME: &'static str = "reconciler";
 
     async fn round(&mut self) -> Result<Option<Millis>> {
-        match self.instance.take_round(Self::NAME, ROUND_MS).await? {
+        let every = self.instance.config.reconcile_ms;
+        match self.instance.take_round(Self::NAME, every).await? {
             Round::DueIn(ms) => return Ok(Some(ms)),
             Round::Mine(Some(left)) => self.at = serde_json::from_value(left).unwrap_or_default(),
             Round::Mine(None) => {}
         }
-        let (which, after) = self.at.unwrap_or((0, None));
-        let filter = RunFilter { status: vec![GOING[which]], ..RunFilter::default() };
-        let page = Page { after, limit: self.instance.config.reconcile_batch };
-        let runs = self.instance.store.runs(None, &filter, page).await?;
-        for summary in &runs {
-            // A run that cannot be checked must not block the others.
-            if let Err(error) = self.look_at(summary.run).await {
-                let instance = &self.instance.config.instance;
-                tracing::warn!(instance, run = %summary.run, "could not check the run: {error}");
+        let from = self.at;
+        let mut room = self.instance.config.reconcile_batch;
+        let (mut which, mut after) = self.at.unwrap_or((0, None));
+        self.at = loop {
+            let Some(status) = GOING.get(which) else { break None };
+            let page = Page { after, limit: room };
+            let filter = RunFilter { status: vec![*status], ..RunFilter::default() };
+            let runs = self.instance.store.runs(None, &filter, page).await?;
+            for summary in &runs {
+                // A run that cannot be checked must not block the others.
+                if let Err(error) = self.look_at(summary.run).await {
+                    let instance = &self.instance.config.instance;
+                    tracing::warn!(instance, run = %summary.run, "could not check the run: {error}");
+                }
             }
-        }
-        self.at = match (runs.len() == page.limit, runs.last()) {
-            (true, Some(last)) => Some((which, Some(last.position))),
-            _ if which + 1 < GOING.len() => Some((which + 1, None)),
-            _ => None,
+            room -= runs.len();
+            match (room, runs.last()) {
+                (0, Some(last)) => break Some((which, Some(last.position))),
+                _ => (which, after) = (which + 1, None),
+            }
         };
         // Sweeps in small parts, so that 100,000 waiting runs are not checked at once.
-        let pause = self.instance.config.reconcile_ms / if self.at.is_some() { 10 } else { 1 };
-        self.instance.finish_round(Self::NAME, pause, json!(self.at)).await?;
+        let pause = every / if self.at.is_some() { 10 } else { 1 };
+        if (from, self.at) != (None, None) {
+            self.instance.finish_round(Self::NAME, pause, json!(self.at)).await?;
+        }
         Ok(Some(pause))
     }
 

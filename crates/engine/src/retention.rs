@@ -19,9 +19,6 @@ const RUNS_A_ROUND: usize = 100;
 /// How long repeated commands are recognised. A caller that does not know the outcome of a command repeats it soon.
 const TRACES_MS: Millis = 24 * 60 * 60 * 1_000;
 
-/// A round that takes longer is joined by another instance, which does no harm.
-const ROUND_MS: Millis = 60_000;
-
 /// Short retentions are checked more often, but never more often than this.
 const SHORTEST_PAUSE_MS: Millis = 500;
 
@@ -67,7 +64,7 @@ impl Chore for RetentionLoop {
 
     async fn round(&mut self) -> Result<Option<Millis>> {
         let (store, server) = (&self.0.store, self.0.config.retention);
-        if let Round::DueIn(ms) = self.0.take_round(Self::NAME, ROUND_MS).await? {
+        if let Round::DueIn(ms) = self.0.take_round(Self::NAME, server.every_ms).await? {
             return Ok(Some(ms));
         }
         let now = store.now().await?;
@@ -98,7 +95,9 @@ impl Chore for RetentionLoop {
             tracing::info!(instance = self.0.config.instance, timelines, headers, "trimmed");
         }
         let pause = if all.more { 0 } else { pause };
-        self.0.finish_round(Self::NAME, pause, Value::Null).await?;
+        if pause != server.every_ms {
+            self.0.finish_round(Self::NAME, pause, Value::Null).await?;
+        }
         Ok(Some(pause))
     }
 

@@ -1,7 +1,7 @@
 //! Notices that a worker was drained, removed or registered anew, for the instances that cache it.
 //!
 //! A notice is a document of its own kind. The worker's document changes with every heartbeat and notices are rare, so
-//! every instance reads all of them when it is told that one has changed.
+//! every instance reads all of them after a hint that one has changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

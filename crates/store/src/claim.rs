@@ -89,6 +89,8 @@ pub struct Claims {
     pub retry_at: Option<Millis>,
     /// The claim got fewer tasks than it asked for because its worker reached `most_held`.
     pub full: bool,
+    /// The store knows that no task was left that the claim could have got. Callers may look again at once otherwise.
+    pub exhausted: bool,
 }
 
 /// Identifies a lease.

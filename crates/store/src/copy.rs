@@ -1,11 +1,11 @@
-//! Copies everything from one store to another, of whatever kind.
+//! Copies everything from one store to another, of any kind.
 //!
-//! A source yields all its rows in one typed form, with every checksum verified; a target writes them in its own form and
-//! seals them anew. Afterwards the target is read back in the same form, and rows and checksums are compared by table. Only
-//! then is the target released: until that moment it refuses to be served.
+//! A source yields all its rows in one typed form, with every checksum verified; a target writes them in its own form
+//! and seals them again. Afterwards the target is read back in the same form, and rows and checksums are compared by
+//! table. Only then is the target released: until then it cannot be served.
 //!
-//! What belongs to the processes that serve is not copied: holds of due items, hints, the turns of keys within a queue, and
-//! when a lease ends (each gets its full time on the target).
+//! State of the serving processes is not copied: holds of due items, hints, the turns of keys within a queue, and the
+//! ends of leases (each gets its full time on the target).
 
 mod latest_runs;
 mod row;
@@ -26,24 +26,24 @@ pub use sums::{Sum, Sums};
 
 use crate::error::{Result, StoreError};
 
-/// A clock that is behind by less is left to catch up.
+/// A target whose clock is behind by less waits until it has caught up.
 const BEHIND_MS: Millis = 2_000;
 
-/// The state of a store beside its rows.
+/// The state of a store that is not in its rows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Origin {
     /// The number of runs, to show progress.
     pub run_count: u64,
-    /// The latest time that is stored. The target's time must not be behind it.
+    /// The latest stored time. The target's time must not be behind it.
     pub latest: Millis,
-    /// Until when a process watched leases and timeouts: what passed since does not count.
+    /// When a process last watched leases and timeouts: time since then does not count.
     pub served_at: Millis,
-    /// Until when retention must not delete by age.
+    /// Retention must not delete by age before this time.
     pub deletions_from: Millis,
     pub last: Numbers,
 }
 
-/// The last numbers that the store gave. A number is never given twice, also if its row is deleted.
+/// The last numbers that the store has assigned. A number is never assigned twice, even if its row is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbers {
     /// The order of runs in lists.
@@ -56,7 +56,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Whether none of the other's numbers can be given again.
+    /// Whether no number of the other can be assigned again.
     fn cover(&self, other: &Numbers) -> bool {
         let pairs = [
             (self.run, other.run),
@@ -69,60 +69,61 @@ impl Numbers {
     }
 }
 
-/// A store that nobody serves while it is copied.
+/// A store that is not served while it is copied.
 #[async_trait]
 pub trait CopySource: Send + Sync {
     async fn origin(&self) -> Result<Origin>;
 
-    /// Everything: first what belongs to no run, then runs in the order of their positions, each before its own rows and
-    /// at most [`RUNS_TOGETHER`] of them together. Fails with the name of the first row that does not match its checksum.
+    /// Everything: first the rows that belong to no run, then runs in the order of their positions, each before its own
+    /// rows and at most [`RUNS_TOGETHER`] of them together. Fails with the name of the first row that does not match
+    /// its checksum.
     fn rows(&self) -> Rows;
 
     /// Fails if a process served the store since [`CopySource::origin`].
     async fn check_unserved(&self) -> Result<()>;
 }
 
-/// So many runs are yielded before their rows, at most.
+/// The most runs that are yielded before their rows.
 pub const RUNS_TOGETHER: usize = 200;
 
-/// An empty store that is filled. It is read back as a source.
+/// An empty store to fill. It is then read back as a source.
 #[async_trait]
 pub trait CopyTarget: CopySource {
-    /// Marks the store as unfinished, so that it cannot be served. Fails if it has rows, unless they are of an interrupted
-    /// copy and `restart` is set: then they are deleted.
+    /// Marks the store as unfinished, so that it cannot be served. Fails if it has rows, unless they are left by an
+    /// interrupted copy and `restart` is set: then they are deleted.
     async fn begin(&mut self, restart: bool) -> Result<()>;
 
-    /// The store's time at the moment; none if it goes on from the latest stored time.
+    /// The store's current time; `None` if it continues from the latest stored time.
     async fn time(&self) -> Result<Option<Millis>>;
 
     /// Writes some rows, in the order of [`CopySource::rows`].
     async fn write(&mut self, rows: Vec<Row>) -> Result<()>;
 
-    /// Writes what is beside the rows.
+    /// Writes the state that is not in the rows.
     async fn finish(&mut self, origin: &Origin) -> Result<()>;
 
-    /// Removes the mark: from now on the store can be served.
+    /// Removes the mark, so that the store can be served.
     async fn release(&mut self, origin: &Origin) -> Result<()>;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     Copying,
-    /// The target is read back.
+    /// Reading the target back.
     Checking,
 }
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub phase: Phase,
     pub rows: u64,
     pub runs: u64,
-    /// The runs of the source.
+    /// The number of runs in the source.
     pub run_count: u64,
 }
 
-/// What both stores have, by table.
+/// The rows of both stores, by table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyReport {
     pub source: Sums,
@@ -135,7 +136,7 @@ impl CopyReport {
     }
 }
 
-/// Copies everything and compares both sides. The target is released only if they are equal.
+/// Copies everything and compares both stores. The target is released only if they are equal.
 pub async fn copy(
     source: &dyn CopySource,
     target: &mut dyn CopyTarget,
@@ -168,7 +169,7 @@ async fn read_back(
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<Sums> {
     if !target.origin().await?.last.cover(&origin.last) {
-        return Err(StoreError::Corrupt("the copy would give numbers again that the source has given".to_owned()));
+        return Err(StoreError::Corrupt("the copy would assign numbers again that the source has assigned".to_owned()));
     }
     let mut found = Sums::default();
     let mut rows = target.rows();
@@ -185,7 +186,7 @@ impl Progress {
     }
 }
 
-/// Refuses a target whose clock is behind: stored times would be in its future.
+/// Refuses a target whose clock is behind: stored times would be in the future.
 fn check_time(origin: &Origin, time: Option<Millis>) -> Result<()> {
     let behind = time.map_or(0, |time| origin.latest - time);
     match behind > BEHIND_MS {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_cover_others_only_if_none_is_smaller() {
+    fn numbers_cover_others_if_none_is_smaller() {
         let numbers = Numbers { run: 3, fed_run: 2, event: 9, gate: 1, revision: 7 };
         assert!(numbers.cover(&numbers));
         assert!(!Numbers { event: 8, ..numbers }.cover(&numbers));

@@ -28,7 +28,6 @@ mod shared;
 mod sqlite_error;
 mod stats;
 mod threads;
-mod timers;
 mod touched;
 mod trim;
 mod unique;

@@ -27,6 +27,16 @@ pub enum StoreError {
     Closed(String),
 }
 
+impl StoreError {
+    /// The message where the context says that a store does not open: without "the store is unavailable".
+    pub fn reason(&self) -> String {
+        match self {
+            StoreError::Unavailable(why) => why.clone(),
+            error => error.to_string(),
+        }
+    }
+}
+
 /// Why one command was refused. Nothing of it was written, and the other commands of its batch are not affected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {

@@ -7,6 +7,7 @@
 mod claim;
 mod clock;
 mod commit;
+mod conditions;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod copy;
@@ -22,6 +23,7 @@ mod postgres;
 mod presence;
 mod query;
 mod task_queues;
+mod timer_columns;
 
 use std::fmt::Debug;
 

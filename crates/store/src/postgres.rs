@@ -1,10 +1,11 @@
 //! The store on PostgreSQL, which several processes share.
 //!
-//! The database is the only authority: a commit is one call of a function that takes the rows of a whole batch as arrays
-//! (`sql/commit.sql`), claims and due items are rows that are locked where they are, and every time that is stored or
-//! compared is the database's. Nothing here is needed to be right but the connection.
+//! The database is the only authority: a commit is one call of a function that takes the rows of a whole batch as
+//! arrays (`sql/commit.sql`), claims and due items are rows that are locked in place, and every time that is stored or
+//! compared is the database's. A process caches nothing that correctness depends on.
 
 mod body;
+mod claim_new;
 mod claims;
 mod clock;
 mod columns;
@@ -19,13 +20,13 @@ mod instances;
 mod list;
 mod listen;
 mod load;
+mod low_marks;
 mod passfile;
 mod pending;
 mod pg_error;
 mod proxy;
 mod schema;
 mod settings;
-mod timers;
 mod tls;
 mod trim;
 mod turns;
@@ -49,12 +50,12 @@ use crate::{Store, Turn, Written};
 pub use copy::{PostgresSource, PostgresTarget};
 use database::Database;
 
-/// How a store is opened.
+/// How to open a store.
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
-    /// Create the tables, or bring them up to date. Otherwise they must be.
+    /// Create or update the tables. If this is false and they are missing or outdated, the store does not open.
     pub migrate: bool,
-    /// A clock in place of the database's, for tests: nobody else may use the store at the same time.
+    /// Replaces the database's clock, for tests. No other process may use the store at the same time.
     pub clock: Option<Arc<dyn Clock>>,
 }
 
@@ -64,7 +65,7 @@ impl Default for PostgresOptions {
     }
 }
 
-/// What became of the tables of a store.
+/// The result of a migration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Migrated {
     pub schema: String,
@@ -85,12 +86,12 @@ impl Postgres {
         Ok(Postgres { database: Arc::new(Database::open(url, options).await?) })
     }
 
-    /// Creates the tables of a store, or brings them up to date.
+    /// Creates or updates the tables of a store.
     pub async fn migrate(url: &str) -> Result<Migrated> {
         Database::migrate(url, None).await
     }
 
-    /// Creates the tables of an earlier version, for tests of what comes after it.
+    /// Creates the tables of an earlier version, for tests of later migrations.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     pub async fn migrate_to(url: &str, version: usize) -> Result<Migrated> {

@@ -7,29 +7,28 @@ use eddyline_protocol::{Analysis, Edge};
 use super::terminal::action;
 
 pub fn mermaid(title: &str, analysis: &Analysis) -> String {
-    let mut out = format!("---\ntitle: {title}\n---\nflowchart TD\n");
-    let mut writer = Mermaid { out: &mut out, next: 0 };
-    writer.scope(analysis, 1);
+    let mut writer = Writer { out: format!("---\ntitle: {title}\n---\nflowchart TD\n"), next: 0 };
+    writer.mermaid(analysis, 1);
     if let Some(finally) = &analysis.finally {
         writer.line(1, "subgraph finally");
-        writer.scope(finally, 2);
+        writer.mermaid(finally, 2);
         writer.line(1, "end");
     }
-    out
+    writer.out
 }
 
 pub fn dot(title: &str, analysis: &Analysis) -> String {
-    let mut out = format!("digraph {} {{\n  compound=true;\n  node [shape=box, style=rounded];\n", quoted(title));
-    let mut writer = Dot { out: &mut out, next: 0 };
-    writer.scope(analysis, 1);
+    let out = format!("digraph {} {{\n  compound=true;\n  node [shape=box, style=rounded];\n", quoted(title));
+    let mut writer = Writer { out, next: 0 };
+    writer.dot(analysis, 1);
     if let Some(finally) = &analysis.finally {
         writer.line(1, "subgraph cluster_finally {");
         writer.line(2, "label=\"finally\";");
-        writer.scope(finally, 2);
+        writer.dot(finally, 2);
         writer.line(1, "}");
     }
-    out.push_str("}\n");
-    out
+    writer.line(0, "}");
+    writer.out
 }
 
 /// The steps by level, each with what it does.
@@ -49,18 +48,19 @@ fn edges<'a>(analysis: &'a Analysis, boxes: &[(&str, String)]) -> Vec<(usize, us
     analysis.edges.iter().filter_map(edge).collect()
 }
 
-struct Mermaid<'a> {
-    out: &'a mut String,
+struct Writer {
+    out: String,
+    /// The id of the next step.
     next: usize,
 }
 
-impl Mermaid<'_> {
+impl Writer {
     fn line(&mut self, depth: usize, text: &str) {
         let _ = writeln!(self.out, "{}{text}", "  ".repeat(depth));
     }
 
     /// Names repeat from scope to scope and may contain anything; ids are numbers.
-    fn scope(&mut self, analysis: &Analysis, depth: usize) {
+    fn mermaid(&mut self, analysis: &Analysis, depth: usize) {
         let (first, boxes) = (self.next, boxes(analysis));
         self.next += boxes.len();
         for (at, (name, action)) in boxes.iter().enumerate() {
@@ -69,7 +69,7 @@ impl Mermaid<'_> {
                 None => self.line(depth, &format!("s{id}[\"{text}<br/>{}\"]", entities(action))),
                 Some(group) => {
                     self.line(depth, &format!("subgraph s{id}[\"{text}\"]"));
-                    self.scope(group, depth + 1);
+                    self.mermaid(group, depth + 1);
                     self.line(depth, "end");
                 }
             }
@@ -82,23 +82,8 @@ impl Mermaid<'_> {
             self.line(depth, &format!("s{} {arrow} s{}", first + from, first + to));
         }
     }
-}
 
-fn entities(text: &str) -> String {
-    text.trim().replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
-struct Dot<'a> {
-    out: &'a mut String,
-    next: usize,
-}
-
-impl Dot<'_> {
-    fn line(&mut self, depth: usize, text: &str) {
-        let _ = writeln!(self.out, "{}{text}", "  ".repeat(depth));
-    }
-
-    fn scope(&mut self, analysis: &Analysis, depth: usize) {
+    fn dot(&mut self, analysis: &Analysis, depth: usize) {
         let (first, boxes) = (self.next, boxes(analysis));
         self.next += boxes.len();
         for (at, (name, action)) in boxes.iter().enumerate() {
@@ -108,7 +93,7 @@ impl Dot<'_> {
                 self.line(depth, &format!("subgraph cluster_s{id} {{"));
                 self.line(depth + 1, &format!("label={};", quoted(&format!("inside {name}"))));
                 let inside = self.next;
-                self.scope(group, depth + 1);
+                self.dot(group, depth + 1);
                 self.line(depth, "}");
                 self.line(depth, &format!("s{id} -> s{inside} [style=dotted, lhead=cluster_s{id}];"));
             }
@@ -118,6 +103,10 @@ impl Dot<'_> {
             self.line(depth, &format!("s{} -> s{}{label};", first + from, first + to));
         }
     }
+}
+
+fn entities(text: &str) -> String {
+    text.trim().replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn quoted(text: &str) -> String {

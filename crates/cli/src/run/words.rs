@@ -3,7 +3,7 @@
 use eddyline_protocol::{RunInfo, StepInfo};
 use serde_json::Value;
 
-use crate::screen::{Ink, Line};
+use crate::screen::{Ink, Line, counted};
 
 /// The error kind of a quarantined run.
 const QUARANTINED: &str = "Quarantined";
@@ -137,7 +137,7 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
         "child" => format!("waits for run {}, which it started", text("run_id")),
         "inside" if to_come(step) > 0 => format!(
             "has {} to come, waiting for one of the {} open ones to end (max_parallel)",
-            items(to_come(step)),
+            counted(to_come(step), "item"),
             waits["open"].as_u64().unwrap_or(0)
         ),
         "last_report" => "was cancelled, and waits for its worker's last report".to_owned(),
@@ -151,10 +151,6 @@ fn why(step: &StepInfo, waits: &Value, steps: &[StepInfo]) -> Option<String> {
 /// Items of a spread that do not exist yet, because of `max_parallel`.
 pub fn to_come(step: &StepInfo) -> u64 {
     step.waits_for.as_ref().and_then(|waits| waits["to_come"].as_u64()).unwrap_or(0)
-}
-
-fn items(count: u64) -> String {
-    if count == 1 { "1 item".to_owned() } else { format!("{count} items") }
 }
 
 /// The rule of a queue or limit that holds the task back from all workers.

@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long the whole cluster may be unable to answer a call.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// An answer, and whether an earlier try of the same call may have taken effect without anybody knowing.
+/// A response, and whether an earlier attempt of the same call may have taken effect without a response.
 #[derive(Debug)]
 pub struct Answered<T> {
     pub result: Result<T, Error>,
@@ -36,7 +36,7 @@ impl Api {
         self.chance.lock().unwrap().next()
     }
 
-    /// Asks until it gets an answer that is not about the server's condition.
+    /// Repeats a call until the response is not an error of the server's condition.
     pub async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,

@@ -1,5 +1,5 @@
-//! What stands between a worker and the instances: a load balancer that sends each connection to the first instance on
-//! its list that is ready, and cuts the connections of one that is dead.
+//! A load balancer between workers and instances: it sends each connection to the first instance on its list that is
+//! ready, and cuts the connections of one that is dead.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Several instances at work with nothing in their way: how often they get in each other's, and what that costs.
-//! `EDDYLINE_CALM_INSTANCES` sets how many there are.
+//! Several undisturbed instances: how often their commits conflict, and what that costs. `EDDYLINE_CALM_INSTANCES` sets
+//! how many there are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ const DEFAULT_INSTANCES: usize = 3;
 const DIAMONDS: usize = 500;
 const IN_FLIGHT: usize = 100;
 const ITEMS: usize = 1_000;
-/// How many tasks the workers have room for, all together.
+/// How many tasks all workers together can hold.
 const ROOM: usize = 48;
-/// Refused commits, as a share of the transitions.
+/// The most refused commits, as a share of the transitions.
 const MOST_CONFLICTS: f64 = 0.05;
-/// How much longer than on one instance a wide run may take.
+/// How much longer a wide run may take than on one instance.
 const MOST_LONGER: f64 = 2.0;
 const WIDE_ENDS: Duration = Duration::from_secs(150);
 
@@ -49,7 +49,7 @@ output: '${steps.join.output}'
 struct Calm {
     eddies: Vec<Eddy>,
     workers: Vec<Working>,
-    /// How many results each instance took.
+    /// The number of results that each instance received.
     results: Vec<Arc<AtomicUsize>>,
     _database: Database,
 }
@@ -109,7 +109,7 @@ impl Calm {
         runs.buffer_unordered(IN_FLIGHT).collect().await
     }
 
-    /// One wide run. Returns how long it took, and how many of its results each instance took.
+    /// Runs a wide run. Returns how long it took, and how many of its results each instance received.
     async fn wide(&self) -> (Duration, Vec<usize>) {
         let before: Vec<usize> = self.results.iter().map(|taken| taken.load(Ordering::Relaxed)).collect();
         let (items, begun): (Vec<usize>, _) = ((0..ITEMS).collect(), Instant::now());
@@ -153,10 +153,10 @@ fn instances() -> usize {
     std::env::var(INSTANCES).ok().and_then(|count| count.parse().ok()).unwrap_or(DEFAULT_INSTANCES)
 }
 
-/// Also tells how much later a step begins than on one instance. What that costs is a matter of the build and the
-/// machine, so it is only printed.
+/// Also prints how much later a step begins than on one instance. That cost depends on the build and the machine, so it
+/// has no bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn instances_seldom_get_in_each_others_way() {
+async fn conflicts_between_instances_are_rare() {
     let one = Calm::start(1).await;
     let alone = median_transition(&one, &one.diamonds().await).await;
     one.stop().await;

@@ -1,4 +1,4 @@
-//! Three instances on one database, each with its own way to it and its own idea of the time.
+//! Three instances on one database, each with its own connection path and its own clock.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub const INSTANCES: usize = 3;
 /// The instance behind the proxy that cuts connections to the database.
 pub const BEHIND_CUTTER: usize = 2;
 
-/// By how much the clocks of the instances are off, for faketime.
+/// The offsets of the instances' clocks, for faketime.
 const CLOCKS: [&str; INSTANCES] = ["+3600s", "+0s", "-3600s"];
 
 pub struct Cluster {

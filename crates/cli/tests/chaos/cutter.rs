@@ -1,5 +1,5 @@
-//! A proxy between an instance and its database that understands enough of PostgreSQL's protocol to cut a connection
-//! at a commit: before the server gets it, or when it was made and the answer is on its way.
+//! A proxy between an instance and its database that understands enough of PostgreSQL's protocol to cut a connection at
+//! a commit: before the server gets it, or after it was made and before the response arrives.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::proxy::Chance;
 /// One commit in this many is cut while the proxy cuts.
 const ONE_IN: u64 = 4;
 
-/// In statements that commit or claim.
+/// Substrings of the statements that commit or claim.
 const WRITES: [&[u8]; 2] = [b"eddyline.commit", b"eddyline.claim"];
 
 /// Message types of clients.
@@ -26,7 +26,7 @@ const QUERY: u8 = b'Q';
 const PARSE: u8 = b'P';
 const BIND: u8 = b'B';
 const SYNC: u8 = b'S';
-/// The message of the server that ends an answer.
+/// The message of the server that ends a response.
 const READY: u8 = b'Z';
 
 pub struct Cutter {
@@ -118,7 +118,7 @@ async fn carry(client: TcpStream, server: UnixStream, about: &About) {
     let _ = client.set_nodelay(true);
     let (from_client, mut to_client) = client.into_split();
     let (mut from_server, to_server) = server.into_split();
-    // The answer to the first message, which has no type, ends like all others.
+    // The response to the first message, which has no type, ends like all others.
     let (asked, mut answered, mut messages) = (AtomicUsize::new(1), 0, Messages::default());
     let answer_is_lost = {
         let there = orders(from_client, to_server, about, &asked);
@@ -128,7 +128,7 @@ async fn carry(client: TcpStream, server: UnixStream, about: &About) {
             () = back => false,
         }
     };
-    // Reads until the server is ready for the next query, so that the commit has completed, and drops its answer.
+    // Read until the server is ready for the next query, so that the commit has completed, and drop its response.
     while answer_is_lost && answered < asked.load(Ordering::Relaxed) {
         let Some(message) = messages.next(&mut from_server).await else { return };
         answered += usize::from(message[0] == READY);

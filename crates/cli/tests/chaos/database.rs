@@ -1,4 +1,5 @@
-//! A PostgreSQL server of this test alone, which it stops, starts and restarts. What it acknowledges is synced to disk.
+//! A PostgreSQL server of its own for this test, which stops, starts and restarts it. What it acknowledges is synced to
+//! disk.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ impl Database {
         database
     }
 
-    /// Every process of the server is killed, and nothing of it is left but what was synced.
+    /// Kills every process of the server, so that only synced data survives.
     pub fn restart(&mut self) {
         self.order("restart");
     }
@@ -64,7 +65,7 @@ impl Database {
         self.order("start");
     }
 
-    /// For the instances, and for the proxy between one of them and the server.
+    /// The URL for the instances, and for the proxy between one of them and the server.
     pub fn url(&self) -> String {
         format!("postgres://eddy@/postgres?host={}&pool_size=8", self.dir.display())
     }
@@ -73,7 +74,7 @@ impl Database {
         self.dir.join(".s.PGSQL.5432")
     }
 
-    /// Ends one in `of` connections of the instances. Returns how many were ended.
+    /// Terminates one in `of` connections of the instances. Returns how many were terminated.
     pub async fn terminate_backends(&self, of: u32) -> usize {
         let Ok((client, connection)) = tokio_postgres::connect(&self.plain_url(), tokio_postgres::NoTls).await else {
             return 0;

@@ -1,4 +1,4 @@
-//! What happens to the instances and their database, and how long it takes until work goes on.
+//! Disturbs the instances and their database, and measures how long it takes until runs progress again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,9 +13,9 @@ use crate::health::{Health, State, look};
 use crate::ledger::Ledger;
 use crate::proxy::Chance;
 
-/// Within this time after a disturbance everything works again.
+/// How soon everything must work again after a disturbance.
 pub const RECOVERY: Duration = LEASE.saturating_add(Duration::from_secs(2));
-/// How long something lasts.
+/// How long a disturbance lasts.
 const A_WHILE: Duration = Duration::from_secs(2);
 const A_MOMENT: Duration = Duration::from_millis(300);
 const POLL: Duration = Duration::from_millis(20);
@@ -23,7 +23,7 @@ const PROBE_GIVES_UP: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disturbance {
-    /// SIGKILL of an instance, and a new process a moment later.
+    /// SIGKILL to an instance, and a new process a moment later.
     Killed,
     /// SIGSTOP for longer than a lease, then SIGCONT.
     Stopped,
@@ -31,7 +31,7 @@ pub enum Disturbance {
     Terminated,
     /// The database crashes and recovers.
     Restarted,
-    /// The database is stopped for a while.
+    /// The database is stopped for some seconds.
     Away,
     /// The connections of one instance are cut at its commits.
     Cut,
@@ -53,15 +53,15 @@ pub fn shuffled(chance: &mut Chance) -> Vec<Disturbance> {
     (0..ALL.len()).map(take).collect()
 }
 
-/// What was disturbed, from when to when by the machine's clock, and how long it took until a new run went through each
-/// instance.
+/// A disturbance, when it began and ended by the machine's clock, and how long it took until a new run completed
+/// through each instance.
 #[derive(Debug)]
 pub struct Disturbed {
     pub what: Disturbance,
     pub began_at: i64,
     pub over_at: i64,
     pub recovered_in: Duration,
-    /// What was allowed: [`RECOVERY`], and what a run takes on this machine when nothing is wrong.
+    /// The allowed recovery time: [`RECOVERY`], plus the time of a run on this machine without disturbance.
     pub allowed: Duration,
 }
 
@@ -70,7 +70,7 @@ pub struct Harm<'a> {
     pub health: &'a Health,
     pub ledger: Arc<Ledger>,
     pub chance: &'a mut Chance,
-    /// The longest that a run through each instance took while nothing was wrong.
+    /// The longest time of a run through one instance without disturbance.
     pub usual: Duration,
 }
 
@@ -129,7 +129,7 @@ impl Harm<'_> {
         self.cluster.eddies[victim].signal("CONT");
     }
 
-    /// While one instance is down, runs go through the others.
+    /// While one instance is down, runs complete through the others.
     async fn others_work(&self, victim: usize) {
         let begun = Instant::now();
         for at in (0..INSTANCES).filter(|at| *at != victim) {
@@ -141,7 +141,7 @@ impl Harm<'_> {
         }
     }
 
-    /// Every instance says that it is not ready, and none takes a start.
+    /// Every instance reports that it is not ready, and none accepts a start.
     async fn away(&mut self) {
         block_in_place(|| self.cluster.database.stop());
         let stopped = Instant::now();
@@ -149,7 +149,7 @@ impl Harm<'_> {
             let mut state = state.subscribe();
             let unready = state.wait_for(|state| *state == State::Unready);
             if tokio::time::timeout(A_WHILE, unready).await.is_err() {
-                self.ledger.problem(format!("instance {at} says that it is ready without a database"));
+                self.ledger.problem(format!("instance {at} reports ready without a database"));
             }
         }
         let client = self.cluster.eddies[0].client();
@@ -161,13 +161,13 @@ impl Harm<'_> {
         block_in_place(|| self.cluster.database.start_again());
     }
 
-    /// Waits until every instance is ready and takes a run from its start to its end.
+    /// Waits until every instance is ready and completes a run.
     async fn recover(&mut self, over: Instant, what: Disturbance) {
         for (at, eddy) in self.cluster.eddies.iter().enumerate() {
             while look(eddy.addr).await != State::Ready {
                 assert!(
                     over.elapsed() < PROBE_GIVES_UP,
-                    "instance {at} did not get ready after {what:?}: {}",
+                    "instance {at} did not become ready after {what:?}: {}",
                     eddy.log()
                 );
                 tokio::time::sleep(POLL).await;
@@ -177,14 +177,14 @@ impl Harm<'_> {
         self.cluster.check_alive();
     }
 
-    /// How long it takes until a run has gone through each instance.
+    /// How long it takes to complete a run through each instance.
     pub async fn probed(&self) -> Duration {
         let begun = Instant::now();
         futures_util::future::join_all((0..INSTANCES).map(|at| self.probe(at))).await;
         begun.elapsed()
     }
 
-    /// One run through one instance.
+    /// Completes a run through one instance.
     async fn probe(&self, at: usize) {
         let client = self.cluster.eddies[at].client();
         let begun = Instant::now();
@@ -209,7 +209,7 @@ impl Harm<'_> {
                 }
             }
         }
-        panic!("no run gets through instance {at}: {}", self.cluster.eddies[at].log());
+        panic!("no run completes through instance {at}: {}", self.cluster.eddies[at].log());
     }
 }
 

@@ -18,7 +18,7 @@ const RETRY: &str = "{attempts: -1, initial: 10ms, max: 100ms}";
 pub const NARROW: usize = 3;
 pub const TENANT: usize = 1;
 pub const SLIM: usize = 2;
-/// Tasks a second, and at once.
+/// The limit's rate: tasks per second, and its burst.
 pub const PACED: (u64, u64) = (20, 5);
 
 const FLOWS: [(&str, &str); 9] = [
@@ -132,7 +132,7 @@ pub struct Work {
     ms: u64,
 }
 
-/// A worker that notes what it does and what was acknowledged.
+/// A worker that records what it does and what was acknowledged.
 pub fn worker(url: String, ledger: &Arc<Ledger>) -> Worker {
     let (working, flaking, answered) = (ledger.clone(), ledger.clone(), ledger.clone());
     let doomed = ledger.clone();

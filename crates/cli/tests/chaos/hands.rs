@@ -41,7 +41,7 @@ impl Hand {
         self.world.stopped.load(Ordering::Relaxed)
     }
 
-    /// If the answer is lost, the same claim goes to another instance.
+    /// If the response is lost, the same claim goes to another instance.
     async fn claim(&self, max: u32) -> Vec<Task> {
         let request = Uuid::new_v4().to_string();
         let body = json!({"worker_id": self.worker, "max": max, "wait_ms": CLAIM_WAIT_MS, "request_id": request});
@@ -55,7 +55,8 @@ impl Hand {
         }
     }
 
-    /// If the answer is lost, the same report goes to another instance. The outcome is what another one says to it too.
+    /// If the response is lost, the same report goes to another instance. An applied report is also repeated at another
+    /// one, which must return the same outcome.
     async fn report(&self, task: &Task, seq: u32, mut report: Value) -> Option<ReportOutcome> {
         let fields = json!({"task_id": task.task_id, "token": task.token, "seq": seq});
         report.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
@@ -154,7 +155,7 @@ fn ended<'a>(memo: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     memo.get(name).filter(|entry| entry["status"] == "completed").map(|entry| &entry["output"])
 }
 
-/// Claims tasks and does nothing about them: they come back when their lease ends.
+/// Claims tasks and abandons them: they are queued again when their lease ends.
 pub async fn vanish(world: Arc<World>) {
     while !world.stopped.load(Ordering::Relaxed) {
         let hand = Hand::register(&world, &json!({"handlers": ["doomed"], "max_concurrent": 1})).await;

@@ -1,4 +1,4 @@
-//! Whether instances answer, and whether they are ready, asked from outside as a load balancer does.
+//! Watches from outside whether instances respond and are ready, as a load balancer does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ const TIMEOUT: Duration = Duration::from_millis(800);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Dead,
-    /// It answers, but says that it cannot serve.
+    /// It responds, but is not ready.
     Unready,
     Ready,
 }
 
-/// What is known of each instance, kept up to date.
+/// The state of each instance, kept up to date.
 pub struct Health {
     pub states: Arc<Vec<(SocketAddr, watch::Sender<State>)>>,
     _asking: JoinSet<()>,

@@ -1,4 +1,4 @@
-//! What was acknowledged, and what was done: the other half of what the timelines say.
+//! Records what was acknowledged and what handlers did, to compare with the timelines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use eddyline::protocol::Task;
 use serde_json::Value;
 
-/// What is known of the runs of a test, by id, idempotency key or tag.
+/// What the test knows of its runs, by id, idempotency key or tag.
 #[derive(Debug, Default)]
 pub struct Book {
     /// Acknowledged starts: the flow of each run.
@@ -32,7 +32,7 @@ pub struct Book {
 #[derive(Debug, Default)]
 pub struct Tagged {
     pub acknowledged: Option<String>,
-    /// Some other try may have started a run too.
+    /// Another attempt may also have started a run.
     pub uncertain: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Several `eddy serve` on one PostgreSQL server, which is this test's own: calm, and while instances, connections and the
-//! server are killed, stopped and cut.
+//! Several `eddy serve` on one PostgreSQL server of this test's own: undisturbed, and while instances, connections and
+//! the server are killed, stopped and cut.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

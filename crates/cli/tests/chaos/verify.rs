@@ -1,4 +1,4 @@
-//! What the timelines of all runs say, compared with the ledger.
+//! Compares the timelines of all runs with the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::ledger::{Book, Ledger};
 use crate::timeline;
 
 const AT_ONCE: usize = 8;
-/// Of how many runs with problems the timeline is shown.
+/// The most runs with problems whose timelines are printed.
 const MOST_SHOWN: usize = 3;
 
-/// A claim of a task, as its timeline has it, by the store's clock.
+/// A claim of a task in its timeline, with times by the store's clock.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     pub job: String,
@@ -29,7 +29,7 @@ pub struct Attempt {
     pub error: Option<String>,
 }
 
-/// What a timeline says, after its invariants were checked.
+/// The contents of a timeline, after its invariants were checked.
 #[derive(Debug, Default)]
 pub struct Told {
     pub run: String,
@@ -53,7 +53,7 @@ pub struct Summed {
     pub lost: usize,
 }
 
-/// Reads every run of the namespace from all instances in turn.
+/// Reads every run of the namespace, alternating between the instances.
 pub async fn verify(api: &Api, clients: &[Client], ledger: &Arc<Ledger>, disturbed: &[Disturbed]) -> Summed {
     let runs = all_runs(api).await;
     let mut reading = stream::iter(runs.iter().enumerate())
@@ -89,7 +89,7 @@ pub async fn verify(api: &Api, clients: &[Client], ledger: &Arc<Ledger>, disturb
     summed
 }
 
-/// The timeline of a run with which something is wrong.
+/// Prints the timeline of a run that has problems.
 async fn show(client: &Client, run: &RunSummary) {
     eprintln!("timeline of {} of {}:", run.run_id, run.flow);
     for record in timeline::records(client, &run.run_id).await {
@@ -111,7 +111,7 @@ async fn all_runs(api: &Api) -> Vec<RunSummary> {
     }
 }
 
-/// Every acknowledged run is there once, and no other, except for those of starts whose answer was lost.
+/// Every acknowledged run exists once, and there are no others except runs whose start got no response.
 fn known_runs(runs: &[RunSummary], book: &Book) -> Vec<String> {
     let mut problems = Vec::new();
     let listed: BTreeSet<&str> = runs.iter().map(|run| run.run_id.as_str()).collect();
@@ -119,7 +119,7 @@ fn known_runs(runs: &[RunSummary], book: &Book) -> Vec<String> {
         problems.push("a run is listed twice".to_owned());
     }
     for run in book.runs.keys().filter(|run| !listed.contains(run.as_str())) {
-        problems.push(format!("the start of {run} was acknowledged, but it is not there"));
+        problems.push(format!("the start of {run} was acknowledged, but the run does not exist"));
     }
     for run in runs {
         let tagged = run.tags.first().and_then(|tag| book.tags.get(tag));
@@ -134,7 +134,8 @@ fn known_runs(runs: &[RunSummary], book: &Book) -> Vec<String> {
     problems
 }
 
-/// The attempts of a run, with what must hold of them: a task is queued and claimed once, and a step has one at a time.
+/// Reads the attempts of a run, and checks them: a task is queued and claimed once, and a step has one open attempt at
+/// a time.
 fn read(records: &[Record], ledger: &Ledger) -> Told {
     let Some(first) = records.first() else { return Told::default() };
     let (run, flow) = (text(&first.meta["flowId"]), text(&first.meta["flowName"]));
@@ -157,7 +158,7 @@ fn read(records: &[Record], ledger: &Ledger) -> Told {
                 }
                 let before = open.insert(step.clone(), job);
                 let reason = text(&record.data["reason"]);
-                // A released task was claimed, but never arrived: it has no other end.
+                // A released task was claimed but never delivered; nothing else ends its attempt.
                 let attempt = before.as_ref().and_then(|before| claimed.get(before)).copied();
                 match (before, reason.as_str()) {
                     (None, _) => {}
@@ -191,7 +192,7 @@ fn read(records: &[Record], ledger: &Ledger) -> Told {
             }
             "runner.log" => told.logs.push(text(&record.data["msg"])),
             "step.await.triggered" if record.data["by"] != "timeout" => told.opened += 1,
-            // Steps that are only a gate: what opened it is their result.
+            // Steps that are only a gate: the payload that opened it is their result.
             "step.completed" if ["ask", "paid"].contains(&step.as_str()) => {
                 told.opened_by.push(record.data["result"].clone());
             }
@@ -204,14 +205,14 @@ fn read(records: &[Record], ledger: &Ledger) -> Told {
     told
 }
 
-/// What was acknowledged is in the timelines once, and what handlers did was a claim of theirs.
+/// Everything acknowledged is in the timelines once, and every task of a handler was claimed by it.
 fn acknowledged(told: &[Told], book: &Book) -> Vec<String> {
     let mut problems = Vec::new();
     let by_run: BTreeMap<&str, &Told> = told.iter().map(|told| (told.run.as_str(), told)).collect();
     for (task, (run, result)) in &book.results {
         let results = by_run.get(run.as_str()).and_then(|told| told.results.get(task));
         let results = results.map(Vec::as_slice).unwrap_or_default();
-        // The result of a function is that of its run.
+        // The result of a function is the result of its run.
         if results.len() != 1 || (results[0] != *result && !results[0].is_null()) {
             problems.push(format!("{result} of {task} was acknowledged; the timeline has {results:?}"));
         }
@@ -278,7 +279,7 @@ fn limits(told: &[Told], book: &Book) -> Vec<String> {
         let (held, at) = most_at_once(&attempts);
         println!("limit {limit}: {} attempts, at most {held} of {most} at once", attempts.len());
         if held > most {
-            problems.push(format!("{held} tasks of {limit} were held at {at}, where {most} may be"));
+            problems.push(format!("{held} tasks of {limit} were held at {at}; the limit is {most}"));
         }
     }
     problems.extend(too_fast(paced));
@@ -302,7 +303,7 @@ pub fn most_at_once(attempts: &[&Attempt]) -> (usize, i64) {
     (most.0 as usize, most.1)
 }
 
-/// In no stretch of time did more tasks pass than the rate and its burst allow.
+/// Checks that in no period more tasks started than the rate and its burst allow.
 fn too_fast(mut started: Vec<i64>) -> Option<String> {
     started.sort_unstable();
     let (rate, burst) = PACED;
@@ -310,14 +311,14 @@ fn too_fast(mut started: Vec<i64>) -> Option<String> {
         for (count, last) in started[at..].iter().enumerate() {
             let allowed = burst as f64 + (last - first) as f64 * rate as f64 / 1_000.0;
             if (count + 1) as f64 > allowed + 1.0 {
-                return Some(format!("{} tasks of a rate passed between {first} and {last}", count + 1));
+                return Some(format!("{} tasks of a rate started between {first} and {last}", count + 1));
             }
         }
     }
     None
 }
 
-/// Runs that were under way when a disturbance was over have ended soon after, unless they wait by themselves.
+/// Runs that were in progress when a disturbance ended must end soon after, unless they wait by themselves.
 fn late(told: &[Told], disturbed: &[Disturbed]) -> Vec<String> {
     let mut problems = Vec::new();
     for Disturbed { what, began_at, over_at, allowed, .. } in disturbed {
@@ -352,7 +353,7 @@ fn text(value: &Value) -> String {
 }
 
 #[test]
-fn overlaps_are_counted() {
+fn overlapping_attempts_are_counted() {
     let attempt = |started_at, ended_at| Attempt {
         job: String::new(),
         activation: String::new(),

@@ -1,4 +1,5 @@
-//! Drivers: each starts a run, does what the run waits for, waits for its end, checks its output, and starts the next.
+//! Drivers: each starts a run, supplies what the run waits for, waits for its end, checks its output, and starts the
+//! next.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use crate::api::Api;
 use crate::hands;
 use crate::ledger::Ledger;
 
-/// A run takes a few leases and outages at most.
+/// A run may be delayed by a few leases and outages.
 const RUN_ENDS: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(50);
 const ITEMS: u64 = 12;
@@ -78,7 +79,7 @@ async fn one(world: &World, n: u64) {
     }
 }
 
-/// With an idempotency key, and often twice at once at different instances: one run, whatever happens.
+/// Starts with an idempotency key, often twice at once through different instances: it must create one run.
 async fn start_by_key(world: &World, flow: &'static str, input: &Value) -> String {
     let key = Uuid::new_v4().to_string();
     let body = json!({"input": input, "idempotency_key": key});
@@ -120,7 +121,7 @@ async fn gate(world: &World, n: u64) {
     let run = start_by_key(world, "gate", &json!({})).await;
     let gate = wait_for_gate(world, &run).await;
     let path = format!("/v1/gates/{}", gate.token.as_deref().unwrap_or(&gate.gate_id));
-    // Two people, at two instances: one of them opens it.
+    // Two people open it through two instances: one of them succeeds.
     let open = |n: u64| {
         let (api, path) = (&world.api, &path);
         async move {
@@ -160,7 +161,7 @@ async fn wait_for_gate(world: &World, run: &str) -> GateInfo {
         if let Some(gate) = gates.items.pop() {
             return gate;
         }
-        assert!(begun.elapsed() < RUN_ENDS, "{run} does not come to its gate");
+        assert!(begun.elapsed() < RUN_ENDS, "{run} does not reach its gate");
         tokio::time::sleep(POLL).await;
     }
 }
@@ -175,11 +176,11 @@ async fn event(world: &World, n: u64) {
     check_end(world, &run, json!(n + 1)).await;
 }
 
-/// Waits for the end of a run at any instance.
+/// Waits for the end of a run through any instance.
 async fn check_end(world: &World, run: &str, output: Value) {
     let (begun, path) = (Instant::now(), format!("/v1/runs/{run}/result"));
     while begun.elapsed() < RUN_ENDS {
-        // Shorter than the patience with an instance.
+        // Shorter than the time after which another instance is tried.
         let result: RunResult = world.api.get(&path, &[("wait", "2s".to_owned())]).await;
         match result.status.as_str() {
             "completed" if result.output == output => return,

@@ -155,6 +155,31 @@ fn every_way_to_go_wrong_has_its_code() {
     assert!(nowhere.err.contains("its port is not a number from 1 to 65535"), "{nowhere:?}");
     eddy(dir.path(), &["backup", "--store", "nothing", "to"]).bad(4);
     eddy(dir.path(), &["doctor", "--store", "nothing"]).bad(1);
+    for (args, message) in [
+        (&["run", "list", "--limit", "0"][..], "expected 1 or more"),
+        (&["run", "list", "--limit", "ten"], "expected a whole number"),
+        (&["start", "x", "--priority", "99999999999"], "the number is out of range"),
+        (&["start", "x", "--delay", "-3s"], "\"-3s\" is not a duration"),
+        (&["queue", "set", "q", "--concurrency", "-1"], "the number is out of range"),
+        (&["store", "copy", "--from", "memory:", "--to", "x"], "--from cannot be a memory store"),
+    ] {
+        let ran = eddy(dir.path(), args).bad(2);
+        assert!(ran.err.contains(message), "{ran:?}");
+    }
+    // The URL of another kind of store is refused, and its password is not shown.
+    let url = "postgres://u:secret@db/x";
+    for (args, message) in [
+        (&["backup", "--store", url, "to"][..], "back up a PostgreSQL store"),
+        (&["doctor", "--store", url], "for a PostgreSQL store"),
+        (&["serve", "--store", "mysql://u:secret@db/x"], "mysql://u@db/x is not a store"),
+    ] {
+        let ran = eddy(dir.path(), args).bad(2);
+        assert!(ran.err.contains(message) && !ran.err.contains("secret"), "{ran:?}");
+    }
+    let mut help = command();
+    help.args(["backup", "--help"]).env("EDDY_STORE", url);
+    let help = finish(help).good();
+    assert!(help.out.contains("EDDY_STORE") && !help.out.contains("secret"), "{help:?}");
     for (command, listen, example) in [
         ("serve", "17270", "127.0.0.1:17270"),
         ("serve", "foo:bar", "127.0.0.1:7070"),

@@ -199,6 +199,8 @@ fn runs_are_acted_upon() {
     );
     let none = server.eddy(&["gate", "open", &format!("{run}.99")]).bad(4);
     assert!(none.err.contains(&format!("there is no gate {run}.99")), "{none:?}");
+    let token = server.eddy(&["gate", "open", "nothing"]).bad(4);
+    assert_eq!(token.err, "error: there is no gate with this token or id\n");
     // Neither another number nor a text matches the number that the gate waits for.
     server.eddy(&["event", "publish", "news", "1", "--key-json", "8"]).good();
     server.eddy(&["event", "publish", "news", "1", "--key", "7"]).good();
@@ -317,7 +319,7 @@ pub fn kind_of(line: &str) -> (String, String) {
 fn a_worker_that_cannot_begin_says_why() {
     let server = Server::start();
     let queue = server.eddy(&["worker", "exec", "a=true", "--queue", "bad queue"]).bad(2);
-    assert!(queue.err.contains("`bad queue` is not a name: ` ` is not one of letters"), "{queue:?}");
+    assert!(queue.err.contains("`bad queue` is not a valid name: ` ` is not allowed"), "{queue:?}");
     let twice = server.eddy(&["worker", "exec", "a=true", "a=false"]).bad(2);
     assert_eq!(twice.err, "error: the handler a is given twice\n", "something else was printed");
 }

@@ -2,6 +2,9 @@
 
 use serde_json::{Value, json};
 
+/// The most bytes of a list, as JSON.
+const LARGEST: usize = 4 << 20;
+
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
@@ -43,6 +46,8 @@ impl Chance {
             5 | 6 => {
                 let count = if self.one_in(20) { 500 } else { self.below(5) };
                 let item = self.value(depth - 1);
+                // Lists of lists of long texts would take gigabytes here, and are refused above 2 MiB anyway.
+                let count = count.min(LARGEST / item.to_string().len());
                 Value::Array((0..count).map(|_| item.clone()).collect())
             }
             _ => (0..self.below(5)).map(|at| (format!("k{at}"), self.value(depth - 1))).collect(),

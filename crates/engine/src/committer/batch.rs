@@ -101,6 +101,7 @@ impl Committer {
     pub(super) fn send_batches(&mut self, cx: &mut Context<'_>) {
         while self.sent.len() < self.config.in_flight
             && (!self.ready.is_empty() || self.suspect_is_next() || self.claims_wait())
+            && self.has_gathered_enough()
             && self.look_at_time(cx)
         {
             let prepared = self.prepare_batch();
@@ -110,6 +111,7 @@ impl Committer {
             }
             metrics::histogram!("eddyline_batch_size").record(prepared.len() as f64);
             self.bus.commit_sent();
+            self.sending += prepared.len();
             let (store, since) = (self.store.clone(), Instant::now());
             let large = weight(&prepared) > ENCODED_INLINE;
             let sending = async move {
@@ -120,6 +122,12 @@ impl Committer {
             };
             self.sent.push(if large { elsewhere(sending) } else { sending.boxed() });
         }
+    }
+
+    /// On a shared store a small batch costs nearly as much as a large one. So while another is being written, the next
+    /// gathers until it has at least half as many runs; otherwise a large and a tiny batch would take turns.
+    fn has_gathered_enough(&self) -> bool {
+        self.sent.is_empty() || self.store.hears_others().is_none() || self.ready.len() >= self.sending / 2
     }
 
     /// Decides runs until the batch is full: by transitions, rows or time.
@@ -184,6 +192,7 @@ impl Committer {
     }
 
     pub(super) fn finished(&mut self, sent: Sent) {
+        self.sending -= sent.prepared.len();
         self.bus.commit_returned(!self.sent.is_empty());
         metrics::histogram!("eddyline_commit_seconds").record(sent.since.elapsed().as_secs_f64());
         self.health.committed(sent.result.as_ref().err().map(|error| error as &dyn std::fmt::Display));
@@ -392,7 +401,7 @@ impl Committer {
         let ns = namespace_label(&parked.request.ns);
         metrics::counter!("eddyline_tasks_claimed_total", "namespace" => ns).increment(claims.tasks.len() as u64);
         // The queues may have more tasks than the worker asked for or had room for.
-        if claims.full || claims.tasks.len() == parked.request.max {
+        if (claims.full || claims.tasks.len() == parked.request.max) && !claims.exhausted {
             for queue in &parked.request.queues {
                 self.dispatcher.hint(parked.request.ns.clone(), queue.clone());
             }

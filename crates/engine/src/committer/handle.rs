@@ -129,8 +129,8 @@ pub(crate) struct Driver {
     slot: Arc<CommitterSlot>,
 }
 
-/// Waiting claims are tried without a hint every so many polls if the store tells what other processes change.
-const TICKS_IF_TOLD: u64 = 15;
+/// If the store passes hints between processes, waiting claims are tried without a hint only every so many polls.
+const TICKS_WITH_HINTS: u64 = 15;
 
 /// Why the loop stops processing orders.
 enum Turn {
@@ -177,7 +177,7 @@ impl Driver {
                     ticks += 1;
                     let told = store.hears_others() == Some(true);
                     if let Some(committer) = &mut *slot.lock().await
-                        && (!told || ticks % TICKS_IF_TOLD == 0)
+                        && (!told || ticks % TICKS_WITH_HINTS == 0)
                     {
                         committer.dispatcher.hint_all();
                     }

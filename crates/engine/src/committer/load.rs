@@ -19,7 +19,7 @@ const INDEXED_INLINE: usize = 500;
 /// to a limit.
 const FIRST_BACK_OFF_MS: u64 = 4;
 const MAX_BACK_OFF_MS: u64 = 64;
-/// For so long after a conflict that took a turn, every commit of the run takes one.
+/// For how long after a conflict that took a turn every commit of the run takes one.
 const CONTENDED: Duration = Duration::from_millis(100);
 /// The most contended runs that are remembered.
 const MAX_CONTENDED: usize = 1_000;
@@ -42,7 +42,7 @@ pub(super) struct FinishedLoad {
     turn: Option<InTurn>,
 }
 
-/// The turn under which a contended run was loaded; none if none was given in time or the store has no turns.
+/// The turn under which a contended run was loaded; `None` if none was available in time or the store has no turns.
 #[derive(Debug)]
 pub(super) struct InTurn(Option<Turn>);
 
@@ -71,7 +71,7 @@ impl Committer {
         self.loads.push(Box::pin(loading));
     }
 
-    /// Whether other instances have changed the run in the last moments, so that its next commit needs a turn.
+    /// Whether other instances changed the run recently, so that its next commit needs a turn.
     pub(super) fn needs_turn(&self, run: RunId) -> bool {
         let contended = self.contended.get(&run).is_some_and(|until| Instant::now() < *until);
         contended && self.lanes.get(&run).is_some_and(|lane| lane.turn.is_none())

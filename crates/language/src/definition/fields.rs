@@ -167,7 +167,7 @@ pub fn wrong_name(name: &str) -> Option<String> {
         Some(c) => {
             let shown = shorten(name);
             Some(format!(
-                "`{shown}` is not a name: `{}` is not one of letters (a-z, A-Z), digits, `.`, `_`, `-`",
+                "`{shown}` is not a valid name: `{}` is not allowed; use letters (a-z, A-Z), digits, `.`, `_` and `-`",
                 shorten(&c.to_string())
             ))
         }

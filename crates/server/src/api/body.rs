@@ -130,13 +130,20 @@ pub(crate) fn json<T: DeserializeOwned>(bytes: &[u8], headers: &HeaderMap, field
         if bytes.is_empty() {
             return Failure::bad("the body is empty: expected JSON");
         }
-        let error_text = error.to_string();
+        let error_text = without_type_names(&error.to_string());
         let problem = serde_json::json!({
             "path": "", "message": error_text, "line": error.line(), "column": error.column()
         });
         let message = unknown_field(&error).unwrap_or_else(|| format!("invalid body: {error_text}"));
         Failure::bad(message).details(vec![problem])
     })
+}
+
+/// serde names the expected Rust type, which a caller does not know.
+fn without_type_names(message: &str) -> String {
+    let Some((before, rest)) = message.split_once("expected struct ") else { return message.to_owned() };
+    let after = rest.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_');
+    format!("{before}expected an object{after}")
 }
 
 fn parse<T: DeserializeOwned>(text: &str, fields: Fields) -> serde_json::Result<T> {
@@ -172,7 +179,8 @@ pub(crate) fn one<T: DeserializeOwned>(item: Value, expected: &str) -> Result<T,
         Value::Object(_) => {
             let read = T::deserialize(KnownFields(item));
             read.map_err(|error| {
-                let message = unknown_field(&error).unwrap_or_else(|| format!("{error}: {expected}"));
+                let message = unknown_field(&error)
+                    .unwrap_or_else(|| format!("{}: {expected}", without_type_names(&error.to_string())));
                 Failure::bad(message)
             })
         }
@@ -211,7 +219,10 @@ pub(crate) fn check_type(headers: &HeaderMap, taken: BodyKind) -> Result<(), Fai
         BodyKind::Json => "application/json",
         BodyKind::Definition => "application/json or application/yaml",
     };
-    Err(Failure::new(Code::UnsupportedMediaType, format!("unsupported body type {written}: expected {expected}")))
+    Err(Failure::new(
+        Code::UnsupportedMediaType,
+        format!("the content type of the body is {written}: set the header content-type to {expected}"),
+    ))
 }
 
 /// Runs before parsing, so that no text can make the parser recurse deeply or use far more memory than the text itself.

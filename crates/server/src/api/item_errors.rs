@@ -96,7 +96,7 @@ fn items(text: &str, list: List) -> Option<Vec<Range<usize>>> {
     Cursor::at(text, start).items(list.most)
 }
 
-/// The one field of that name; of two nobody knows which is meant.
+/// The field of that name; `None` if there are two, because it is unclear which is meant.
 fn one_of(fields: &[(String, Range<usize>)], name: &str) -> Option<Range<usize>> {
     let mut named = fields.iter().filter(|(field, _)| field == name);
     let (_, range) = named.next()?;

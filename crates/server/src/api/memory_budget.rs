@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_gets_in_when_another_is_done() {
+    async fn a_waiting_reservation_is_granted_when_another_is_released() {
         let budget = MemoryBudget::new(400 << 10, 4);
         let ns = Namespace::default();
         let mut first = budget.reservation(&ns);

@@ -18,6 +18,7 @@ use serde_json::json;
 use super::body::check_labels;
 use super::call::{ApiResult, Call, answer, ok};
 use super::failure::Failure;
+use super::queues::check_name;
 use super::tasks::{DEFAULT_QUEUE, MAX_QUEUES};
 
 const STATUSES: [(&str, WorkerStatus); 3] =
@@ -195,6 +196,7 @@ fn spec(asked: RegisterWorker, flows: BTreeMap<String, Option<String>>) -> Resul
         )));
     }
     check_labels(asked.queues.iter().chain(&asked.handlers).chain(&asked.labels))?;
+    asked.queues.iter().try_for_each(|name| check_name(name))?;
     check_labels(flows.iter().flat_map(|(name, build)| std::iter::once(name).chain(build)))?;
     check_labels(asked.version.iter().chain(&asked.host))?;
     let queues = if asked.queues.is_empty() { vec![DEFAULT_QUEUE.to_owned()] } else { asked.queues };

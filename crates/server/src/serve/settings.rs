@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use eddyline_engine::{EngineError, MAX_PAYLOAD_BYTES, PAYLOAD_BYTES_RANGE, Retention};
+use eddyline_language::nearest::nearest;
 use eddyline_protocol::Span;
 use eddyline_store::StoreError;
 
@@ -31,7 +32,7 @@ pub enum StartError {
     Config { path: String, message: String },
     #[error("{0}")]
     Usage(String),
-    #[error("cannot open the store {url}: {source}")]
+    #[error("cannot open the store {url}: {}", source.reason())]
     Store { url: String, source: StoreError },
     #[error("cannot listen on {addr}: {source}{}", listen_elsewhere(source))]
     Bind { addr: String, source: std::io::Error },
@@ -167,7 +168,7 @@ impl Settings {
             }
             return Err(StartError::Usage(format!(
                 "{addr} can be reached from other machines, but keys are off: remove `--keys off`, listen on \
-                 127.0.0.1, or pass --insecure if nobody else can reach it, as in a container"
+                 127.0.0.1, or pass --insecure if its port is not published, as in a container"
             )));
         }
         if self.tls.is_none() && !self.behind_proxy {
@@ -224,7 +225,17 @@ async fn read_config(path: &std::path::Path) -> Result<ServeArgs, StartError> {
     let shown = path.display().to_string();
     let failed = |message: String| StartError::Config { path: shown.clone(), message };
     let text = tokio::fs::read_to_string(path).await.map_err(|error| failed(error.to_string()))?;
-    toml::from_str(&text).map_err(|error| failed(error.to_string()))
+    toml::from_str(&text).map_err(|error| failed(nearest_key(error.to_string())))
+}
+
+/// For an unknown key, names the nearest known one instead of all of them, which are many.
+fn nearest_key(message: String) -> String {
+    let Some((before, known)) = message.split_once(", expected one of ") else { return message };
+    let found = before.rsplit_once("unknown field `").map_or("", |(_, found)| found.trim_end_matches('`'));
+    match nearest(found, known.split('`').skip(1).step_by(2)) {
+        Some(near) => format!("{before}; did you mean `{near}`?"),
+        None => format!("{before}; the keys are the flags of `eddy serve` without `--`"),
+    }
 }
 
 /// What to do if another process listens there.
@@ -263,7 +274,13 @@ mod tests {
 
         std::fs::write(&path, "leas = \"7s\"\n").unwrap();
         let error = Settings::resolve(&args).await.unwrap_err().to_string();
-        assert!(error.contains("leas"), "{error}");
+        assert!(error.ends_with("unknown field `leas`; did you mean `lease`?"), "{error}");
+        std::fs::write(&path, "colour = 1\n").unwrap();
+        let error = Settings::resolve(&args).await.unwrap_err().to_string();
+        assert!(
+            error.ends_with("unknown field `colour`; the keys are the flags of `eddy serve` without `--`"),
+            "{error}"
+        );
     }
 
     #[tokio::test]

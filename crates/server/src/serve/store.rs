@@ -30,7 +30,10 @@ impl StoreUrl {
                 "redis" | "rediss" => {
                     format!("this version does not support {scheme} stores; use a directory, postgres:// or memory:")
                 }
-                _ => format!("{url} is not a store: expected memory:, a directory, sqlite:DIR or postgres://…"),
+                _ => format!(
+                    "{} is not a store: expected memory:, a directory, sqlite:DIR or postgres://…",
+                    without_password(url)
+                ),
             };
             return Err(StartError::Usage(message));
         }

@@ -149,7 +149,7 @@ async fn an_event_has_a_name_or_nothing_of_its_list_is_published() {
     let refused = rig.post("/v1/events", json!([{"name": "paid"}, {"name": "a/b"}, {"name": "c d"}])).await;
     assert_eq!(refused.code(), (400, "bad_request"));
     let error = &refused.body["error"];
-    assert!(error["message"].as_str().unwrap().contains("`a/b` is not a name"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("`a/b` is not a valid name"), "{error}");
     assert_eq!((&error["details"][0]["path"], &error["details"][1]["path"]), (&json!("[1].name"), &json!("[2].name")));
     let refused = rig.post("/v1/events", json!([{"name": "paid"}, {"name": "paid", "id": ""}])).await;
     assert_eq!(refused.code(), (400, "bad_request"));

@@ -46,6 +46,10 @@ async fn settings_are_shown_changed_and_reset() {
     assert_eq!(reset.body["effective"]["backlog"], 77);
     assert_eq!(rig.patch(path, json!({"retention": null})).await.body["retention"], none);
     assert_eq!(rig.patch(path, json!({})).await.body, shown.body);
+    let wrong = rig.patch(path, json!({"retention": 1})).await;
+    assert_eq!(wrong.code(), (400, "bad_request"));
+    let message = wrong.body["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("invalid body: invalid type: integer `1`, expected an object"), "{message}");
 
     for (body, status, said) in [
         (json!({"retention": {"timelines": "21d"}}), 422, "kept for 21d and their runs for 20d"),

@@ -378,6 +378,8 @@ async fn fields_are_known_by_their_names_and_words_are_texts() {
     }
     let said = rig.put("/v1/queues/q", json!({"rate": [10, "1s", 5]})).await;
     assert_eq!(said.code(), (400, "bad_request"));
+    let said = rig.post("/v1/workers", json!({"queues": ["two words"]})).await;
+    assert_eq!(said.code(), (422, "invalid"), "no queue can have this name");
     rig.server.stop().await;
 }
 

@@ -1,4 +1,4 @@
-//! What a target remembers of runs, for the rows that follow them.
+//! State of the latest runs that a target needs for the rows that follow them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,7 +6,7 @@ use eddyline_machine::RunId;
 
 use super::RUNS_TOGETHER;
 
-/// Of the latest runs: a source yields the rows of a run before so many others come.
+/// Bounded: a source yields the rows of a run before this many other runs.
 #[derive(Debug)]
 pub(crate) struct LatestRuns<T> {
     known: HashMap<RunId, T>,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_are_known_and_no_more() {
+    fn only_the_latest_runs_are_kept() {
         let (run, mut runs) = (|n: usize| RunId(Uuid::from_u128(n as u128)), LatestRuns::default());
         for n in 0..RUNS_TOGETHER * 3 {
             runs.insert(run(n), n);

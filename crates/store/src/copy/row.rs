@@ -1,7 +1,7 @@
-//! The rows of a store in a form that fits every kind of store.
+//! The rows of any kind of store in one form.
 //!
-//! Bodies are the JSON that stores keep, as text: it is not interpreted more than a target has to, so nothing is lost or
-//! written differently. Columns that follow from a body are left out; a target derives them.
+//! Bodies are the stored JSON texts, interpreted only as far as a target has to, so nothing is lost or reformatted.
+//! Columns that can be derived from a body are left out; a target derives them.
 
 use std::fmt;
 
@@ -90,7 +90,7 @@ impl fmt::Display for Table {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Row {
     Document(CopiedDocument),
-    /// What is left of a rate: whole claims, and parts of another (see [`crate::Rate`]), at a time.
+    /// The state of a rate: whole claims left, and the fraction of the next one (see [`crate::Rate`]), at a time.
     Rate {
         ns: Namespace,
         is_limit: bool,
@@ -100,18 +100,18 @@ pub enum Row {
         parts: i64,
         at: Millis,
     },
-    /// A limit that a worker asked to slow down.
+    /// A limit that is closed because a worker deferred its task.
     ClosedLimit {
         ns: Namespace,
         name: String,
         until: Millis,
     },
-    /// A change of documents, to tell a repeat.
+    /// The id of a commit of documents, to detect repeats.
     Command {
         id: Uuid,
         at: Millis,
     },
-    /// A place in the line of a unique key.
+    /// A position in the queue of a unique key.
     Line {
         place: u64,
         ns: Namespace,
@@ -149,7 +149,7 @@ pub enum Row {
         position: u64,
     },
     Records(CopiedRecords),
-    /// Records from `first` on have logs of the activation.
+    /// The records from `first` on include logs of the activation.
     Log {
         run: RunId,
         activation: String,
@@ -201,9 +201,9 @@ pub struct CopiedEvent {
 pub struct CopiedRun {
     pub run: RunId,
     pub ns: Namespace,
-    /// Its place in lists.
+    /// Its position in lists.
     pub position: u64,
-    /// Its place in feeds.
+    /// Its position in feeds.
     pub fed_at: u64,
     pub created_at: Millis,
     pub started_at: Option<Millis>,
@@ -239,11 +239,11 @@ pub struct CopiedRecords {
 pub struct CopiedTask {
     pub run: RunId,
     pub fence: u64,
-    /// Its place among all tasks ever queued.
+    /// Its position among all tasks ever queued.
     pub place: u64,
     pub queued_at: Millis,
     pub closed: bool,
-    /// When its `start_timeout` ends, if nobody has claimed it.
+    /// When its `start_timeout` ends, if it is not claimed before.
     pub start_by: Option<Millis>,
     pub claim: Option<CopiedClaim>,
     pub body: String,
@@ -266,13 +266,13 @@ pub struct CopiedGate {
     pub run: RunId,
     pub activation: u32,
     pub token: Option<String>,
-    /// Its place in the order of arrival; 0 if the run has not arrived at it.
+    /// Its position in the order of arrival; 0 if the run has not reached it.
     pub position: u64,
     pub closed: bool,
     pub arrival: Option<CopiedArrival>,
 }
 
-/// A run waits at the gate, or has.
+/// The run has reached the gate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CopiedArrival {
     pub at: Millis,
@@ -308,7 +308,7 @@ impl Row {
         Row::Timer { run, key: timer.key, due: timer.due, wall: timer.wall }
     }
 
-    /// Roughly how much memory it takes.
+    /// Roughly how much memory the row takes.
     pub(crate) fn bytes(&self) -> usize {
         let body = match self {
             Row::Document(row) => row.body.len(),

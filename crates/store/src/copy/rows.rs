@@ -1,4 +1,4 @@
-//! Rows on their way from a source, in chunks, while the target writes those before.
+//! Streams rows from a source in chunks, while the target writes earlier ones.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -6,10 +6,10 @@ use tokio::task::JoinHandle;
 use super::row::Row;
 use crate::error::{Result, StoreError};
 
-/// A chunk has at most so many rows, and about so many bytes.
+/// The most rows, and roughly the most bytes, of a chunk.
 const CHUNK_ROWS: usize = 500;
 const CHUNK_BYTES: usize = 1 << 20;
-/// Chunks that are read and not yet taken.
+/// The most chunks that are read ahead.
 const AHEAD: usize = 4;
 
 /// All rows of a source.
@@ -46,12 +46,12 @@ impl Rows {
         Rows { chunks, reading: Some(reading) }
     }
 
-    /// The next rows; none at the end.
+    /// The next rows; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Vec<Row>>> {
         if let Some(chunk) = self.chunks.recv().await {
             return Ok(Some(chunk));
         }
-        // Only a reader that says so has read everything.
+        // The end of the channel is not enough: the reader must also have succeeded.
         let Some(reading) = self.reading.take() else { return Ok(None) };
         match reading.await {
             Ok(read) => read.map(|()| None),
@@ -60,7 +60,7 @@ impl Rows {
     }
 }
 
-/// Where a source puts its rows.
+/// The sending end, for a source.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     send: mpsc::Sender<Vec<Row>>,
@@ -73,7 +73,7 @@ impl Chunks {
         Chunks { send, rows: Vec::new(), bytes: 0 }
     }
 
-    /// If nobody takes the rows any more, the rest is read for nothing; that happens only when a copy failed.
+    /// If the receiver is gone, which happens only when the copy has failed, the remaining rows are dropped.
     pub fn put_blocking(&mut self, row: Row) {
         if self.add(row) {
             self.flush_blocking();
@@ -86,7 +86,7 @@ impl Chunks {
         }
     }
 
-    /// Whether nobody takes rows any more.
+    /// Whether the receiver is gone.
     pub fn is_closed(&self) -> bool {
         self.send.is_closed()
     }

@@ -50,7 +50,7 @@ impl Hasher for Sha {
         self.0.update(bytes);
     }
 
-    /// Only the whole digest is used.
+    /// Required by the trait; only the whole digest is used.
     fn finish(&self) -> u64 {
         0
     }

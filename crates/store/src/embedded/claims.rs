@@ -110,7 +110,7 @@ impl Group<'_> {
         for picked in picked {
             tasks.push(self.hand_over(picked)?);
         }
-        Ok(Claims { tasks, retry_at, full })
+        Ok(Claims { tasks, retry_at, full, exhausted: false })
     }
 
     /// Records the claim of a task and returns the task.

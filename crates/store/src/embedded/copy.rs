@@ -1,7 +1,7 @@
-//! An embedded store that is copied, or filled by a copy, while no process has it open.
+//! Copies from and to an embedded store, while no process has it open.
 //!
-//! A copy is written to a database file of its own name, which is renamed when it is complete. Until then the directory
-//! has no store, and the file keeps an empty one from being created.
+//! A copy is written to a database file with another name, which is renamed when it is complete. Until then the
+//! directory has no store, and the file prevents that an empty one is created.
 
 mod fill;
 mod read;
@@ -26,10 +26,10 @@ use crate::copy::{CopySource, CopyTarget, Numbers, Origin, Row, Rows};
 use crate::error::{Result, StoreError};
 use fill::Filler;
 
-/// The highest place in feeds that a copied run has; 0 if they are the positions.
+/// The highest position of a copied run in feeds; 0 if it is the position in lists.
 pub(super) const FED_RUN: &str = "fed_run";
 
-/// An embedded store that is copied. No process can open it meanwhile.
+/// An embedded store to copy from. It is locked meanwhile.
 #[derive(Debug)]
 pub struct EmbeddedSource {
     database: PathBuf,
@@ -45,7 +45,7 @@ impl EmbeddedSource {
         }
         let lock = Lock::take(dir, SystemClock::default().wall())?;
         files::check(dir)?;
-        // Brings tables of an earlier version up to date, as opening the store would.
+        // Updates tables of an earlier version, as opening the store would.
         let mut conn = files::open_writer(dir, &Options::default()).map_err(|error| damaged(&database, error))?;
         schema::migrate(&mut conn)?;
         Ok(EmbeddedSource { database, _lock: lock })
@@ -63,12 +63,12 @@ impl CopySource for EmbeddedSource {
     }
 
     async fn check_unserved(&self) -> Result<()> {
-        // The lock has kept others out.
+        // The lock kept other processes out.
         Ok(())
     }
 }
 
-/// A directory that a copy makes a store in.
+/// A directory to copy into.
 #[derive(Debug)]
 pub struct EmbeddedTarget {
     dir: PathBuf,
@@ -84,9 +84,9 @@ impl EmbeddedTarget {
         Ok(EmbeddedTarget { dir: dir.to_owned(), _lock: lock, filler: Mutex::default() })
     }
 
-    /// Does blocking work with the database that is filled.
+    /// Runs blocking work on the database that is filled.
     async fn fill(&mut self, work: impl FnOnce(&mut Filler) -> SqliteResult<()> + Send + 'static) -> Result<()> {
-        let not_begun = || StoreError::Unavailable("the copy was not begun, or failed before".to_owned());
+        let not_begun = || StoreError::Unavailable("the copy was not started, or has failed".to_owned());
         let mut filler = self.filler().take().ok_or_else(not_begun)?;
         let worked = tokio::task::spawn_blocking(move || work(&mut filler).map(|()| filler)).await;
         let worked =
@@ -133,7 +133,7 @@ impl CopyTarget for EmbeddedTarget {
         if copying.exists() {
             if !restart {
                 return Err(StoreError::Unavailable(format!(
-                    "{} has an unfinished copy: use --restart to delete it and begin anew",
+                    "{} has an unfinished copy: use --restart to delete it and start over",
                     self.dir.display()
                 )));
             }
@@ -146,7 +146,7 @@ impl CopyTarget for EmbeddedTarget {
     }
 
     async fn time(&self) -> Result<Option<Millis>> {
-        // It goes on from the source's latest time.
+        // It continues from the source's latest time.
         Ok(None)
     }
 
@@ -168,7 +168,7 @@ impl CopyTarget for EmbeddedTarget {
     }
 }
 
-/// What a database has, in a few words.
+/// What a database contains, in a few words.
 fn contents(database: &Path) -> String {
     let count = || -> SqliteResult<(i64, i64)> {
         let conn = files::open_reader_of(database)?;

@@ -19,11 +19,11 @@ use super::options::call;
 use super::readers::renew_snapshot;
 use super::shared::Shared;
 use super::sqlite_error::SqliteResult;
-use super::timers;
 use crate::document::Document;
 use crate::holds::{Holds, Item, next_in};
 use crate::ids::Namespace;
 use crate::query::*;
+use crate::timer_columns;
 
 /// After skipping this many rows of runs already examined, the remaining runs are found by an index.
 const MOST_REPEATS: usize = 10_000;
@@ -105,7 +105,7 @@ fn still_there<T>(
 }
 
 fn timer_is_there(conn: &Connection, run: RunId, timer: &TimerRow) -> SqliteResult<bool> {
-    let (activation, kind, fence) = timers::columns(timer.key);
+    let (activation, kind, fence) = timer_columns::columns(timer.key);
     let mut statement = conn.prepare_cached(
         "SELECT 1 FROM timers WHERE run = (SELECT position FROM runs WHERE id = ?1) AND activation = ?2 AND kind = ?3 \
          AND fence = ?4 AND due = ?5",

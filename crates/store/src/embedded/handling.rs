@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_last_is_found_by_whoever_opens_it_next() {
+    fn the_last_note_is_found_when_the_file_is_opened_again() {
         let dir = tempfile::tempdir().unwrap();
         let note = Note::open(dir.path()).unwrap();
         assert!(note.before().is_empty());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_must_not_wait_for_a_disk_that_hangs_does_not_and_the_newest_note_is_written_last() {
+    fn no_caller_waits_for_a_hanging_disk_and_the_newest_note_is_written_last() {
         let (hang, hung) = std::sync::mpsc::channel();
         let (resume, resumed) = std::sync::mpsc::channel::<()>();
         let (found, resumed) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(resumed));

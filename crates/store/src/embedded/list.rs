@@ -1,9 +1,8 @@
 //! Reads across runs: lists, feeds and counts.
 
-use eddyline_machine::record::GateReason;
 use eddyline_machine::{Data, Millis, RunId, Status};
-use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+use rusqlite::types::ToSqlOutput;
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
 use uuid::Uuid;
 
 use super::body;
@@ -11,59 +10,49 @@ use super::copy::FED_RUN;
 use super::load::{GATE, SUMMARY, gate, summary};
 use super::restore::meta;
 use super::sqlite_error::SqliteResult;
+use crate::conditions::{Conditions, Dialect, Value, clamped};
 use crate::document::{Document, DocumentKey};
 use crate::ids::Namespace;
 use crate::query::*;
 
-/// Conditions joined by AND, with their parameters. Values are bound, not inlined, so there are few distinct statements
-/// and they stay in the cache.
-#[derive(Debug, Default)]
-struct Where {
-    conditions: Vec<String>,
-    values: Vec<Value>,
+const SQLITE: Dialect = Dialect {
+    parameter: '?',
+    runs: "runs",
+    gates: "gates",
+    tagged: "runs.position IN (SELECT run FROM tags WHERE tag = ?)",
+    trimmed: "runs.trimmed = 1",
+    kept: "runs.trimmed = 0",
+    gate_is_open: "gates.at IS NOT NULL AND gates.closed = 0",
+    gate_is_kept: "runs.trimmed = 0",
+    gate_of_run: "runs.id = ?",
+    begins_with: "substr(id, 1, length(?)) = ?",
+};
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        match self {
+            Value::Text(text) => text.to_sql(),
+            Value::Number(number) => number.to_sql(),
+            Value::Run(run) => Ok(ToSqlOutput::from(&run.0.as_bytes()[..])),
+        }
+    }
 }
 
-impl Where {
-    /// Every `?` in the condition is replaced by the parameter of this value.
-    fn and(&mut self, condition: &str, value: impl Into<Value>) {
-        self.values.push(value.into());
-        self.conditions.push(condition.replace('?', &format!("?{}", self.values.len())));
+/// All rows of the statement `sql` + conditions + `after`.
+fn all<T>(
+    conn: &Connection,
+    wanted: &Conditions,
+    sql: &str,
+    after: &str,
+    read: impl Fn(&Row<'_>) -> SqliteResult<T>,
+) -> SqliteResult<Vec<T>> {
+    let mut statement = conn.prepare_cached(&format!("{sql}{}{after}", wanted.text()))?;
+    let mut rows = statement.query(params_from_iter(&wanted.values))?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        found.push(read(row)?);
     }
-
-    fn any_of(&mut self, column: &str, values: impl IntoIterator<Item = impl Into<Value>>) {
-        let from = self.values.len() + 1;
-        self.values.extend(values.into_iter().map(Into::into));
-        let places: Vec<String> = (from..=self.values.len()).map(|at| format!("?{at}")).collect();
-        self.conditions.push(format!("{column} IN ({})", places.join(", ")));
-    }
-
-    fn only(&mut self, condition: &str) {
-        self.conditions.push(condition.to_owned());
-    }
-
-    fn text(&self) -> String {
-        match self.conditions.is_empty() {
-            true => String::new(),
-            false => format!(" WHERE {}", self.conditions.join(" AND ")),
-        }
-    }
-
-    /// All rows of the statement `sql` + conditions + `after`.
-    fn all<T>(
-        &self,
-        conn: &Connection,
-        sql: &str,
-        after: &str,
-        read: impl Fn(&Row<'_>) -> SqliteResult<T>,
-    ) -> SqliteResult<Vec<T>> {
-        let mut statement = conn.prepare_cached(&format!("{sql}{}{after}", self.text()))?;
-        let mut rows = statement.query(params_from_iter(&self.values))?;
-        let mut found = Vec::new();
-        while let Some(row) = rows.next()? {
-            found.push(read(row)?);
-        }
-        Ok(found)
-    }
+    Ok(found)
 }
 
 pub(super) fn runs(
@@ -72,12 +61,12 @@ pub(super) fn runs(
     filter: &RunFilter,
     page: Page,
 ) -> SqliteResult<Vec<Summary>> {
-    let mut wanted = matching(ns, filter);
+    let mut wanted = Conditions::of_runs(&SQLITE, ns, filter);
     if let Some(before) = page.after {
         wanted.and("runs.position < ?", clamped(before));
     }
     let (sql, after) = runs_text(filter, page);
-    wanted.all(conn, &sql, &after, summary)
+    all(conn, &wanted, &sql, &after, summary)
 }
 
 /// The parts of the statement before and after the conditions.
@@ -94,7 +83,7 @@ fn runs_text(filter: &RunFilter, page: Page) -> (String, String) {
 }
 
 pub(super) fn count_runs(conn: &Connection, ns: &Namespace, filter: &RunFilter) -> SqliteResult<u64> {
-    let wanted = matching(Some(ns), filter);
+    let wanted = Conditions::of_runs(&SQLITE, Some(ns), filter);
     let mut statement = conn.prepare_cached(&format!("SELECT count(*) FROM runs{}", wanted.text()))?;
     let count: i64 = statement.query_row(params_from_iter(&wanted.values), |row| row.get(0))?;
     Ok(count as u64)
@@ -117,105 +106,22 @@ pub(super) fn going(conn: &Connection) -> SqliteResult<Vec<GoingRuns>> {
     Ok(found)
 }
 
-fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
-    let mut wanted = Where::default();
-    if let Some(ns) = ns {
-        wanted.and("runs.ns = ?", ns.as_str().to_owned());
-    }
-    if let Some(flow) = &filter.flow {
-        wanted.and("runs.flow = ?", flow.clone());
-    }
-    match filter.status.as_slice() {
-        [] => {}
-        [status] => wanted.and("runs.status = ?", status.as_str().to_owned()),
-        several => wanted.any_of("runs.status", several.iter().map(|status| status.as_str().to_owned())),
-    }
-    if ns.is_none() && !filter.status.is_empty() && filter.status.iter().all(|status| !status.is_end()) {
-        // A literal condition, so that SQLite can use the partial index `runs_going`.
-        wanted.only("runs.ended_at IS NULL");
-    }
-    if let Some(id) = &filter.external_id {
-        wanted.and("runs.external_id = ?", id.clone());
-    }
-    if let Some(root) = filter.root {
-        wanted.and("runs.root = ?", root.0.as_bytes().to_vec());
-    }
-    if let Some(run) = filter.retry_of {
-        wanted.and("runs.retry_of = ?", run.0.as_bytes().to_vec());
-    }
-    for tag in &filter.tags {
-        wanted.and("runs.position IN (SELECT run FROM tags WHERE tag = ?)", tag.clone());
-    }
-    if let Some(since) = filter.since {
-        wanted.and("runs.created_at >= ?", since);
-    }
-    if let Some(until) = filter.until {
-        wanted.and("runs.created_at < ?", until);
-    }
-    if let Some(before) = filter.ended_before {
-        wanted.and("runs.ended_at < ?", before);
-    }
-    // Literals, so that SQLite can use the partial indexes `runs_by_end` and `runs_trimmed`.
-    match filter.trimmed {
-        Some(true) => wanted.only("runs.trimmed = 1"),
-        Some(false) => wanted.only("runs.trimmed = 0"),
-        None => {}
-    }
-    wanted
-}
-
 pub(super) fn gates(
     conn: &Connection,
     ns: Option<&Namespace>,
     filter: &GateFilter,
     page: Page,
 ) -> SqliteResult<Vec<GateRow>> {
-    let mut wanted = Where::default();
     // Find the gates of a run by the run, not by the index over the namespace.
     let of_run = filter.run.is_some() && filter.token.is_none();
-    if let Some(ns) = ns {
-        wanted.and(if of_run { "+gates.ns = ?" } else { "gates.ns = ?" }, ns.as_str().to_owned());
-    }
-    // The gates of a trimmed run are being deleted.
-    wanted.only("runs.trimmed = 0");
-    match &filter.token {
-        Some(token) => wanted.and("gates.token = ?", token.clone()),
-        None => {
-            wanted.only("gates.at IS NOT NULL AND gates.closed = 0");
-            if let Some(run) = filter.run {
-                wanted.and("runs.id = ?", run.0.as_bytes().to_vec());
-            }
-            if let Some((from, to)) = filter.activations {
-                wanted.and("gates.activation >= ?", i64::from(from.0));
-                wanted.and("gates.activation <= ?", i64::from(to.0));
-            }
-            if let Some(reason) = filter.reason {
-                wanted.and("gates.reason = ?", reason_text(reason).to_owned());
-            }
-            if let Some((name, key)) = &filter.event {
-                wanted.and("gates.event = ?", name.clone());
-                match key {
-                    Some(key) => wanted.and("gates.event_key = ?", key.clone()),
-                    None => wanted.only("gates.event_key IS NULL"),
-                }
-            }
-        }
-    }
+    let ns_column = if of_run { "+gates.ns" } else { "gates.ns" };
+    let mut wanted = Conditions::of_gates(&SQLITE, ns_column, ns, filter);
     if let Some(after) = page.after {
         wanted.and("gates.position > ?", clamped(after));
     }
     let sql = format!("SELECT {GATE}, runs.id FROM gates JOIN runs ON runs.position = gates.run");
     let order = format!(" ORDER BY gates.position LIMIT {}", page.limit.min(MAX_PAGE));
-    wanted.all(conn, &sql, &order, |row| gate(row, RunId(Uuid::from_bytes(row.get(10)?))))
-}
-
-pub(super) fn reason_text(reason: GateReason) -> &'static str {
-    match reason {
-        GateReason::Time => "time",
-        GateReason::Webhook => "webhook",
-        GateReason::Event => "event",
-        GateReason::Manual => "manual",
-    }
+    all(conn, &wanted, &sql, &order, |row| gate(row, RunId(Uuid::from_bytes(row.get(10)?))))
 }
 
 pub(super) const DOCUMENT: &str = "crc, body, ns, kind, id, revision, due, changed_at";
@@ -240,31 +146,9 @@ pub(super) fn documents(
     filter: &DocumentFilter,
     limit: usize,
 ) -> SqliteResult<Vec<Document>> {
-    let mut wanted = Where::default();
-    wanted.and("kind = ?", filter.kind.clone());
-    if let Some(ns) = ns {
-        wanted.and("ns = ?", ns.as_str().to_owned());
-    }
-    if let Some(id) = &filter.id {
-        wanted.and("id = ?", id.clone());
-    }
-    if let Some(prefix) = &filter.prefix {
-        wanted.and("id >= ?", prefix.clone());
-        wanted.and("substr(id, 1, length(?)) = ?", prefix.clone());
-    }
-    match (&filter.after, &filter.after_ns) {
-        (Some(after), None) => wanted.and("id > ?", after.clone()),
-        (Some(after), Some(ns)) => {
-            // The first condition seeks in the index, the second is exact.
-            wanted.and("id >= ?", after.clone());
-            wanted.values.push(ns.as_str().to_owned().into());
-            let at = wanted.values.len();
-            wanted.only(&format!("(id, ns) > (?{}, ?{at})", at - 1));
-        }
-        (None, _) => {}
-    }
+    let wanted = Conditions::of_documents(&SQLITE, ns, filter);
     let order = format!(" ORDER BY id, ns LIMIT {}", limit.min(MAX_PAGE));
-    wanted.all(conn, &format!("SELECT {DOCUMENT} FROM documents"), &order, document)
+    all(conn, &wanted, &format!("SELECT {DOCUMENT} FROM documents"), &order, document)
 }
 
 pub(super) fn feed(conn: &Connection, ns: &Namespace, feed: &Feed, page: Page) -> SqliteResult<Vec<FeedItem>> {
@@ -306,13 +190,13 @@ fn fed_runs_in(
     after: i64,
     limit: usize,
 ) -> SqliteResult<Vec<FeedItem>> {
-    let mut wanted = Where::default();
-    wanted.and(&format!("{table}.ns = ?"), ns.as_str().to_owned());
+    let mut wanted = Conditions::new(&SQLITE);
+    wanted.and(&format!("{table}.ns = ?"), ns.as_str());
     if let Some(flow) = flow {
-        wanted.and("flow = ?", flow.to_owned());
+        wanted.and("flow = ?", flow);
     }
     wanted.and(&format!("{table}.position > ?"), after);
-    wanted.all(conn, from, &format!(" ORDER BY {table}.position LIMIT {limit}"), |row| {
+    all(conn, &wanted, from, &format!(" ORDER BY {table}.position LIMIT {limit}"), |row| {
         let what = Fed::Run { run: RunId(Uuid::from_bytes(row.get(2)?)), flow: row.get(3)? };
         Ok(FeedItem { position: row.get::<_, i64>(0)? as u64, at: row.get(1)?, what })
     })
@@ -338,14 +222,14 @@ fn fed_events_where(
     since: Option<Millis>,
     first: i64,
     page: Page,
-) -> Where {
-    let mut wanted = Where::default();
-    wanted.and("ns = ?", ns.as_str().to_owned());
+) -> Conditions {
+    let mut wanted = Conditions::new(&SQLITE);
+    wanted.and("ns = ?", ns.as_str());
     if let Some(name) = name {
-        wanted.and("name = ?", name.to_owned());
+        wanted.and("name = ?", name);
     }
     if let Some(key) = key {
-        wanted.and("key = ?", key.to_owned());
+        wanted.and("key = ?", key);
     }
     // The unary plus keeps SQLite from using the index by time: pages are ordered by position.
     if let Some(since) = since {
@@ -355,9 +239,9 @@ fn fed_events_where(
     wanted
 }
 
-fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Where, page: Page) -> SqliteResult<Vec<FeedItem>> {
+fn fed_events(conn: &Connection, ns: &Namespace, wanted: &Conditions, page: Page) -> SqliteResult<Vec<FeedItem>> {
     let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
-    wanted.all(conn, EVENTS, &order, |row| {
+    all(conn, wanted, EVENTS, &order, |row| {
         let (position, at): (i64, i64) = (row.get(2)?, row.get(3)?);
         let payload: Data = body::read(row, 0, &[position, at], || format!("events: event {position} of {ns}"))?;
         let what = Fed::Event { id: row.get(4)?, name: row.get(5)?, key: row.get(6)?, payload };
@@ -384,11 +268,6 @@ pub(super) fn event(conn: &Connection, ns: &Namespace, id: &str) -> SqliteResult
 
 const EVENTS: &str = "SELECT crc, body, position, at, id, name, key FROM events";
 
-/// SQLite integers are signed; a larger position is after every row.
-fn clamped(position: u64) -> i64 {
-    i64::try_from(position).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -402,18 +281,19 @@ mod tests {
         migrate(&mut conn).unwrap();
         let page = Page { after, limit: 100 };
         let (sql, order) = runs_text(filter, page);
-        let mut wanted = matching(ns, filter);
+        let mut wanted = Conditions::of_runs(&SQLITE, ns, filter);
         if let Some(before) = after {
             wanted.and("runs.position < ?", clamped(before));
         }
-        let plan = wanted.all(&conn, &format!("EXPLAIN QUERY PLAN {sql}"), &order, |row| Ok(row.get::<_, String>(3)?));
+        let plan =
+            all(&conn, &wanted, &format!("EXPLAIN QUERY PLAN {sql}"), &order, |row| Ok(row.get::<_, String>(3)?));
         let plan = plan.unwrap();
         let looks: Vec<&String> = plan.iter().filter(|step| step.contains(" runs")).collect();
         assert_eq!(looks, expected, "{plan:?}");
     }
 
     #[test]
-    fn runs_that_go_on_are_found_by_their_status_in_every_namespace() {
+    fn runs_that_have_not_ended_are_found_by_their_status_in_every_namespace() {
         for status in Status::ALL.into_iter().filter(|status| !status.is_end()) {
             let filter = RunFilter { status: vec![status], ..RunFilter::default() };
             check(None, &filter, None, &["SEARCH runs USING INDEX runs_going (status=?)"]);
@@ -425,9 +305,9 @@ mod tests {
     fn events_are_found_by_name_key_and_position_and_the_first_of_a_moment_by_time() {
         let mut conn = Connection::open_in_memory().unwrap();
         migrate(&mut conn).unwrap();
-        let plan = |wanted: &Where, sql: &str, order: &str| {
+        let plan = |wanted: &Conditions, sql: &str, order: &str| {
             let plan =
-                wanted.all(&conn, &format!("EXPLAIN QUERY PLAN {sql}"), order, |row| Ok(row.get::<_, String>(3)?));
+                all(&conn, wanted, &format!("EXPLAIN QUERY PLAN {sql}"), order, |row| Ok(row.get::<_, String>(3)?));
             plan.unwrap()
         };
         for (name, key, index) in [
@@ -440,7 +320,8 @@ mod tests {
             let found = plan(&wanted, EVENTS, " ORDER BY position LIMIT 10");
             assert_eq!(found, [format!("SEARCH events USING INDEX {index}")]);
         }
-        let first = Where { values: vec!["x".to_owned().into(), 5.into()], ..Where::default() };
+        let mut first = Conditions::new(&SQLITE);
+        first.values = vec!["x".into(), 5.into()];
         let found = plan(&first, FIRST_SINCE, "");
         assert_eq!(found, ["SEARCH events USING COVERING INDEX events_by_time (ns=? AND at>?)"]);
     }

@@ -13,12 +13,12 @@ use super::body;
 use super::claims::{self, HELD};
 use super::schema::{key_of, number_of};
 use super::sqlite_error::{SqliteError, SqliteResult};
-use super::timers;
 use super::unique;
 use super::write_run::header_numbers;
 use crate::ids::Namespace;
 use crate::query::*;
 use crate::task_queues::TaskQueues;
+use crate::timer_columns;
 
 /// The columns of a [`Summary`]. The number of records comes from the last row of records.
 pub(super) const SUMMARY: &str = "runs.id, runs.ns, runs.position, runs.created_at, runs.started_at, runs.ended_at, \
@@ -288,8 +288,8 @@ fn timers_of(conn: &Connection, run: RunId, position: i64) -> SqliteResult<Vec<T
 
 /// Columns activation, kind, fence, due and wall, from the first on.
 pub(super) fn timer(row: &Row<'_>, run: RunId) -> SqliteResult<TimerRow> {
-    let kind: i64 = row.get(1)?;
-    let key = timers::key(row.get(0)?, kind, row.get(2)?)
+    let kind: i32 = row.get(1)?;
+    let key = timer_columns::key(row.get(0)?, kind, row.get(2)?)
         .ok_or_else(|| SqliteError::Corrupt(format!("timers: a timer of run {run} is of kind {kind}")))?;
     Ok(TimerRow { key, due: row.get(3)?, wall: row.get(4)? })
 }

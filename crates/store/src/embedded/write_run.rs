@@ -12,13 +12,13 @@ use super::group::{Group, UsedUp};
 use super::options::call;
 use super::schema::key_of;
 use super::sqlite_error::SqliteResult;
-use super::timers;
 use super::writer_cache::{Facts, Head};
 use crate::commit::{CommandId, Committed, Consumed, StartKey};
 use crate::error::Refused;
 use crate::holds::Item;
 use crate::ids::Namespace;
 use crate::query::Change;
+use crate::timer_columns;
 
 impl Group<'_> {
     pub fn commit_run(&mut self, encoded: &EncodedRun) -> SqliteResult<Verdict<Committed, Refused>> {
@@ -167,7 +167,7 @@ impl Group<'_> {
             }
             Consumed::Timer(key, due) => {
                 let Some(position) = position else { return Ok(false) };
-                let (activation, kind, fence) = timers::columns(*key);
+                let (activation, kind, fence) = timer_columns::columns(*key);
                 let mut statement = self.conn.prepare_cached(
                     "SELECT 1 FROM timers WHERE run = ?1 AND activation = ?2 AND kind = ?3 AND fence = ?4 AND due = ?5",
                 )?;
@@ -184,7 +184,7 @@ impl Group<'_> {
             Consumed::Timer(key, due) => {
                 if let Some(head) = self.cache.head(self.conn, run)? {
                     let position = head.position;
-                    self.clear_timer(position, timers::columns(*key))?;
+                    self.clear_timer(position, timer_columns::columns(*key))?;
                 }
                 self.used_up(UsedUp::Item(Item::Timer(run, *key, *due)));
             }
@@ -215,12 +215,12 @@ impl Group<'_> {
         }
         let (crc, text) = (seal_header(&encoded.header, header.run), &encoded.header.text);
         let (version, memo) = (header.version.0 as i64, encoded.memo as i64);
-        if same_place && same_facts {
+        if same_place {
             self.write(
                 "UPDATE runs SET paused = ?2, memo = ?3, version = ?4, crc = ?5, header = ?6 WHERE position = ?1",
                 params![position, header.holds_tasks(), memo, version, crc, text],
             )?;
-        } else if same_facts {
+        } else {
             self.write(
                 "UPDATE runs SET paused = ?2, memo = ?3, version = ?4, crc = ?5, header = ?6, status = ?7, \
                  started_at = ?8, ended_at = ?9 WHERE position = ?1",
@@ -236,23 +236,11 @@ impl Group<'_> {
                     ended_at
                 ],
             )?;
-        } else {
+        }
+        if !same_facts {
             self.write(
-                "UPDATE runs SET paused = ?2, memo = ?3, version = ?4, crc = ?5, header = ?6, status = ?7, \
-                 started_at = ?8, ended_at = ?9, flow = ?10, external_id = ?11 WHERE position = ?1",
-                params![
-                    position,
-                    header.holds_tasks(),
-                    memo,
-                    version,
-                    crc,
-                    text,
-                    encoded.status.as_str(),
-                    started_at,
-                    ended_at,
-                    header.flow,
-                    header.external_id
-                ],
+                "UPDATE runs SET flow = ?2, external_id = ?3 WHERE position = ?1",
+                params![position, header.flow, header.external_id],
             )?;
             self.write("DELETE FROM tags WHERE run = ?1", [position])?;
             self.write_tags(position, &header.tags)?;
@@ -410,13 +398,13 @@ impl Group<'_> {
     fn change_timers(&mut self, position: i64, encoded: &EncodedRun) -> SqliteResult<()> {
         for change in &encoded.commit.transition.timers {
             match change {
-                TimerChange::Clear(key) => self.clear_timer(position, timers::columns(*key))?,
+                TimerChange::Clear(key) => self.clear_timer(position, timer_columns::columns(*key))?,
                 TimerChange::Set { key, due } => {
                     let (due, wall) = match *due {
                         Due::After(ms) => (self.now + ms, false),
                         Due::At(at) => (at, true),
                     };
-                    let (activation, kind, fence) = timers::columns(*key);
+                    let (activation, kind, fence) = timer_columns::columns(*key);
                     self.write(
                         "INSERT OR REPLACE INTO timers (run, activation, kind, fence, due, wall) \
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
@@ -429,7 +417,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    fn clear_timer(&mut self, position: i64, (activation, kind, fence): (i64, i64, i64)) -> SqliteResult<()> {
+    fn clear_timer(&mut self, position: i64, (activation, kind, fence): (i64, i32, i64)) -> SqliteResult<()> {
         self.write(
             "DELETE FROM timers WHERE run = ?1 AND activation = ?2 AND kind = ?3 AND fence = ?4",
             params![position, activation, kind, fence],
@@ -465,7 +453,7 @@ impl Group<'_> {
                             place,
                             now,
                             gate.timeout_ms.map(|ms| now + ms),
-                            super::list::reason_text(gate.reason),
+                            crate::conditions::reason_text(gate.reason),
                             event.map(|event| &event.name),
                             event.and_then(|event| event.key.as_ref()),
                             body.seal(&[position, activation]),

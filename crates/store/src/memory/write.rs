@@ -345,7 +345,7 @@ impl Rows {
             self.changes.push(Change::Run { run: *run, ended: false });
             self.changes.push(Change::Leases);
         }
-        Claims { tasks, retry_at, full }
+        Claims { tasks, retry_at, full, exhausted: false }
     }
 
     fn claimed(&self, run: RunId, fence: Fence) -> Option<Claimed> {

@@ -1,4 +1,4 @@
-//! JSON in a row, with a checksum over it and over what says whose row it is; and texts in columns.
+//! JSON bodies of rows, with a checksum over the body and the key of the row; and the escaping of texts in columns.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use crate::error::{Result, StoreError};
 
 pub(super) fn text(value: &(impl Serialize + ?Sized)) -> Result<String> {
     serde_json::to_string(value)
-        .map_err(|error| StoreError::Unavailable(format!("it can't be written as JSON: {error}")))
+        .map_err(|error| StoreError::Unavailable(format!("a value can't be written as JSON: {error}")))
 }
 
-/// The checksum of a row: of its text and of the parts of its key.
+/// The checksum of a row, over its text and the parts of its key.
 pub(super) fn seal(text: &str, key: &[&[u8]]) -> i32 {
     let mut hasher = Hasher::new();
     hasher.update(text.as_bytes());
@@ -25,13 +25,13 @@ pub(super) fn seal(text: &str, key: &[&[u8]]) -> i32 {
     hasher.finalize() as i32
 }
 
-/// What a body says, checked before anything is made of it. `name` says which row it is, in words for people.
+/// Parses a body after verifying its checksum. `name` names the row in an error.
 pub(super) fn read<T: DeserializeOwned>(crc: i32, text: &str, key: &[&[u8]], name: impl Fn() -> String) -> PgResult<T> {
     check(crc, text, key, &name)?;
     parse(text).map_err(|error| PgError::Corrupt(format!("{} can't be read: {error}", name())))
 }
 
-/// Whether a body is what was written there.
+/// Fails if a body does not match its checksum.
 pub(super) fn check(crc: i32, text: &str, key: &[&[u8]], name: impl Fn() -> String) -> PgResult<()> {
     match seal(text, key) == crc {
         true => Ok(()),
@@ -39,8 +39,8 @@ pub(super) fn check(crc: i32, text: &str, key: &[&[u8]], name: impl Fn() -> Stri
     }
 }
 
-/// What was stored was bounded when it came in; here it is only nested a little deeper, which must not make it
-/// unreadable.
+/// Parses without a depth limit: stored JSON was bounded when it was accepted, and the few levels that the store adds
+/// must not make it unreadable.
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
     let mut json = serde_json::Deserializer::from_str(text);
     json.disable_recursion_limit();
@@ -51,7 +51,7 @@ pub(super) fn parse<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
 
 const ESCAPE: char = '\u{1}';
 
-/// PostgreSQL has no U+0000 in texts: it is written as U+0001 and `0`, and U+0001 itself as U+0001 and `1`.
+/// PostgreSQL texts cannot contain U+0000: it is written as U+0001 and `0`, and U+0001 itself as U+0001 and `1`.
 pub(super) fn escape(text: &str) -> Cow<'_, str> {
     if !text.contains(['\0', ESCAPE]) {
         return Cow::Borrowed(text);
@@ -77,7 +77,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn a_row_that_moved_or_changed_does_not_match() {
+    fn a_moved_or_changed_row_does_not_match_its_checksum() {
         assert_ne!(seal("{}", &[b"a", b"b"]), seal("{}", &[b"ab"]));
         assert_ne!(seal("{}", &[b"a"]), seal("[]", &[b"a"]));
         let read = |key: &[u8]| read::<Value>(seal("[1]", &[b"a"]), "[1]", &[key], || "the row".to_owned());
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_comes_back_from_a_column() {
+    fn escaped_texts_are_restored() {
         for text in ["", "plain", "\0", "a\0b\u{1}c\u{1}0\u{1}1", "\u{1}\0\u{1}"] {
             assert!(!escape(text).contains('\0'));
             assert_eq!(unescape(escaped(text)), text);

@@ -1,13 +1,14 @@
 //! Tasks: claimed, kept, counted.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use eddyline_machine::{ActId, Claim, Fence, Millis, RunId, Task, TaskRef};
+use eddyline_machine::{ActId, Claim, Fence, RunId, Task, TaskRef};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::body::{escape, escaped, read, text, unescape};
+use super::columns::{Groups, Lows, Requests};
 use super::connect::Object;
 use super::database::{Database, Param};
 use super::encode::BETWEEN;
@@ -17,50 +18,73 @@ use crate::error::Result;
 use crate::ids::Namespace;
 use crate::query::{LimitState, QueueState};
 
-/// Claims, as the parameters of `claim_v1`.
+/// With how many groups a claim is compared.
+const MOST_COMPARED: usize = 16;
+
+/// Claims, as the parameters of `claim_v1` and of `commit_v1`.
 #[derive(Debug, Default)]
 pub(super) struct ClaimRows {
-    now: Option<Millis>,
-    ns: Vec<String>,
-    request: Vec<Uuid>,
-    worker: Vec<String>,
-    queues: Vec<String>,
-    offer: Vec<String>,
-    max: Vec<i32>,
-    most: Vec<Option<i32>>,
-    lease_ms: Vec<i64>,
+    pub requests: Requests,
+    groups: Groups,
+    lows: Lows,
 }
 
-const CLAIM: &str = "SELECT * FROM eddyline.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    let places = |from: usize, to: usize| (from..=to).map(|at| format!("${at}")).collect::<Vec<_>>().join(", ");
+    format!("SELECT * FROM eddyline.claim_v1({}, '{{}}', {})", places(1, 7), places(8, 14))
+});
 
 impl ClaimRows {
-    pub fn of(claims: &[ClaimRequest]) -> Result<ClaimRows> {
+    pub fn of(database: &Database, claims: &[ClaimRequest]) -> Result<ClaimRows> {
         let mut rows = ClaimRows::default();
+        let mut groups: Vec<&ClaimRequest> = Vec::new();
         for claim in claims {
-            rows.ns.push(escaped(claim.ns.as_str()));
-            rows.request.push(claim.request.0);
-            rows.worker.push(escaped(&claim.worker));
-            rows.queues.push(claim.queues.iter().map(|queue| escaped(queue)).collect::<Vec<_>>().join(BETWEEN));
-            rows.offer.push(text(&escaped_offer(&claim.offer))?);
-            rows.max.push(i32::try_from(claim.max).unwrap_or(i32::MAX));
-            rows.most.push(claim.most_held.map(|most| i32::try_from(most).unwrap_or(i32::MAX)));
-            rows.lease_ms.push(claim.lease_ms);
+            let equal = |other: &&ClaimRequest| {
+                other.ns == claim.ns
+                    && other.queues == claim.queues
+                    && (Arc::ptr_eq(&other.offer, &claim.offer) || other.offer == claim.offer)
+            };
+            // Beyond a few, a group of its own for each is quicker than looking for an equal one.
+            let known = groups.iter().rev().take(MOST_COMPARED).position(equal).map(|back| groups.len() - back);
+            let group = match known {
+                Some(group) => group,
+                None => {
+                    groups.push(claim);
+                    rows.add_group(database, groups.len() as i32, claim)?;
+                    groups.len()
+                }
+            };
+            let requests = &mut rows.requests;
+            requests.group.push(group as i32);
+            requests.request.push(claim.request.0);
+            requests.worker.push(escaped(&claim.worker));
+            requests.max.push(i32::try_from(claim.max).unwrap_or(i32::MAX));
+            requests.most.push(claim.most_held.map(|most| i32::try_from(most).unwrap_or(i32::MAX)));
+            requests.lease_ms.push(claim.lease_ms);
         }
         Ok(rows)
     }
 
-    fn params<'a>(&'a self, now: &'a Option<Millis>) -> Vec<Param<'a>> {
-        vec![
-            (now, Type::INT8),
-            (&self.ns, Type::TEXT_ARRAY),
-            (&self.request, Type::UUID_ARRAY),
-            (&self.worker, Type::TEXT_ARRAY),
-            (&self.queues, Type::TEXT_ARRAY),
-            (&self.offer, Type::TEXT_ARRAY),
-            (&self.max, Type::INT4_ARRAY),
-            (&self.most, Type::INT4_ARRAY),
-            (&self.lease_ms, Type::INT8_ARRAY),
-        ]
+    fn add_group(&mut self, database: &Database, group: i32, claim: &ClaimRequest) -> Result<()> {
+        let queues: Vec<String> = claim.queues.iter().map(|queue| escaped(queue)).collect();
+        for queue in &queues {
+            for (class, low) in database.low_marks(&claim.ns, queue) {
+                self.lows.group.push(group);
+                self.lows.queue.push(queue.clone());
+                self.lows.class.push(class);
+                self.lows.low.push(low);
+            }
+        }
+        self.groups.ns.push(escaped(claim.ns.as_str()));
+        self.groups.queues.push(queues.join(BETWEEN));
+        self.groups.offer.push(text(&escaped_offer(&claim.offer))?);
+        Ok(())
+    }
+
+    pub fn params<'a>(&'a self, params: &mut Vec<Param<'a>>) {
+        self.requests.params(params);
+        self.groups.params(params);
+        self.lows.params(params);
     }
 }
 
@@ -73,35 +97,49 @@ fn escaped_offer(offer: &Offer) -> Offer {
     }
 }
 
-pub(super) async fn prepare(database: &Database, client: &Object, rows: &ClaimRows) -> PgResult<()> {
-    database.prepare(client, CLAIM, &rows.params(&rows.now)).await
-}
-
 pub(super) async fn send(database: &Database, client: &Object, rows: &ClaimRows) -> PgResult<Vec<Row>> {
     let now = database.now_given();
-    database.query(client, CLAIM, &rows.params(&now)).await
+    let mut params: Vec<Param<'_>> = vec![(&now, Type::INT8)];
+    rows.params(&mut params);
+    database.query(client, &CLAIM, &params).await
 }
 
 /// What each claim got, and whether it had got it before.
-pub(super) fn answers(requests: &[ClaimRequest], rows: Vec<Row>) -> PgResult<(Vec<Claims>, Vec<bool>)> {
-    let mut claims = vec![Claims::default(); requests.len()];
-    let mut before = vec![false; requests.len()];
-    for row in rows {
+#[derive(Debug, Default)]
+pub(super) struct ClaimAnswers {
+    pub claims: Vec<Claims>,
+    pub before: Vec<bool>,
+}
+
+impl ClaimAnswers {
+    pub fn new(requests: &[ClaimRequest]) -> ClaimAnswers {
+        ClaimAnswers { claims: vec![Claims::default(); requests.len()], before: vec![false; requests.len()] }
+    }
+
+    /// A row of `claim_v1`.
+    pub fn add(&mut self, database: &Database, requests: &[ClaimRequest], row: &Row) -> PgResult<()> {
         let at = row.try_get::<_, i32>("out_r")? as usize - 1;
-        let (Some(claims), Some(before), Some(request)) = (claims.get_mut(at), before.get_mut(at), requests.get(at))
+        let (Some(claims), Some(before), Some(request)) =
+            (self.claims.get_mut(at), self.before.get_mut(at), requests.get(at))
         else {
-            continue;
+            return Ok(());
         };
+        if let Some(low) = row.try_get::<_, Option<i64>>("out_low")? {
+            let (queue, class): (String, i64) = (row.try_get("out_queue")?, row.try_get("out_class")?);
+            database.learn_low_mark(&request.ns, queue, class, low);
+            return Ok(());
+        }
         *before |= row.try_get::<_, bool>("out_before")?;
         match row.try_get::<_, Option<Uuid>>("out_run")? {
-            Some(run) => claims.tasks.push(claimed(request, RunId(run), &row)?),
+            Some(run) => claims.tasks.push(claimed(request, RunId(run), row)?),
             None => {
                 claims.retry_at = row.try_get("out_retry_at")?;
                 claims.full = row.try_get::<_, Option<bool>>("out_full")?.unwrap_or(false);
+                claims.exhausted = row.try_get::<_, Option<bool>>("out_exhausted")?.unwrap_or(false);
             }
         }
+        Ok(())
     }
-    Ok((claims, before))
 }
 
 fn claimed(request: &ClaimRequest, run: RunId, row: &Row) -> PgResult<Claimed> {

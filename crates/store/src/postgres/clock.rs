@@ -1,21 +1,21 @@
-//! The database's time, without a round trip for each look at it.
+//! The database's time, without a round trip for each reading.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use eddyline_machine::Millis;
 
-/// What the database said is believed for so long; then it is asked again. A process that serves checks in every second,
-/// which brings the time.
-const BELIEVED: Duration = Duration::from_secs(3);
+/// How long a reading of the database's clock is extrapolated before it is read again. A serving process checks in
+/// every second, which also returns the time.
+const MAX_AGE: Duration = Duration::from_secs(3);
 
-/// What the database's clock shows, from what it showed last and what has passed here since. It never goes back.
+/// The database's time, computed from the last reading and the time that has passed locally since. It never goes back.
 #[derive(Debug)]
 pub(super) struct DatabaseClock {
     opened: Instant,
-    /// The database's time less what has passed here since the store was opened.
+    /// The database's time minus the local time since the store was opened.
     offset: AtomicI64,
-    /// When that was learned, in milliseconds since the store was opened; negative: never.
+    /// When the offset was last updated, in milliseconds since the store was opened; negative: never.
     learned: AtomicI64,
     shown: AtomicI64,
 }
@@ -34,7 +34,7 @@ impl DatabaseClock {
         self.opened.elapsed().as_millis() as Millis
     }
 
-    /// An answer of the database was given at that moment.
+    /// Records the time in a response that just arrived.
     pub fn learn(&self, at: Millis) -> Millis {
         let passed = self.passed();
         self.offset.store(at - passed, Ordering::Relaxed);
@@ -42,10 +42,10 @@ impl DatabaseClock {
         self.show(at)
     }
 
-    /// None if the database must be asked.
+    /// The current time; `None` if the last reading is too old.
     pub fn now(&self) -> Option<Millis> {
         let (passed, learned) = (self.passed(), self.learned.load(Ordering::Relaxed));
-        let believed = learned >= 0 && passed - learned <= BELIEVED.as_millis() as Millis;
+        let believed = learned >= 0 && passed - learned <= MAX_AGE.as_millis() as Millis;
         believed.then(|| self.show(self.offset.load(Ordering::Relaxed) + passed))
     }
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_on_from_what_was_learned_and_never_back() {
+    fn it_continues_from_the_last_reading_and_never_goes_back() {
         let clock = DatabaseClock::new();
         assert_eq!(clock.now(), None);
         assert_eq!(clock.learn(1_000_000), 1_000_000);

@@ -22,7 +22,7 @@ macro_rules! columns {
 }
 
 columns! {
-    /// Transitions. Rows of the other tables name theirs by its place in here, from 1.
+    /// Transitions. Rows of the other tables refer to theirs by its position in here, counted from 1.
     Commits {
         run: Uuid => UUID_ARRAY,
         ns: String => TEXT_ARRAY,
@@ -103,6 +103,9 @@ columns! {
         body: String => TEXT_ARRAY,
         started_crc: i32 => INT4_ARRAY,
         started: String => TEXT_ARRAY,
+        // The claims of the same call that may have it at once, by their group, from 1; and the build of their worker.
+        group: i32 => INT4_ARRAY,
+        build: Option<String> => TEXT_ARRAY,
     }
 }
 
@@ -147,8 +150,39 @@ columns! {
     }
 }
 
+columns! {
+    /// Claims. Each is one of a group.
+    Requests {
+        group: i32 => INT4_ARRAY,
+        request: Uuid => UUID_ARRAY,
+        worker: String => TEXT_ARRAY,
+        max: i32 => INT4_ARRAY,
+        most: Option<i32> => INT4_ARRAY,
+        lease_ms: i64 => INT8_ARRAY,
+    }
+}
+
+columns! {
+    /// What claims ask for. Claims with equal namespaces, queues and offers are one group.
+    Groups {
+        ns: String => TEXT_ARRAY,
+        queues: String => TEXT_ARRAY,
+        offer: String => TEXT_ARRAY,
+    }
+}
+
+columns! {
+    /// The ranks from which to look for tasks.
+    Lows {
+        group: i32 => INT4_ARRAY,
+        queue: String => TEXT_ARRAY,
+        class: i64 => INT8_ARRAY,
+        low: i64 => INT8_ARRAY,
+    }
+}
+
 impl Messages {
-    /// Those of a commit of documents name no transition.
+    /// Those of a commit of documents refer to no transition.
     pub fn params_alone<'a>(&'a self, params: &mut Vec<Param<'a>>) {
         let mut all = Vec::new();
         self.params(&mut all);

@@ -7,7 +7,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::claims::{self, ClaimRows};
+use super::body::unescape;
+use super::claim_new;
+use super::claims::{self, ClaimAnswers, ClaimRows};
 use super::connect::Object;
 use super::database::{COMMIT_TIMEOUT, Database, TRIES, in_time, pause};
 use super::encode::Batch;
@@ -15,9 +17,10 @@ use super::hinted;
 use super::pg_error::{PgError, PgResult};
 use super::waves::{Wave, waves};
 use crate::Written;
-use crate::claim::{ClaimRequest, Claims};
+use crate::claim::ClaimRequest;
 use crate::commit::{Command, Committed};
 use crate::error::{Refused, Result, StoreError};
+use crate::ids::Namespace;
 
 /// What a command came to, and the queues of its namespace that may have something to offer because of it.
 type Answer = std::result::Result<Committed, Refused>;
@@ -30,17 +33,17 @@ struct Call {
     commands: Vec<Command>,
     claims: Vec<ClaimRequest>,
     waves: Vec<Wave>,
-    claim_rows: Option<ClaimRows>,
+    claim_rows: ClaimRows,
 }
 
 #[derive(Debug, Default)]
 struct Answers {
     commands: Vec<Option<Answer>>,
-    claims: Vec<Claims>,
-    /// Claims that were given out before.
-    before: Vec<bool>,
+    claims: ClaimAnswers,
     /// Namespace and queue.
     offering: Vec<(String, String)>,
+    /// Claims that got tasks of the commit, each with the places of those.
+    got_new: Vec<(usize, Vec<i32>)>,
 }
 
 pub(super) async fn commit(
@@ -51,8 +54,11 @@ pub(super) async fn commit(
     if commands.is_empty() && claims.is_empty() {
         return Ok(Written::default());
     }
-    let waves = waves(database, &commands)?;
-    let claim_rows = (!claims.is_empty()).then(|| ClaimRows::of(&claims)).transpose()?;
+    let mut waves = waves(database, &commands)?;
+    let claim_rows = ClaimRows::of(database, &claims)?;
+    if let ([Wave::Runs { batch, commands: of, .. }], false) = (waves.as_mut_slice(), claims.is_empty()) {
+        claim_new::match_new(batch, &claim_new::commits(&commands, of), &claims, &claim_rows);
+    }
     let call = Call { database: database.clone(), commands, claims, waves, claim_rows };
     let carried_out = tokio::spawn(call.carry_out()).await;
     carried_out.unwrap_or_else(|error| Err(StoreError::Closed(format!("a commit was stopped: {error}"))))
@@ -76,8 +82,12 @@ impl Call {
         }
         let missing = || StoreError::Corrupt("a command was not answered".to_owned());
         let commands: Option<Vec<Answer>> = answers.commands.into_iter().collect();
-        let written = Written { commands: commands.ok_or_else(missing)?, claims: answers.claims };
-        let changes = hinted::changes(&self.commands, &self.claims, &written, &answers.before, answers.offering);
+        let ClaimAnswers { claims, before } = answers.claims;
+        let written = Written { commands: commands.ok_or_else(missing)?, claims };
+        for (ns, queue) in &answers.offering {
+            self.database.forget_low_marks(&Namespace::new(&unescape(ns.clone())), queue);
+        }
+        let changes = hinted::changes(&self.commands, &self.claims, &written, &before, answers.offering);
         self.database.hub.tell(changes);
         Ok(written)
     }
@@ -85,7 +95,11 @@ impl Call {
     /// Nothing is written if it fails, unless the connection was cut.
     async fn attempt(&self) -> PgResult<Answers> {
         let client = self.database.client().await?;
-        let mut answers = Answers { commands: vec![None; self.commands.len()], ..Answers::default() };
+        let mut answers = Answers {
+            commands: vec![None; self.commands.len()],
+            claims: ClaimAnswers::new(&self.claims),
+            ..Answers::default()
+        };
         match in_time(COMMIT_TIMEOUT, self.write(&client, &mut answers)).await {
             Ok(()) => Ok(answers),
             Err(error) => {
@@ -95,84 +109,49 @@ impl Call {
         }
     }
 
+    /// Mostly one statement, which is a transaction of its own.
     async fn write(&self, client: &Object, answers: &mut Answers) -> PgResult<()> {
-        match (self.waves.as_slice(), &self.claim_rows) {
-            ([wave], None) => self.wave_alone(client, answers, wave).await,
-            ([], Some(rows)) => self.claims_alone(client, answers, rows).await,
-            ([wave], Some(rows)) => self.at_once(client, answers, wave, rows).await,
-            (waves, rows) => self.one_by_one(client, answers, waves, rows.as_ref()).await,
+        match self.waves.as_slice() {
+            [wave @ Wave::Runs { batch, .. }] => {
+                let written = self.send(client, wave, &self.claim_rows).await?;
+                self.answer(answers, wave, written)?;
+                self.answer_new(answers, batch)
+            }
+            [wave] if self.claims.is_empty() => {
+                let written = self.send(client, wave, &self.claim_rows).await?;
+                self.answer(answers, wave, written)
+            }
+            [] => self.claims_alone(client, answers).await,
+            waves => self.one_by_one(client, answers, waves).await,
         }
     }
 
-    async fn wave_alone(&self, client: &Object, answers: &mut Answers, wave: &Wave) -> PgResult<()> {
-        let written = self.send(client, wave).await?;
-        self.answer(answers, wave, written)
+    async fn claims_alone(&self, client: &Object, answers: &mut Answers) -> PgResult<()> {
+        for row in claims::send(&self.database, client, &self.claim_rows).await? {
+            answers.claims.add(&self.database, &self.claims, &row)?;
+        }
+        Ok(())
     }
 
-    async fn claims_alone(&self, client: &Object, answers: &mut Answers, rows: &ClaimRows) -> PgResult<()> {
-        let claimed = claims::send(&self.database, client, rows).await?;
-        self.answer_claims(answers, claimed)
-    }
-
-    /// One wave and its claims, sent without waiting in between.
-    async fn at_once(&self, client: &Object, answers: &mut Answers, wave: &Wave, rows: &ClaimRows) -> PgResult<()> {
-        self.prepare(client, wave).await?;
-        claims::prepare(&self.database, client, rows).await?;
-        let (begun, written, claimed, ended) = tokio::join!(
-            biased;
-            client.batch_execute("BEGIN"),
-            self.send(client, wave),
-            claims::send(&self.database, client, rows),
-            client.batch_execute("COMMIT")
-        );
-        begun?;
-        let (written, claimed) = (written?, claimed?);
-        ended?;
-        self.answer(answers, wave, written)?;
-        self.answer_claims(answers, claimed)
-    }
-
-    async fn one_by_one(
-        &self,
-        client: &Object,
-        answers: &mut Answers,
-        waves: &[Wave],
-        rows: Option<&ClaimRows>,
-    ) -> PgResult<()> {
+    async fn one_by_one(&self, client: &Object, answers: &mut Answers, waves: &[Wave]) -> PgResult<()> {
         client.batch_execute("BEGIN").await?;
         for wave in waves {
-            let written = self.send(client, wave).await?;
+            let written = self.send(client, wave, &ClaimRows::default()).await?;
             self.answer(answers, wave, written)?;
         }
-        if let Some(rows) = rows {
-            let claimed = claims::send(&self.database, client, rows).await?;
-            self.answer_claims(answers, claimed)?;
+        if !self.claims.is_empty() {
+            self.claims_alone(client, answers).await?;
         }
         client.batch_execute("COMMIT").await?;
         Ok(())
     }
 
-    async fn prepare(&self, client: &Object, wave: &Wave) -> PgResult<()> {
+    async fn send(&self, client: &Object, wave: &Wave, claims: &ClaimRows) -> PgResult<Vec<Row>> {
         let now = self.database.now_given();
         match wave {
             Wave::Runs { batch, lock, .. } => {
                 let mut params = vec![(&now as _, Type::INT8), (lock as _, Type::UUID_ARRAY)];
-                params.extend(batch.params());
-                self.database.prepare(client, &COMMIT_RUNS, &params).await
-            }
-            Wave::Documents { rows, .. } => {
-                let params = rows.params(&now);
-                self.database.prepare(client, COMMIT_DOCUMENTS, &params).await
-            }
-        }
-    }
-
-    async fn send(&self, client: &Object, wave: &Wave) -> PgResult<Vec<Row>> {
-        let now = self.database.now_given();
-        match wave {
-            Wave::Runs { batch, lock, .. } => {
-                let mut params = vec![(&now as _, Type::INT8), (lock as _, Type::UUID_ARRAY)];
-                params.extend(batch.params());
+                params.extend(batch.params(claims));
                 self.database.query(client, &COMMIT_RUNS, &params).await
             }
             Wave::Documents { rows, .. } => self.database.query(client, COMMIT_DOCUMENTS, &rows.params(&now)).await,
@@ -183,9 +162,25 @@ impl Call {
         match wave {
             Wave::Runs { commands, .. } => {
                 for row in rows {
-                    if row.try_get::<_, i32>("out_code")? == -1 {
-                        answers.offering.push((row.try_get("out_ns")?, row.try_get("out_queue")?));
-                        continue;
+                    match row.try_get::<_, i32>("out_code")? {
+                        -1 => {
+                            answers.offering.push((row.try_get("out_ns")?, row.try_get("out_queue")?));
+                            continue;
+                        }
+                        -2 => {
+                            let at = row.try_get::<_, i32>("out_r")? as usize - 1;
+                            answers.got_new.push((at, row.try_get("out_gone")?));
+                            if let Some(claims) = answers.claims.claims.get_mut(at) {
+                                claims.full = row.try_get("out_full")?;
+                                claims.exhausted = row.try_get("out_exhausted")?;
+                            }
+                            continue;
+                        }
+                        -3 => {
+                            answers.claims.add(&self.database, &self.claims, &row)?;
+                            continue;
+                        }
+                        _ => {}
                     }
                     let c = row.try_get::<_, i32>("out_c")? as usize;
                     let Some(at) = commands.get(c.wrapping_sub(1)) else { continue };
@@ -259,15 +254,32 @@ impl Call {
         }))
     }
 
-    fn answer_claims(&self, answers: &mut Answers, rows: Vec<Row>) -> PgResult<()> {
-        (answers.claims, answers.before) = claims::answers(&self.claims, rows)?;
+    /// The tasks that were inserted as claimed.
+    fn answer_new(&self, answers: &mut Answers, batch: &Batch) -> PgResult<()> {
+        let [Wave::Runs { commands, .. }] = self.waves.as_slice() else { return Ok(()) };
+        for (at, places) in std::mem::take(&mut answers.got_new) {
+            for place in places {
+                let task = place as usize - 1;
+                let at_command = batch.tasks.c.get(task).and_then(|c| commands.get(*c as usize - 1));
+                let claimed =
+                    at_command.and_then(|command| match (&self.commands[*command], &answers.commands[*command]) {
+                        (Command::Run(commit), Some(Ok(done))) => {
+                            claim_new::claimed(batch, commit, task, self.claims.get(at)?, done.at)
+                        }
+                        _ => None,
+                    });
+                let unknown =
+                    || PgError::Corrupt(format!("a commit gave claim {at} task {place}, which it did not add"));
+                answers.claims.claims[at].tasks.push(claimed.ok_or_else(unknown)?);
+            }
+        }
         Ok(())
     }
 }
 
 /// The statement, with a place for each parameter; the last is JSON.
 static COMMIT_RUNS: LazyLock<String> = LazyLock::new(|| {
-    let params = 2 + Batch::default().params().len();
+    let params = 2 + Batch::default().params(&ClaimRows::default()).len();
     let places: Vec<String> = (1..params).map(|at| format!("${at}")).collect();
     format!("SELECT * FROM eddyline.commit_v1({}, ${params}::text::jsonb)", places.join(", "))
 });

@@ -1,4 +1,4 @@
-//! New connections, for the pool and for hints.
+//! Opens connections, for the pool and for hints.
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,35 +20,36 @@ use super::settings::Settings;
 use super::tls;
 use crate::error::Result;
 
-/// Sent with each new connection. A proxy that pools transactions refuses them; then they belong to the role.
+/// Startup options of each connection. A proxy that pools transactions refuses them; then they have to be set on the
+/// role.
 const OPTIONS: &str = "-c jit=off -c idle_in_transaction_session_timeout=30s";
-/// How long a server may take for TLS, the password and the rest, once it has accepted a connection.
+/// How long TLS, authentication and the rest of the startup may take once a connection is accepted.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection may take to show that it still works.
+/// How long a pooled connection may take to respond before it is reused.
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
-/// A connection that was idle for longer is asked before it is used: a firewall may have forgotten it.
+/// A connection that was idle for longer is tested before it is used: a firewall may have dropped it.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// What must be polled for a connection to work.
+/// The driver's side of a connection, which must be polled for it to work.
 pub(super) type Session = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
 /// A connection of the pool.
 pub(super) type Object = deadpool::managed::Object<Connector>;
 
-/// Why there is no connection, for people.
+/// Why no connection could be opened, as a message for people.
 #[derive(Debug)]
 pub(super) struct NotConnected(pub String);
 
-/// Cheap to clone: all clones are one.
+/// Cheap to clone: all clones share their state.
 #[derive(Clone)]
 pub(super) struct Connector(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
     tls: MakeRustlsConnect,
-    /// A proxy refused them once.
+    /// A proxy has refused the startup options.
     without_options: AtomicBool,
-    /// How often a connection fell silent. Those that were made before are not used again.
+    /// How many connections have stopped responding. Connections older than the last of these are not reused.
     silences: AtomicU64,
 }
 
@@ -62,7 +63,7 @@ impl fmt::Debug for Connector {
 #[derive(Debug)]
 pub(super) struct Link {
     client: ClientWrapper,
-    /// The silences before it was made.
+    /// The value of `silences` when this connection was opened.
     silences: u64,
 }
 
@@ -81,17 +82,17 @@ impl Connector {
         Ok(Connector(Arc::new(Inner { settings, tls, without_options, silences: AtomicU64::new(0) })))
     }
 
-    /// Whether a proxy refused the options of a connection.
+    /// Whether a proxy has refused the startup options.
     pub fn were_options_refused(&self) -> bool {
         self.0.without_options.load(Ordering::Relaxed)
     }
 
-    /// A connection did not answer in time; others may be dead as well.
+    /// Records that a connection did not respond in time: others may be dead as well.
     pub fn fell_silent(&self) {
         self.0.silences.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Asks the server to stop what a connection is doing. It may be too late, or not arrive.
+    /// Asks the server to cancel the running statement of a connection. The request may arrive too late or not at all.
     pub fn cancel(&self, link: &Link) {
         let (token, tls) = (link.cancel_token(), self.0.tls.clone());
         tokio::spawn(async move { timeout(HANDSHAKE_TIMEOUT, token.cancel_query(tls)).await });
@@ -107,7 +108,7 @@ impl Connector {
         let limit = each.saturating_mul(config.get_hosts().len() as u32) + HANDSHAKE_TIMEOUT;
         match timeout(limit, self.attempt(config)).await {
             Ok(connected) => connected.map_err(|error| NotConnected(explain(&error))),
-            Err(_) => Err(NotConnected(format!("the server did not answer within {} s", limit.as_secs()))),
+            Err(_) => Err(NotConnected(format!("the server did not respond within {} s", limit.as_secs()))),
         }
     }
 
@@ -127,7 +128,8 @@ impl Connector {
         }
     }
 
-    /// With `sslmode=prefer`, a server that fails to encrypt or admits only unencrypted connections is tried without.
+    /// With `sslmode=prefer`, retries without encryption if the server fails to encrypt or admits only unencrypted
+    /// connections.
     async fn encrypted_or_not(&self, mut config: Config) -> std::result::Result<(Client, Session), Error> {
         let connected = config.connect(self.0.tls.clone()).await;
         match connected {
@@ -153,12 +155,12 @@ fn refuses_encryption(error: &Error) -> bool {
     }
 }
 
-/// The driver does not tell kinds of errors apart but by their texts.
+/// The driver distinguishes kinds of errors only by their text.
 fn is_handshake(error: &Error) -> bool {
     error.to_string().starts_with("error performing TLS handshake")
 }
 
-/// What failed, and what to do about it.
+/// The error, with advice on what to do about it.
 fn explain(error: &Error) -> String {
     let text = describe(error);
     let advice = match error.code() {
@@ -197,10 +199,10 @@ impl Manager for Connector {
             return Err(RecycleError::message("closed"));
         }
         if link.silences != self.0.silences.load(Ordering::Relaxed) {
-            return Err(RecycleError::message("it may be dead as well"));
+            return Err(RecycleError::message("opened before another connection stopped responding"));
         }
         if metrics.last_used() > IDLE && !matches!(timeout(PING_TIMEOUT, link.simple_query("")).await, Ok(Ok(_))) {
-            return Err(RecycleError::message("it does not answer"));
+            return Err(RecycleError::message("it does not respond"));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! A store in PostgreSQL that is copied, or filled by a copy, while no process serves it.
+//! Copies from and to a PostgreSQL store, while no process serves it.
 //!
-//! While a copy is unfinished a row of `meta` says so, and the store cannot be opened. Nothing keeps a process from starting
-//! to serve the source: it is noticed at the end, because every process that serves watches leases.
+//! A row of `meta` marks an unfinished copy, and the store cannot be opened while it exists. Nothing prevents a process
+//! from serving the source during the copy: that is detected at the end, because every serving process watches leases.
 
 mod fill;
 mod inserts;
@@ -25,10 +25,10 @@ use crate::ids::Namespace;
 use crate::presence::InstanceInfo;
 use fill::Fill;
 
-/// A process that serves checks in every second. One that was killed without checking out no longer counts after this time.
+/// A serving process checks in every second. One that was killed without checking out stops counting after this time.
 const GONE_MS: Millis = 60_000;
 
-/// A store in PostgreSQL that is copied.
+/// A PostgreSQL store to copy from.
 #[derive(Debug)]
 pub struct PostgresSource {
     database: Arc<Database>,
@@ -37,11 +37,11 @@ pub struct PostgresSource {
 }
 
 impl PostgresSource {
-    /// The tables must be up to date. `options` only for tests that own the clock.
+    /// The tables must be up to date. `options` is for tests that control the clock.
     pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresSource> {
         let database = Arc::new(Database::open(url, PostgresOptions { migrate: false, ..options }).await?);
         refuse_instances(&database).await?;
-        // A place in a feed is given when somebody reads the feed; now all are.
+        // Rows are numbered in their feed when the feed is read: number all of them now.
         let rows = database.read("SELECT ns FROM eddyline.runs UNION SELECT ns FROM eddyline.events", &[]).await;
         for row in rows.map_err(PgError::into_error)? {
             let ns = super::body::unescape(row.get(0));
@@ -75,12 +75,12 @@ impl CopySource for PostgresSource {
     }
 }
 
-/// A schema that a copy fills.
+/// A schema to copy into.
 #[derive(Debug)]
 pub struct PostgresTarget {
     database: Arc<Database>,
     fill: Fill,
-    /// Which copy it is: another one that begins anew takes its place.
+    /// Identifies this copy, so that a copy that another process began later is detected.
     mark: i64,
 }
 
@@ -92,7 +92,7 @@ impl PostgresTarget {
         Ok(PostgresTarget { database, fill: Fill::default(), mark })
     }
 
-    /// Works in a transaction.
+    /// Runs `work` in a transaction.
     async fn transaction<T>(&self, work: impl AsyncFnOnce(&Object) -> PgResult<Result<T>>) -> Result<T> {
         let client = self.database.client().await.map_err(PgError::into_error)?;
         let worked = async {
@@ -172,7 +172,7 @@ impl CopyTarget for PostgresTarget {
 
     async fn release(&mut self, origin: &Origin) -> Result<()> {
         self.check_unserved().await?;
-        // A clock that is a little behind has to pass the source's latest time.
+        // If the clock is slightly behind, wait until it passes the latest time of the source.
         while let Some(behind) = self.time().await?.map(|time| origin.latest - time).filter(|behind| *behind > 0) {
             tokio::time::sleep(Duration::from_millis(behind as u64)).await;
         }
@@ -191,7 +191,7 @@ impl CopyTarget for PostgresTarget {
     }
 }
 
-/// Leases begin anew, and the time in which nobody served is added to timeouts, as when a store is opened again.
+/// Restarts all leases, and adds the time without a serving process to timeouts, as when a store is opened again.
 const RELEASE: [&str; 3] = [
     "UPDATE eddyline.tasks t SET lease_until = n.now + t.lease_ms, by_worker = false, \
          deadline = t.deadline + greatest(n.now - greatest($2, t.since), 0) \
@@ -210,7 +210,7 @@ async fn begin(database: &Database, client: &Object, restart: bool, mark: i64) -
     let unfinished = !database.query(client, marked, &[]).await?.is_empty();
     if unfinished && !restart {
         return Ok(Err(StoreError::Unavailable(format!(
-            "schema {} has an unfinished copy: use --restart to delete it and begin anew",
+            "schema {} has an unfinished copy: use --restart to delete it and start over",
             database.schema()
         ))));
     }
@@ -236,7 +236,7 @@ async fn begin(database: &Database, client: &Object, restart: bool, mark: i64) -
     Ok(Ok(()))
 }
 
-/// All tables of the store but those about the schema itself.
+/// All tables of the store except those that describe the schema itself.
 async fn tables(database: &Database, client: &Object) -> PgResult<Vec<String>> {
     let sql = "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = $1 \
                AND tablename NOT IN ('versions', 'meta', 'instances') ORDER BY 1";
@@ -250,7 +250,7 @@ async fn empty(database: &Database, client: &Object) -> PgResult<()> {
 }
 
 async fn finish(database: &Database, client: &Object, origin: &Origin) -> PgResult<()> {
-    // The turns of keys begin anew: each key with tasks that wait must have one.
+    // The turns of keys are not copied: each key with waiting tasks must have one.
     for sql in [
         "INSERT INTO eddyline.queues (ns, name) SELECT DISTINCT ns, queue FROM eddyline.tasks WHERE key <> '' \
              ON CONFLICT DO NOTHING",
@@ -275,7 +275,7 @@ async fn finish(database: &Database, client: &Object, origin: &Origin) -> PgResu
     }
     let revision = "UPDATE eddyline.meta SET value = $1 WHERE name = 'revision'";
     database.query(client, revision, &[(&(last.revision as i64), Type::INT8)]).await?;
-    // Without statistics, the first statements would have bad plans.
+    // Without statistics, the first statements would get bad plans.
     let tables = tables(database, client).await?.join(", ");
     Ok(client.batch_execute(&format!("ANALYZE {tables}")).await?)
 }
@@ -297,7 +297,7 @@ async fn origin(database: &Database) -> Result<Origin> {
     let rows = database.read(sql, &[]).await.map_err(PgError::into_error)?;
     let numbers: Vec<i64> = rows.first().map(|row| (0..7).map(|at| row.get(at)).collect()).unwrap_or_default();
     let [run_count, latest, served_at, revision, run, fed, gate] = numbers[..] else {
-        return Err(StoreError::Corrupt("meta: it can't be read".to_owned()));
+        return Err(StoreError::Corrupt("meta: a value can't be read".to_owned()));
     };
     Ok(Origin {
         run_count: run_count as u64,
@@ -333,7 +333,7 @@ async fn refuse_instances(database: &Database) -> Result<()> {
     let host = info.host.map(|host| format!(" on {host}")).unwrap_or_default();
     Err(StoreError::Unavailable(format!(
         "schema {} is served by {}{host}, which checked in {} s ago: stop all instances first. One that was killed counts \
-         for a minute",
+         as serving for a minute",
         database.schema(),
         info.name,
         ago.max(0) / 1_000

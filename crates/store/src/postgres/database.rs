@@ -18,27 +18,29 @@ use tokio_postgres::types::{ToSql, Type};
 use super::clock::DatabaseClock;
 use super::connect::{Connector, NotConnected, Object};
 use super::listen::{self, Hub, Listener};
+use super::low_marks::LowMarks;
 use super::pg_error::{PgError, PgResult, is_of_a_proxy};
 use super::settings::Settings;
 use super::{Migrated, PostgresOptions, proxy, schema};
 use crate::clock::StoreTime;
 use crate::error::{Result, StoreError};
+use crate::ids::Namespace;
 
 /// How long a call waits for a free connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the statements of a commit may take. What became of it is then unknown, and found out when the command is
-/// submitted again: a commit that was only slow counts.
+/// How long the statements of a commit may take. After that its outcome is unknown, until the command is submitted
+/// again: if the first attempt was only slow, it counts.
 pub(super) const COMMIT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a read may take.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a database that works may take to say so.
+/// How long a working database may take to respond to a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often something is tried that fails in passing: a deadlock, or a read on a connection that was cut.
+/// How many times an operation is tried that fails temporarily: a deadlock, or a read on a closed connection.
 pub(super) const TRIES: u32 = 8;
-/// Classes of tasks that are known to be stored, at most.
+/// The most task classes that are remembered as stored.
 const MOST_CLASSES: usize = 10_000;
 
-/// A parameter of a statement with its type, so that none has to be looked up.
+/// A parameter of a statement with its type, so that types need not be looked up.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 #[derive(Debug)]
@@ -46,17 +48,18 @@ pub(super) struct Database {
     connector: Connector,
     pool: Pool<Connector>,
     schema: String,
-    /// Not behind a proxy that pools transactions.
+    /// Whether statements are prepared. False behind a proxy that pools transactions.
     prepare: AtomicBool,
-    /// In place of the database's, in tests.
+    /// Replaces the database's time in tests.
     time: Option<StoreTime>,
     clock: DatabaseClock,
     pub hub: Arc<Hub>,
     _listener: Option<Listener>,
-    /// How many turns at runs this process may wait for or have at a time, each on a connection of its own.
+    /// Bounds the turns at runs that this process holds or waits for, each on a connection of its own.
     pub turns: Arc<Semaphore>,
-    /// Classes of tasks that were stored: they need not be written again.
+    /// Task classes that are known to be stored, so they need not be written again.
     classes: Mutex<HashSet<(String, String, i64)>>,
+    low_marks: LowMarks,
 }
 
 impl Database {
@@ -72,7 +75,7 @@ impl Database {
         }
     }
 
-    /// Also if a copy into it is not finished.
+    /// Opens the store even if a copy into it is unfinished.
     pub async fn open_unfinished(url: &str, options: PostgresOptions) -> Result<Database> {
         let (mut database, settings) = Database::connect(url).await?;
         let client = database.client().await.map_err(PgError::into_error)?;
@@ -91,14 +94,14 @@ impl Database {
         Ok(database)
     }
 
-    /// Creates the tables or brings them up to date, to the newest version if none is named, and nothing else.
+    /// Creates or updates the tables, to version `to` or the newest one, and does nothing else.
     pub async fn migrate(url: &str, to: Option<usize>) -> Result<Migrated> {
         let (database, _) = Database::connect(url).await?;
         let client = database.client().await.map_err(PgError::into_error)?;
         schema::migrate(&database, client, true, to).await
     }
 
-    /// A server that was found to be fit, and whether a proxy is before it; its tables were not looked at.
+    /// Connects to a server, checks that it is suitable, and detects a proxy. The tables are not checked.
     pub async fn connect(url: &str) -> Result<(Database, Settings)> {
         let settings = Settings::parse(url)?;
         let connector = Connector::new(settings.clone())?;
@@ -113,6 +116,7 @@ impl Database {
             _listener: None,
             turns: Arc::new(Semaphore::new((settings.pool_size / 4).max(1))),
             classes: Mutex::default(),
+            low_marks: LowMarks::default(),
         };
         let place = settings.place();
         let failed = |error: PgError| match error.into_error() {
@@ -130,7 +134,7 @@ impl Database {
         let (found, fit) = in_time(READ_TIMEOUT, looked).await.map_err(failed)?;
         fit?;
         if found {
-            database.stop_preparing("its sessions are shared");
+            database.stop_preparing("it shares sessions between clients");
         }
         Ok((database, settings))
     }
@@ -139,13 +143,13 @@ impl Database {
         self.pool.get().await.map_err(|error| {
             PgError::Connect(match error {
                 PoolError::Backend(NotConnected(why)) => why,
-                PoolError::Timeout(_) => "no connection was free in time".to_owned(),
-                other => format!("the pool gave none: {other:?}"),
+                PoolError::Timeout(_) => "all connections of the pool were in use for too long".to_owned(),
+                other => format!("the connection pool failed: {other:?}"),
             })
         })
     }
 
-    /// Ends a connection on which something failed: what was begun is rolled back, and one that was cut is of no use.
+    /// Closes a connection after an error: an open transaction is rolled back, and a broken connection is not reused.
     pub fn discard(&self, client: Object, error: &PgError) {
         if matches!(error, PgError::Silent) {
             self.connector.fell_silent();
@@ -153,17 +157,17 @@ impl Database {
         drop(Object::take(client));
     }
 
-    /// From now on, nothing is prepared.
+    /// Sends all further statements without preparing them.
     fn stop_preparing(&self, why: &str) {
         if self.prepare.swap(false, Ordering::Relaxed) {
             tracing::info!(
-                "there is a proxy before PostgreSQL ({why}): statements are sent without preparing them; say so with \
-                 prepare=false in the URL, or prepare=true if the proxy supports prepared statements"
+                "PostgreSQL is behind a proxy ({why}), so statements are not prepared; set prepare=false in the URL, or \
+                 prepare=true if the proxy supports prepared statements"
             );
         }
     }
 
-    /// A statement, in the schema that is used.
+    /// The statement with the name of this store's schema.
     pub fn sql<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.schema == "eddyline" {
             true => Cow::Borrowed(text),
@@ -185,53 +189,44 @@ impl Database {
         prepared.await.map_err(|error| self.of_prepared(error))
     }
 
-    /// Makes sure that a statement is prepared, so that it can be sent behind others without waiting.
-    pub async fn prepare(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<()> {
-        if self.prepare.load(Ordering::Relaxed) {
-            let prepared = client.prepare_typed_cached(&self.sql(text), &types(params)).await;
-            prepared.map_err(|error| self.of_prepared(error))?;
-        }
-        Ok(())
-    }
-
-    /// An error of a prepared statement, which may be due to a proxy that was not noticed.
+    /// Classifies an error of a prepared statement, which may be due to an undetected proxy.
     fn of_prepared(&self, error: tokio_postgres::Error) -> PgError {
         if !is_of_a_proxy(&error) {
             return PgError::Postgres(error);
         }
-        self.stop_preparing("a prepared statement was lost");
+        self.stop_preparing("it dropped a prepared statement");
         PgError::Unprepared(error)
     }
 
-    /// One statement that can be made again: a read, or a write that changes nothing the second time.
+    /// Runs a statement that can be repeated: a read, or a write that is idempotent.
     pub async fn read(&self, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
         let mut tries = 0;
         loop {
-            tries += 1;
             let client = self.client().await?;
             match in_time(READ_TIMEOUT, self.query(&client, text, params)).await {
                 Ok(rows) => return Ok(rows),
-                Err(error) => {
-                    let again = match error {
-                        PgError::Silent => {
-                            self.connector.cancel(&client);
-                            false
-                        }
-                        _ => error.is_passing() || error.is_cut(),
-                    };
-                    if error.is_cut() {
-                        self.discard(client, &error);
-                    }
-                    if !again || tries >= TRIES {
-                        return Err(error);
-                    }
-                    pause(tries).await;
-                }
+                Err(error) => self.before_retry(client, error, &mut tries).await?,
             }
         }
     }
 
-    /// Whether commits are possible now, as far as can be told without one.
+    /// After a failed read: waits if it may be tried again, otherwise returns the error. Its connection is closed, because a
+    /// transaction may be open.
+    pub async fn before_retry(&self, client: Object, error: PgError, tries: &mut u32) -> PgResult<()> {
+        *tries += 1;
+        let silent = matches!(error, PgError::Silent);
+        if silent {
+            self.connector.cancel(&client);
+        }
+        self.discard(client, &error);
+        if silent || *tries >= TRIES || !(error.is_passing() || error.is_cut()) {
+            return Err(error);
+        }
+        pause(*tries).await;
+        Ok(())
+    }
+
+    /// Whether commits are possible now, as far as can be known without trying one.
     pub async fn health(&self) -> Result<()> {
         let client = match timeout(HEALTH_TIMEOUT, self.client()).await {
             Ok(client) => client.map_err(PgError::into_error)?,
@@ -253,7 +248,7 @@ impl Database {
         Ok(())
     }
 
-    /// The time that a statement is given; none if it is to take the database's.
+    /// The test clock's time to pass to a statement; `None` if it uses the database's.
     pub fn now_given(&self) -> Option<Millis> {
         self.time.as_ref().map(StoreTime::now)
     }
@@ -275,19 +270,33 @@ impl Database {
         Ok(self.now_given().unwrap_or(asked))
     }
 
-    /// An answer of the database carried its time.
+    /// Records the time in a response of the database.
     pub fn learn_time(&self, at: Millis) {
         if self.time.is_none() {
             self.clock.learn(at);
         }
     }
 
-    /// Whether a class of tasks may not be stored yet.
+    /// The ranks from which a claim has to look at a queue (by its escaped name), by class.
+    pub fn low_marks(&self, ns: &Namespace, queue: &str) -> Vec<(i64, Millis)> {
+        // Marks trail behind by a time of the database's clock; one that tests set may jump.
+        if self.time.is_some() { Vec::new() } else { self.low_marks.of(ns, queue) }
+    }
+
+    pub fn learn_low_mark(&self, ns: &Namespace, queue: String, class: i64, rank: Millis) {
+        self.low_marks.learn(ns, queue, class, rank);
+    }
+
+    pub fn forget_low_marks(&self, ns: &Namespace, queue: &str) {
+        self.low_marks.forget(ns, queue);
+    }
+
+    /// Whether a task class may not be stored yet.
     pub fn is_new_class(&self, class: &(String, String, i64)) -> bool {
         !self.classes.lock().unwrap_or_else(PoisonError::into_inner).contains(class)
     }
 
-    /// Classes that were committed.
+    /// Remembers task classes that were committed.
     pub fn know_classes(&self, classes: impl IntoIterator<Item = (String, String, i64)>) {
         let mut known = self.classes.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST_CLASSES {
@@ -297,7 +306,8 @@ impl Database {
     }
 }
 
-/// Gives up when the time is up. What was sent is then still on its way, so the connection must be discarded.
+/// Limits the time of an operation. After a timeout the statement may still be running, so the connection must be
+/// discarded.
 pub(super) async fn in_time<T>(limit: Duration, work: impl Future<Output = PgResult<T>>) -> PgResult<T> {
     timeout(limit, work).await.unwrap_or(Err(PgError::Silent))
 }
@@ -306,7 +316,7 @@ fn types(params: &[Param<'_>]) -> Vec<Type> {
     params.iter().map(|(_, of)| of.clone()).collect()
 }
 
-/// Before something is tried again: a little longer each time, and never the same for two.
+/// Waits before a retry: exponential back-off with jitter.
 pub(super) async fn pause(tries: u32) {
     let most = 1_u64 << tries.min(7);
     let jitter = u64::from(uuid::Uuid::new_v4().as_bytes()[0]) % most;
@@ -319,5 +329,5 @@ fn pool(settings: &Settings, connector: &Connector) -> Result<Pool<Connector>> {
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(POOL_TIMEOUT))
         .create_timeout(Some(POOL_TIMEOUT));
-    pool.build().map_err(|error| StoreError::Unavailable(format!("the pool of connections: {error}")))
+    pool.build().map_err(|error| StoreError::Unavailable(format!("the connection pool can't be created: {error}")))
 }

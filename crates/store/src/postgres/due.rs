@@ -1,4 +1,4 @@
-//! What is due, each item handed out to one caller at a time.
+//! Due items, each handed out to one caller at a time.
 
 use eddyline_machine::{ActId, Expiry, Fence, Millis, RunId, TaskRef};
 use tokio_postgres::Row;
@@ -16,7 +16,7 @@ use crate::ids::Namespace;
 use crate::query::*;
 use crate::task_queues::UNWATCHED_MS;
 
-/// Items of one answer.
+/// The most items of one response.
 const MOST: usize = 100_000;
 
 pub(super) async fn due(database: &Database, what: Due, skip: &[Namespace], limit: usize) -> Result<DueBatch> {
@@ -43,7 +43,7 @@ pub(super) async fn due(database: &Database, what: Due, skip: &[Namespace], limi
             "SELECT * FROM eddyline.due_leases_v1($1, $2, $3, $4)"
         }
     };
-    // If the answer is lost, what was in it is due again when the hold is over.
+    // If the response is lost, its items are due again when the hold ends.
     let rows = database.read(sql, &params).await.map_err(PgError::into_error)?;
     let batch = match what {
         Due::Timers => timers(&rows),
@@ -86,7 +86,7 @@ fn documents(rows: &[Row]) -> PgResult<DueBatch> {
     Ok(batch)
 }
 
-/// Rows come target by target, each in order.
+/// Rows are grouped by target, each group in order.
 fn messages(rows: &[Row]) -> PgResult<DueBatch> {
     let mut batch = DueBatch::default();
     for row in rows {

@@ -11,43 +11,45 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::body::{escaped, seal, text};
+use super::claims::ClaimRows;
 use super::columns::*;
 use super::database::{Database, Param};
-use super::list::reason_text;
-use super::timers;
 use crate::commit::{Consumed, NewEvent, RunCommit};
+use crate::conditions::reason_text;
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::task_queues::AGE_MS;
+use crate::timer_columns;
 
-/// Separates the parts of a text column that is a list.
+/// Separates the elements of a text column that holds a list.
 pub(super) const BETWEEN: &str = "\u{1e}";
 /// Separates the name of a limit from its key.
 pub(super) const BEFORE_KEY: char = '\u{1f}';
 
-/// Transitions of different runs, as the parameters of `commit_v1`.
+/// The transitions of different runs as the parameters of `commit_v1`.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    commits: Commits,
+    pub commits: Commits,
     taken_messages: TakenMessages,
     taken_timers: TakenTimers,
     taken_expiries: TakenExpiries,
     activations: Bodies,
     values: Bodies,
-    tasks: Tasks,
+    pub tasks: Tasks,
     dropped_tasks: DroppedTasks,
     timers: Timers,
     messages: Messages,
     events: Events,
     more: Map<String, Value>,
     more_text: Option<String>,
-    /// Classes that are written with it.
+    /// Task classes that are written with the batch.
     pub classes: HashSet<(String, String, i64)>,
 }
 
 impl Batch {
-    pub fn params(&self) -> Vec<Param<'_>> {
-        let mut params = Vec::with_capacity(84);
+    /// Everything but the time and the locks.
+    pub fn params<'a>(&'a self, claims: &'a ClaimRows) -> Vec<Param<'a>> {
+        let mut params = Vec::with_capacity(96);
         self.commits.params(&mut params);
         self.taken_messages.params(&mut params);
         self.taken_timers.params(&mut params);
@@ -59,11 +61,12 @@ impl Batch {
         self.timers.params(&mut params);
         self.messages.params(&mut params);
         self.events.params(&mut params);
+        claims.params(&mut params);
         params.push((&self.more_text, tokio_postgres::types::Type::TEXT));
         params
     }
 
-    /// To be called when everything is in it.
+    /// Must be called once everything is added.
     pub fn close(&mut self) -> Result<()> {
         if !self.more.is_empty() {
             self.more_text = Some(text(&self.more)?);
@@ -139,7 +142,7 @@ impl Batch {
                     columns.id.push(escaped(id));
                 }
                 Consumed::Timer(key, due) => {
-                    let ((activation, kind, fence), columns) = (timers::columns(*key), &mut self.taken_timers);
+                    let ((activation, kind, fence), columns) = (timer_columns::columns(*key), &mut self.taken_timers);
                     columns.c.push(c);
                     columns.at.push(at);
                     columns.activation.push(activation);
@@ -163,7 +166,7 @@ impl Batch {
         }
     }
 
-    /// Keys, tags and the place in line.
+    /// The keys, tags and queue position of a new run.
     fn add_start(&mut self, c: i32, commit: &RunCommit) -> Result<()> {
         let transition = &*commit.transition;
         let header = &transition.header;
@@ -196,7 +199,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Everything that `decide` reads but the header.
+    /// Everything that `decide` reads except the header.
     fn add_state(&mut self, c: i32, run: RunId, transition: &Transition) -> Result<()> {
         let (id, version) = (run.0.into_bytes(), transition.header.version.0.to_le_bytes());
         for activation in &transition.activations {
@@ -301,6 +304,8 @@ impl Batch {
         columns.body.push(body);
         columns.started_crc.push(seal(&started, &[&id, &fence]));
         columns.started.push(started);
+        columns.group.push(0);
+        columns.build.push(None);
         Ok(())
     }
 
@@ -308,8 +313,8 @@ impl Batch {
         let mut changes = BTreeMap::new();
         for change in &transition.timers {
             match change {
-                TimerChange::Set { key, due } => changes.insert(timers::columns(*key), Some(*due)),
-                TimerChange::Clear(key) => changes.insert(timers::columns(*key), None),
+                TimerChange::Set { key, due } => changes.insert(timer_columns::columns(*key), Some(*due)),
+                TimerChange::Clear(key) => changes.insert(timer_columns::columns(*key), None),
             };
         }
         let columns = &mut self.timers;
@@ -390,14 +395,15 @@ pub(super) fn add_event(columns: &mut Events, c: i32, ns: &Namespace, event: &Ne
     Ok(())
 }
 
-/// The message that tells a run that it is the first in line: its checksum and body are the same for every run.
+/// The message that tells a run that it is first in the queue of its unique key: its checksum and body are the same for
+/// every run.
 pub(super) fn turn() -> Result<(i32, String)> {
     let message = Message::turn(RunId(Uuid::nil()));
     let body = text(&message.body)?;
     Ok((seal(&body, &[message.id.as_bytes()]), body))
 }
 
-/// Activations that the records have logs of.
+/// The activations that the records have logs of.
 fn logged(records: &[Record]) -> HashSet<&str> {
     let mut names = HashSet::new();
     for record in records {
@@ -408,7 +414,7 @@ fn logged(records: &[Record]) -> HashSet<&str> {
     names
 }
 
-/// A limit that a task passes, with its key.
+/// A limit that applies to a task, with its key.
 pub(super) fn limit_of((name, key): &(String, Option<String>)) -> String {
     match key {
         Some(key) => format!("{}{BEFORE_KEY}{}", escaped(name), escaped(key)),
@@ -416,7 +422,7 @@ pub(super) fn limit_of((name, key): &(String, Option<String>)) -> String {
     }
 }
 
-/// What a worker is asked for, as a row, and its number. The namespace is escaped.
+/// The class of a task, as a row, and its number. The namespace is escaped.
 pub(super) fn class_of(ns: &str, task: &Task) -> (i64, Value) {
     let (is_run, keyed) = (task.kind == TaskKind::Run, task.key.is_some());
     let mut limits: Vec<String> = task.limits.iter().map(|(name, _)| escaped(name)).collect();
@@ -426,7 +432,8 @@ pub(super) fn class_of(ns: &str, task: &Task) -> (i64, Value) {
     requires.sort();
     requires.dedup();
     let (handler, build) = (escaped(&task.handler), task.build.as_deref().map(escaped));
-    let what = json!([is_run, handler, requires, build, keyed, limits]);
+    // With the priority, so that ranks grow within a class: low marks rely on it.
+    let what = json!([is_run, handler, requires, build, keyed, limits, task.priority]);
     let digest = Sha256::digest(what.to_string().as_bytes());
     let class = i64::from_le_bytes(std::array::from_fn(|at| digest[at]));
     let row = json!({

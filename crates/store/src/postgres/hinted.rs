@@ -1,9 +1,9 @@
-//! What is told of a call: more rather than less, since a hint is only a reason to look.
+//! The hints that follow from a call: more rather than fewer, since a hint only causes a check.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use eddyline_machine::run::Phase;
-use eddyline_machine::{TaskChange, TimerChange};
+use eddyline_machine::{Fence, RunId, TaskChange, TimerChange};
 
 use super::body::unescape;
 use crate::Written;
@@ -14,7 +14,9 @@ use crate::query::Change;
 use crate::task_queues::UNWATCHED_MS;
 
 #[derive(Default)]
-struct Told {
+struct Hints {
+    /// Tasks that claims of the call got: no other claim can get them.
+    claimed: HashSet<(RunId, Fence)>,
     changes: Vec<Change>,
     queues: BTreeSet<(Namespace, String)>,
     events: BTreeSet<Namespace>,
@@ -30,29 +32,31 @@ pub(super) fn changes(
     before: &[bool],
     offering: Vec<(String, String)>,
 ) -> Vec<Change> {
-    let mut told = Told::default();
+    let claimed = written.claims.iter().flat_map(|claims| &claims.tasks);
+    let claimed = claimed.map(|claimed| (claimed.run, claimed.task.fence)).collect();
+    let mut hints = Hints { claimed, ..Hints::default() };
     for (command, answer) in commands.iter().zip(&written.commands) {
         if answer.as_ref().is_ok_and(|committed| !committed.before) {
             match command {
-                Command::Run(commit) => told.run(commit),
-                Command::Documents(commit) => told.documents(commit),
+                Command::Run(commit) => hints.run(commit),
+                Command::Documents(commit) => hints.documents(commit),
             }
         }
     }
     for ((request, claims), _) in claims.iter().zip(&written.claims).zip(before).filter(|(_, before)| !**before) {
-        told.leases |= !claims.tasks.is_empty() && request.lease_ms <= UNWATCHED_MS;
+        hints.leases |= !claims.tasks.is_empty() && request.lease_ms <= UNWATCHED_MS;
         for claimed in &claims.tasks {
-            told.changes.push(Change::Run { run: claimed.run, ended: false });
-            told.leases |= claimed.task.timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
+            hints.changes.push(Change::Run { run: claimed.run, ended: false });
+            hints.leases |= claimed.task.timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
         }
     }
     for (ns, queue) in offering {
-        told.queues.insert((Namespace::new(&unescape(ns)), unescape(queue)));
+        hints.queues.insert((Namespace::new(&unescape(ns)), unescape(queue)));
     }
-    told.all()
+    hints.all()
 }
 
-impl Told {
+impl Hints {
     fn run(&mut self, commit: &RunCommit) {
         let transition = &*commit.transition;
         let header = &transition.header;
@@ -68,7 +72,9 @@ impl Told {
         self.timers |= transition.timers.iter().any(|change| matches!(change, TimerChange::Set { .. }));
         for change in &transition.tasks {
             if let TaskChange::Add(task) = change {
-                self.queues.insert((commit.ns.clone(), task.queue.clone()));
+                if !self.claimed.contains(&(header.run, task.fence)) {
+                    self.queues.insert((commit.ns.clone(), task.queue.clone()));
+                }
                 self.leases |= task.start_timeout_ms.is_some_and(|ms| ms <= UNWATCHED_MS);
             }
         }

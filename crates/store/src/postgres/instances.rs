@@ -1,4 +1,4 @@
-//! The processes that serve from the database.
+//! The processes that serve from this database.
 
 use eddyline_machine::Millis;
 use tokio_postgres::Row;
@@ -38,12 +38,13 @@ pub(super) async fn check_in(
     if let Some(row) = rows.first() {
         database.learn_time(present.now);
         database.hub.saw_documents(row.get("out_changed"));
+        database.hub.is_alone(present.instances.iter().all(|instance| instance.id == id));
     }
     Ok(present)
 }
 
 fn instance(row: &Row) -> PgResult<InstanceState> {
-    // A newer Eddyline may say more of itself, or write it in another way.
+    // A newer Eddyline may have more fields, or a different format.
     let info = serde_json::from_str(row.try_get("out_body")?).unwrap_or_default();
     Ok(InstanceState {
         id: InstanceId(row.try_get("out_id")?),
@@ -53,7 +54,7 @@ fn instance(row: &Row) -> PgResult<InstanceState> {
     })
 }
 
-/// Until when nothing may be deleted by age, because the database's clock has jumped.
+/// Until when deletion by age is suspended, because the database's clock has jumped.
 pub(super) async fn deletion_waits(database: &Database) -> Result<Option<Millis>> {
     let now = database.now_given();
     let rows = database.read("SELECT eddyline.note_time_v1($1)", &[(&now, Type::INT8)]).await;

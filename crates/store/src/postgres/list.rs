@@ -1,7 +1,7 @@
-//! Reading across runs.
+//! Lists across runs: of runs, gates, documents, and feeds.
 
-use eddyline_machine::record::{GateId, GateReason};
-use eddyline_machine::{ActId, Data, RunId, Status};
+use eddyline_machine::record::GateId;
+use eddyline_machine::{ActId, Data, Status};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -9,62 +9,46 @@ use super::body::{escape, escaped, read, unescape};
 use super::database::{Database, Param};
 use super::load::{SUMMARY, run_id, summary};
 use super::pg_error::{PgError, PgResult};
+use crate::conditions::{Conditions, Dialect, Value, clamped};
 use crate::document::{Document, DocumentKey};
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::query::*;
 
-/// Conditions that all must hold, with their parameters. Only the text of the conditions makes the statement, so there
-/// are few of them, and they stay prepared.
-#[derive(Default)]
-struct Where {
-    conditions: Vec<String>,
-    values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
+const POSTGRES: Dialect = Dialect {
+    parameter: '$',
+    runs: "r",
+    gates: "g",
+    tagged: "EXISTS (SELECT 1 FROM eddyline.tags t WHERE t.run = r.id AND t.tag = ?)",
+    trimmed: "r.trimmed",
+    kept: "NOT r.trimmed",
+    gate_is_open: "g.at IS NOT NULL AND NOT g.closed",
+    gate_is_kept: "EXISTS (SELECT 1 FROM eddyline.runs r WHERE r.id = g.run AND NOT r.trimmed)",
+    gate_of_run: "g.run = ?",
+    begins_with: "starts_with(id, ?)",
+};
+
+/// All rows of `sql` + conditions + `after`.
+async fn all<T>(
+    database: &Database,
+    wanted: Conditions,
+    sql: &str,
+    after: &str,
+    read: impl Fn(&Row) -> PgResult<T>,
+) -> Result<Vec<T>> {
+    let sql = format!("{sql}{}{after}", wanted.text());
+    let values: Vec<(Box<dyn ToSql + Sync + Send>, Type)> = wanted.values.into_iter().map(parameter).collect();
+    let params: Vec<Param<'_>> =
+        values.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect();
+    let rows = database.read(&sql, &params).await.map_err(PgError::into_error)?;
+    rows.iter().map(read).collect::<PgResult<_>>().map_err(PgError::into_error)
 }
 
-impl Where {
-    /// Every `?` in the condition stands for the value.
-    fn and(&mut self, condition: &str, value: impl ToSql + Sync + Send + 'static, of: Type) {
-        self.values.push((Box::new(value), of));
-        self.conditions.push(condition.replace('?', &format!("${}", self.values.len())));
-    }
-
-    fn text(&mut self, condition: &str, value: &str) {
-        self.and(condition, escaped(value), Type::TEXT);
-    }
-
-    fn number(&mut self, condition: &str, value: i64) {
-        self.and(condition, value, Type::INT8);
-    }
-
-    fn run(&mut self, condition: &str, run: RunId) {
-        self.and(condition, run.0, Type::UUID);
-    }
-
-    fn only(&mut self, condition: &str) {
-        self.conditions.push(condition.to_owned());
-    }
-
-    fn clause(&self) -> String {
-        match self.conditions.is_empty() {
-            true => String::new(),
-            false => format!(" WHERE {}", self.conditions.join(" AND ")),
-        }
-    }
-
-    /// All rows of `sql`, which says everything but the conditions and what comes `after` them.
-    async fn all<T>(
-        &self,
-        database: &Database,
-        sql: &str,
-        after: &str,
-        read: impl Fn(&Row) -> PgResult<T>,
-    ) -> Result<Vec<T>> {
-        let params: Vec<Param<'_>> =
-            self.values.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect();
-        let rows = database.read(&format!("{sql}{}{after}", self.clause()), &params).await;
-        let rows = rows.map_err(PgError::into_error)?;
-        rows.iter().map(read).collect::<PgResult<_>>().map_err(PgError::into_error)
+fn parameter(value: Value) -> (Box<dyn ToSql + Sync + Send>, Type) {
+    match value {
+        Value::Text(text) => (Box::new(escaped(&text)), Type::TEXT),
+        Value::Number(number) => (Box::new(number), Type::INT8),
+        Value::Run(run) => (Box::new(run.0), Type::UUID),
     }
 }
 
@@ -74,17 +58,17 @@ pub(super) async fn runs(
     filter: &RunFilter,
     page: Page,
 ) -> Result<Vec<Summary>> {
-    let mut wanted = matching(ns, filter);
+    let mut wanted = Conditions::of_runs(&POSTGRES, ns, filter);
     if let Some(before) = page.after {
-        wanted.number("r.position < ?", clamped(before));
+        wanted.and("r.position < ?", clamped(before));
     }
     let order = format!(" ORDER BY r.position DESC LIMIT {}", page.limit.min(MAX_PAGE));
-    wanted.all(database, &format!("SELECT {SUMMARY} FROM eddyline.runs r"), &order, summary).await
+    all(database, wanted, &format!("SELECT {SUMMARY} FROM eddyline.runs r"), &order, summary).await
 }
 
 pub(super) async fn count_runs(database: &Database, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
-    let wanted = matching(Some(ns), filter);
-    let counts = wanted.all(database, "SELECT count(*) FROM eddyline.runs r", "", |row| Ok(row.try_get::<_, i64>(0)?));
+    let wanted = Conditions::of_runs(&POSTGRES, Some(ns), filter);
+    let counts = all(database, wanted, "SELECT count(*) FROM eddyline.runs r", "", |row| Ok(row.try_get::<_, i64>(0)?));
     Ok(counts.await?.first().copied().unwrap_or(0) as u64)
 }
 
@@ -101,56 +85,6 @@ pub(super) async fn going(database: &Database) -> Result<Vec<GoingRuns>> {
     let mut found: Vec<GoingRuns> = found.into_iter().flatten().collect();
     found.sort();
     Ok(found)
-}
-
-fn matching(ns: Option<&Namespace>, filter: &RunFilter) -> Where {
-    let mut wanted = Where::default();
-    if let Some(ns) = ns {
-        wanted.text("r.ns = ?", ns.as_str());
-    }
-    if let Some(flow) = &filter.flow {
-        wanted.text("r.flow = ?", flow);
-    }
-    match filter.status.as_slice() {
-        [] => {}
-        [status] => wanted.text("r.status = ?", status.as_str()),
-        several => {
-            let several: Vec<&'static str> = several.iter().map(|status| status.as_str()).collect();
-            wanted.and("r.status = ANY (?)", several, Type::TEXT_ARRAY);
-        }
-    }
-    if ns.is_none() && !filter.status.is_empty() && filter.status.iter().all(|status| !status.is_end()) {
-        // Written out, so that the index of what goes on is found.
-        wanted.only("r.ended_at IS NULL");
-    }
-    if let Some(id) = &filter.external_id {
-        wanted.text("r.external_id = ?", id);
-    }
-    if let Some(root) = filter.root {
-        wanted.run("r.root = ?", root);
-    }
-    if let Some(run) = filter.retry_of {
-        wanted.run("r.retry_of = ?", run);
-    }
-    for tag in &filter.tags {
-        wanted.text("EXISTS (SELECT 1 FROM eddyline.tags g WHERE g.run = r.id AND g.tag = ?)", tag);
-    }
-    if let Some(since) = filter.since {
-        wanted.number("r.created_at >= ?", since);
-    }
-    if let Some(until) = filter.until {
-        wanted.number("r.created_at < ?", until);
-    }
-    if let Some(before) = filter.ended_before {
-        wanted.number("r.ended_at < ?", before);
-    }
-    // Written out, so that the index of what is left to trim is found.
-    match filter.trimmed {
-        Some(true) => wanted.only("r.trimmed"),
-        Some(false) => wanted.only("NOT r.trimmed"),
-        None => {}
-    }
-    wanted
 }
 
 /// The columns of a [`GateRow`].
@@ -184,52 +118,15 @@ pub(super) async fn gates(
     filter: &GateFilter,
     page: Page,
 ) -> Result<Vec<GateRow>> {
-    let mut wanted = Where::default();
-    if let Some(ns) = ns {
-        wanted.text("g.ns = ?", ns.as_str());
-    }
-    // The gates of a run that is trimmed are on their way out.
-    wanted.only("EXISTS (SELECT 1 FROM eddyline.runs r WHERE r.id = g.run AND NOT r.trimmed)");
-    match &filter.token {
-        Some(token) => wanted.text("g.token = ?", token),
-        None => {
-            wanted.only("g.at IS NOT NULL AND NOT g.closed");
-            if let Some(run) = filter.run {
-                wanted.run("g.run = ?", run);
-            }
-            if let Some((from, to)) = filter.activations {
-                wanted.number("g.activation >= ?", from.0.into());
-                wanted.number("g.activation <= ?", to.0.into());
-            }
-            if let Some(reason) = filter.reason {
-                wanted.text("g.reason = ?", reason_text(reason));
-            }
-            if let Some((name, key)) = &filter.event {
-                wanted.text("g.event = ?", name);
-                match key {
-                    Some(key) => wanted.text("g.event_key = ?", key),
-                    None => wanted.only("g.event_key IS NULL"),
-                }
-            }
-        }
-    }
+    let mut wanted = Conditions::of_gates(&POSTGRES, "g.ns", ns, filter);
     if let Some(after) = page.after {
-        wanted.number("g.position > ?", clamped(after));
+        wanted.and("g.position > ?", clamped(after));
     }
     let order = format!(" ORDER BY g.position LIMIT {}", page.limit.min(MAX_PAGE));
-    wanted.all(database, &format!("SELECT {GATE} FROM eddyline.gates g"), &order, gate).await
+    all(database, wanted, &format!("SELECT {GATE} FROM eddyline.gates g"), &order, gate).await
 }
 
-pub(super) fn reason_text(reason: GateReason) -> &'static str {
-    match reason {
-        GateReason::Time => "time",
-        GateReason::Webhook => "webhook",
-        GateReason::Event => "event",
-        GateReason::Manual => "manual",
-    }
-}
-
-/// Columns crc, body, ns, kind, id, revision, due and changed_at, from the first on.
+/// Reads the columns crc, body, ns, kind, id, revision, due and changed_at, starting at the first.
 pub(super) fn document(row: &Row) -> PgResult<Document> {
     let (ns, kind, id) = (unescape(row.try_get(2)?), unescape(row.try_get(3)?), unescape(row.try_get(4)?));
     let key: [&[u8]; 3] = [ns.as_bytes(), kind.as_bytes(), id.as_bytes()];
@@ -250,33 +147,13 @@ pub(super) async fn documents(
     filter: &DocumentFilter,
     limit: usize,
 ) -> Result<Vec<Document>> {
-    let mut wanted = Where::default();
-    wanted.text("kind = ?", &filter.kind);
-    if let Some(ns) = ns {
-        wanted.text("ns = ?", ns.as_str());
-    }
-    if let Some(id) = &filter.id {
-        wanted.text("id = ?", id);
-    }
-    if let Some(prefix) = &filter.prefix {
-        wanted.text("id >= ?", prefix);
-        wanted.text("starts_with(id, ?)", prefix);
-    }
-    match (&filter.after, &filter.after_ns) {
-        (Some(after), None) => wanted.text("id > ?", after),
-        (Some(after), Some(ns)) => {
-            wanted.text("id >= ?", after);
-            let at = wanted.values.len();
-            wanted.text(&format!("(id, ns) > (${at}, ?)"), ns.as_str());
-        }
-        (None, _) => {}
-    }
+    let wanted = Conditions::of_documents(&POSTGRES, ns, filter);
     let order = format!(" ORDER BY id, ns LIMIT {}", limit.min(MAX_PAGE));
     let sql = "SELECT crc, body, ns, kind, id, revision, due, changed_at FROM eddyline.documents";
-    wanted.all(database, sql, &order, document).await
+    all(database, wanted, sql, &order, document).await
 }
 
-/// Committed rows get their numbers, in a transaction of its own; then those with numbers are read.
+/// Numbers committed rows in a transaction of its own. Readers then read numbered rows only.
 pub(super) async fn number(database: &Database, ns: &Namespace) -> Result<()> {
     let ns = escape(ns.as_str());
     let numbered = database.read("SELECT eddyline.number_v1($1)", &[(&ns, Type::TEXT)]).await;
@@ -286,33 +163,33 @@ pub(super) async fn number(database: &Database, ns: &Namespace) -> Result<()> {
 pub(super) async fn feed(database: &Database, ns: &Namespace, feed: &Feed, page: Page) -> Result<Vec<FeedItem>> {
     number(database, ns).await?;
     let order = format!(" ORDER BY position LIMIT {}", page.limit.min(MAX_PAGE));
-    let mut wanted = Where::default();
-    wanted.text("ns = ?", ns.as_str());
-    wanted.number("position > ?", clamped(page.after.unwrap_or(0)));
+    let mut wanted = Conditions::new(&POSTGRES);
+    wanted.and("ns = ?", ns.as_str());
+    wanted.and("position > ?", clamped(page.after.unwrap_or(0)));
     match feed {
         Feed::Runs { flow } => {
             if let Some(flow) = flow {
-                wanted.text("flow = ?", flow);
+                wanted.and("flow = ?", flow.as_str());
             }
             let sql = "SELECT position, at, run, flow FROM eddyline.fed_runs";
             let item = |row: &Row| -> PgResult<FeedItem> {
                 let what = Fed::Run { run: run_id(row, 2)?, flow: unescape(row.try_get(3)?) };
                 Ok(FeedItem { position: row.try_get::<_, i64>(0)? as u64, at: row.try_get(1)?, what })
             };
-            wanted.all(database, sql, &order, item).await
+            all(database, wanted, sql, &order, item).await
         }
         Feed::Events { name, key, since } => {
             if let Some(name) = name {
-                wanted.text("name = ?", name);
+                wanted.and("name = ?", name.as_str());
             }
             if let Some(key) = key {
-                wanted.text("key = ?", key);
+                wanted.and("key = ?", key.as_str());
             }
             if let Some(since) = since {
-                wanted.number("at >= ?", *since);
+                wanted.and("at >= ?", *since);
             }
             let sql = "SELECT position, at, id, name, key, crc, body FROM eddyline.events";
-            wanted.all(database, sql, &order, |row| event_item(ns, row)).await
+            all(database, wanted, sql, &order, |row| event_item(ns, row)).await
         }
     }
 }
@@ -328,9 +205,9 @@ fn event_item(ns: &Namespace, row: &Row) -> PgResult<FeedItem> {
 
 pub(super) async fn event(database: &Database, ns: &Namespace, id: &str) -> Result<Option<EventState>> {
     number(database, ns).await?;
-    let mut wanted = Where::default();
-    wanted.text("ns = ?", ns.as_str());
-    wanted.text("id = ?", id);
+    let mut wanted = Conditions::new(&POSTGRES);
+    wanted.and("ns = ?", ns.as_str());
+    wanted.and("id = ?", id);
     wanted.only("position IS NOT NULL");
     let state = |row: &Row| -> PgResult<EventState> {
         Ok(EventState {
@@ -342,10 +219,5 @@ pub(super) async fn event(database: &Database, ns: &Namespace, id: &str) -> Resu
         })
     };
     let sql = "SELECT position, at, name, key, gates_opened FROM eddyline.events";
-    Ok(wanted.all(database, sql, "", state).await?.pop())
-}
-
-/// Positions are signed to PostgreSQL; one beyond them is beyond everything.
-fn clamped(position: u64) -> i64 {
-    i64::try_from(position).unwrap_or(i64::MAX)
+    Ok(all(database, wanted, sql, "", state).await?.pop())
 }

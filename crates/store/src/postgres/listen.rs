@@ -1,9 +1,10 @@
-//! Hints from one process to the others, by LISTEN and NOTIFY on a connection of their own.
+//! Hints between processes, by LISTEN and NOTIFY on a connection of their own.
 //!
-//! They are sent apart from the commits that they are about, gathered for a moment: a NOTIFY inside a transaction would
-//! make commits wait for each other. They may come late or be lost with their connection; then everybody is told that
-//! something was missed. Behind a proxy that pools transactions nothing arrives: LISTEN is accepted there, but it is of a
-//! session that others use next. So a process listens once it has heard itself, and whoever waits polls until then.
+//! They are sent separately from the commits that they are about, gathered for a moment: a NOTIFY inside a transaction
+//! would make commits wait for each other. Hints may be late, or lost with their connection; then all waiters are told
+//! that hints were missed. Behind a proxy that pools transactions no hints arrive: LISTEN is accepted there, but for a
+//! session that other clients use next. So a process relies on hints only after its own have come back, and waiters
+//! poll until then.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -30,39 +31,44 @@ use crate::query::Change;
 
 /// How long hints are gathered before they are sent.
 const GATHERED: Duration = Duration::from_millis(10);
-/// A message of PostgreSQL has at most 8,000 bytes.
+/// The payload of a notification has at most 8,000 bytes.
 const MOST_BYTES: usize = 7_500;
-/// So many hints are sent at once; beyond that others are told that they missed some.
+/// The most hints that are sent together; if there are more, other processes are told that they missed some.
 const MOST: usize = 2_000;
-/// How long a hint to oneself may take. If it takes longer, nothing is heard.
+/// How long a hint may take to come back to its sender. If it takes longer, hints do not arrive.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a statement on the connection for hints, or a free connection of the pool, may take.
+/// How long a statement on the connection for hints may take, or the wait for a connection of the pool.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is tried whether hints still arrive.
-const HEARING: Duration = Duration::from_secs(10);
-/// How often it is tried whether hints arrive by now; longer after each failure, up to the second.
-const DEAF: Duration = Duration::from_secs(2);
-const DEAF_AT_MOST: Duration = Duration::from_secs(60);
+/// How often a process checks that hints still arrive.
+const CHECK_EVERY: Duration = Duration::from_secs(10);
+/// How often a process checks whether hints arrive again: the first interval, doubled after each failure up to the
+/// second.
+const RECHECK_FIRST: Duration = Duration::from_secs(2);
+const RECHECK_MAX: Duration = Duration::from_secs(60);
 /// The longest name of a channel.
 const MOST_NAME: usize = 63;
 
-/// Where the changes of this process are told, here and elsewhere.
+/// Receives the changes of this process and of others, and passes them on.
 #[derive(Debug, Default)]
 pub(super) struct Hub {
     pub teller: Teller,
     unsent: Mutex<VecDeque<Change>>,
     waiting: Notify,
-    /// Hints arrive.
+    /// No other process serves from the database, so no hints are sent.
+    alone: AtomicBool,
+    /// A change was not sent because of that.
+    untold: AtomicBool,
+    /// Hints of other processes arrive.
     listening: AtomicBool,
-    /// A hint of this process has come back to it.
+    /// Signals that a hint of this process has come back.
     echo: Notify,
-    /// Changes with each change of documents that this process knows of.
+    /// Increases with each change of documents that this process knows of.
     documents: AtomicU64,
-    /// How many commits of documents there were when the database last said it.
+    /// The database's count of commits of documents, when last read.
     documents_counted: AtomicI64,
 }
 
-/// The connection for hints, for as long as the store is open.
+/// Runs the connection for hints while the store is open.
 #[derive(Debug)]
 pub(super) struct Listener(JoinHandle<()>);
 
@@ -81,14 +87,14 @@ impl Hub {
         self.documents.load(Ordering::Acquire)
     }
 
-    /// The database has counted so many commits of documents.
+    /// Compares the database's count of commits of documents with the last one.
     pub fn saw_documents(&self, counted: i64) {
         if self.documents_counted.swap(counted, Ordering::AcqRel) != counted {
             self.documents.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Counts changes of documents before anybody is told of them.
+    /// Counts changes of documents, before they are passed on.
     fn note_documents(&self, changes: &[Change]) {
         if changes.iter().any(|change| matches!(change, Change::Documents { .. })) {
             self.documents.fetch_add(1, Ordering::AcqRel);
@@ -100,16 +106,33 @@ impl Hub {
         self.teller.tell_missed();
     }
 
-    /// What this process has changed.
+    /// Passes on changes that this process has made.
     pub fn tell(&self, changes: Vec<Change>) {
         self.note_documents(&changes);
-        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
-        if unsent.len() <= MOST {
-            unsent.extend(changes.iter().cloned());
+        if self.alone.load(Ordering::Acquire) {
+            self.untold.store(true, Ordering::Release);
+        } else {
+            let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+            if unsent.len() <= MOST {
+                unsent.extend(changes.iter().cloned());
+            }
+            drop(unsent);
+            self.waiting.notify_one();
         }
-        drop(unsent);
-        self.waiting.notify_one();
         self.teller.tell(changes);
+    }
+
+    /// Whether other processes serve from the database, as of a check-in. One that has come since the last check-in is told
+    /// that it missed something, and looks at everything.
+    pub fn is_alone(&self, alone: bool) {
+        if self.alone.swap(alone, Ordering::AcqRel) && !alone {
+            self.waiting.notify_one();
+        }
+    }
+
+    /// Whether others have to look at everything, because hints were not sent.
+    fn owes_hints(&self) -> bool {
+        !self.alone.load(Ordering::Acquire) && self.untold.swap(false, Ordering::AcqRel)
     }
 
     fn take_unsent(&self) -> VecDeque<Change> {
@@ -133,7 +156,7 @@ impl Hub {
     }
 }
 
-/// Listens from now on, and sends what the hub is told.
+/// Starts to receive hints, and to send those of the hub.
 pub(super) async fn start(connector: &Connector, pool: &Pool<Connector>, schema: &str, hub: &Arc<Hub>) -> Listener {
     let ready = Arc::new(Notify::new());
     let exchange = Exchange {
@@ -145,12 +168,12 @@ pub(super) async fn start(connector: &Connector, pool: &Pool<Connector>, schema:
         ready: ready.clone(),
     };
     let task = tokio::spawn(exchange.run());
-    // What happens after the store was opened is heard; if nothing listens by then, it is polled for.
+    // Changes after the store is opened are not missed: they are received, or polled for if hints do not arrive.
     _ = timeout(ANSWER_TIMEOUT, ready.notified()).await;
     Listener(task)
 }
 
-/// Each schema has a channel of its own; channels are of the whole database, and their names are short.
+/// Each schema has its own channel; channel names are shared by the whole database, and short.
 fn channel(schema: &str) -> String {
     let name = format!("{schema}_hints");
     if name.len() <= MOST_NAME {
@@ -168,11 +191,11 @@ struct Exchange {
     channel: String,
     hub: Weak<Hub>,
     own: Uuid,
-    /// It is known whether hints arrive.
+    /// Signals that the first check has completed.
     ready: Arc<Notify>,
 }
 
-/// The connection for hints is of no use any more.
+/// The connection for hints is lost.
 struct Lost;
 
 impl Exchange {
@@ -182,19 +205,19 @@ impl Exchange {
             tries = match self.connector.connect().await {
                 Ok((client, session)) => {
                     tokio::select! {
-                        () = self.hear(session) => {}
-                        Lost = self.talk(&client) => {}
+                        () = self.receive(session) => {}
+                        Lost = self.exchange_hints(&client) => {}
                     }
                     0
                 }
                 Err(_) => tries + 1,
             };
-            self.is_deaf();
+            self.on_hints_lost();
             pause(tries.min(9)).await;
         }
     }
 
-    async fn hear(&self, mut session: Session) {
+    async fn receive(&self, mut session: Session) {
         while let Some(Ok(message)) = poll_fn(|cx| session.poll_message(cx)).await {
             if let (AsyncMessage::Notification(said), Some(hub)) = (message, self.hub.upgrade()) {
                 hub.hear(self.own, said.payload());
@@ -202,50 +225,50 @@ impl Exchange {
         }
     }
 
-    /// Finds out whether hints arrive, and sends those of this process, until the connection is lost.
-    async fn talk(&self, client: &Client) -> Lost {
-        let mut wait = DEAF;
+    /// Checks whether hints arrive, and sends those of this process, until the connection is lost.
+    async fn exchange_hints(&self, client: &Client) -> Lost {
+        let mut wait = RECHECK_FIRST;
         loop {
-            // Through another connection: behind a proxy, this one could happen to get back what it said itself.
+            // The check uses another connection: behind a proxy, this one could happen to receive its own.
             if let Err(Lost) = self.listen(client).await {
                 return Lost;
             }
-            match self.hears(None).await {
+            match self.echo_returns(None).await {
                 Err(Lost) => return Lost,
                 Ok(true) => {
-                    wait = DEAF;
-                    self.hears_again();
+                    wait = RECHECK_FIRST;
+                    self.on_hints_arriving();
                     self.ready.notify_one();
-                    if let Err(Lost) = self.say_until_deaf(client).await {
+                    if let Err(Lost) = self.send_while_received(client).await {
                         return Lost;
                     }
-                    self.is_deaf();
+                    self.on_hints_lost();
                 }
                 Ok(false) => {
-                    self.is_deaf();
+                    self.on_hints_lost();
                     self.ready.notify_one();
-                    if let Err(Lost) = self.say_for(client, wait).await {
+                    if let Err(Lost) = self.send_for(client, wait).await {
                         return Lost;
                     }
-                    wait = (wait * 2).min(DEAF_AT_MOST);
+                    wait = (wait * 2).min(RECHECK_MAX);
                 }
             }
         }
     }
 
-    fn is_deaf(&self) {
+    fn on_hints_lost(&self) {
         if let Some(hub) = self.hub.upgrade()
             && hub.listening.swap(false, Ordering::AcqRel)
         {
-            // What is told while nobody listens is lost.
+            // Hints that are sent while no process listens are lost.
             hub.missed();
         }
     }
 
-    fn hears_again(&self) {
+    fn on_hints_arriving(&self) {
         if let Some(hub) = self.hub.upgrade() {
             hub.listening.store(true, Ordering::Release);
-            // What others changed before was not heard.
+            // Earlier changes of other processes were missed.
             hub.missed();
         }
     }
@@ -258,27 +281,27 @@ impl Exchange {
         }
     }
 
-    /// Whether a hint of this process comes back to it; sent by this connection, or by another of the pool.
-    async fn hears(&self, client: Option<&Client>) -> Result<bool, Lost> {
+    /// Whether a hint of this process comes back to it, sent by `client` or by a connection of the pool.
+    async fn echo_returns(&self, client: Option<&Client>) -> Result<bool, Lost> {
         let Some(hub) = self.hub.upgrade() else { return Err(Lost) };
-        // An earlier one does not count.
+        // Discard the signal of an earlier one.
         _ = timeout(Duration::ZERO, hub.echo.notified()).await;
         match client {
-            Some(client) => self.say(client, &self.echo()).await?,
+            Some(client) => self.notify(client, &self.echo()).await?,
             None => match timeout(ANSWER_TIMEOUT, self.pool.get()).await {
-                Ok(Ok(other)) if self.say(&other, &self.echo()).await.is_ok() => {}
+                Ok(Ok(other)) if self.notify(&other, &self.echo()).await.is_ok() => {}
                 _ => return Ok(false),
             },
         }
         Ok(timeout(ECHO_TIMEOUT, hub.echo.notified()).await.is_ok())
     }
 
-    /// Something that others don't take for a change.
+    /// A message that contains no change.
     fn echo(&self) -> String {
         message(self.own, vec![json!(["echo"])])
     }
 
-    async fn say(&self, client: &Client, payload: &str) -> Result<(), Lost> {
+    async fn notify(&self, client: &Client, payload: &str) -> Result<(), Lost> {
         let notify = "SELECT pg_notify($1, $2)";
         let params = [(&self.channel as _, Type::TEXT), (&payload as _, Type::TEXT)];
         match timeout(ANSWER_TIMEOUT, client.query_typed(notify, &params)).await {
@@ -287,27 +310,30 @@ impl Exchange {
         }
     }
 
-    /// Sends what is told, for as long as hints come back.
-    async fn say_until_deaf(&self, client: &Client) -> Result<(), Lost> {
+    /// Sends hints as long as they come back.
+    async fn send_while_received(&self, client: &Client) -> Result<(), Lost> {
         loop {
-            self.say_for(client, HEARING).await?;
-            if !self.hears(Some(client)).await? {
+            self.send_for(client, CHECK_EVERY).await?;
+            if !self.echo_returns(Some(client)).await? {
                 return Ok(());
             }
         }
     }
 
-    /// Sends what is told, for a while.
-    async fn say_for(&self, client: &Client, how_long: Duration) -> Result<(), Lost> {
+    /// Sends hints for a while.
+    async fn send_for(&self, client: &Client, how_long: Duration) -> Result<(), Lost> {
         let end = Instant::now() + how_long;
         while Instant::now() < end {
             let Some(hub) = self.hub.upgrade() else { return Err(Lost) };
+            if hub.owes_hints() {
+                self.notify(client, &missed(self.own)).await?;
+            }
             let unsent = hub.take_unsent();
             for payload in payloads(self.own, unsent) {
-                self.say(client, &payload).await?;
+                self.notify(client, &payload).await?;
             }
             let gathered = hub.waiting.notified();
-            // Looks now and then whether the store is still open.
+            // Wakes regularly to check whether the store is still open.
             if timeout(Duration::from_secs(1), gathered).await.is_ok() {
                 sleep(GATHERED).await;
             }
@@ -316,10 +342,15 @@ impl Exchange {
     }
 }
 
-/// Messages that are small enough. One without changes says that there were too many.
+/// A message without changes: processes that receive it check everything.
+fn missed(own: Uuid) -> String {
+    json!([own]).to_string()
+}
+
+/// Splits changes into messages within the size limit.
 fn payloads(own: Uuid, mut changes: VecDeque<Change>) -> Vec<String> {
     if changes.len() > MOST {
-        return vec![json!([own]).to_string()];
+        return vec![missed(own)];
     }
     let mut payloads = Vec::new();
     let mut said: Vec<Value> = Vec::new();
@@ -366,7 +397,7 @@ fn written(change: &Change) -> Value {
     }
 }
 
-/// A newer process may say what this one does not know.
+/// Ignores changes that only a newer Eddyline knows.
 fn read(value: &Value) -> Option<Change> {
     let text = |at: usize| value.get(at).and_then(Value::as_str);
     let ns = || text(1).map(Namespace::new);
@@ -403,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_says_others_hear_once_and_itself_does_not() {
+    fn others_receive_each_hint_once_and_the_sender_does_not() {
         let (hub, own) = (Hub::default(), Uuid::from_u128(1));
         let mut hints = hub.teller.listen();
         let said = payloads(own, all().into_iter().chain(all()).collect());
@@ -418,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_short_and_of_one_schema() {
+    fn channel_names_are_short_and_differ_by_schema() {
         let (long, other) = ("s".repeat(63), format!("{}t", "s".repeat(62)));
         assert_eq!(channel("Eddy-2"), "Eddy-2_hints");
         assert!(channel(&long).len() <= MOST_NAME);
@@ -426,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_stay_small_and_too_many_are_said_to_be_missed() {
+    fn messages_stay_small_and_too_many_hints_count_as_missed() {
         let runs = |count: u128| {
             (0..count).map(|n| Change::Run { run: RunId(Uuid::from_u128(n)), ended: false }).collect::<VecDeque<_>>()
         };

@@ -1,4 +1,4 @@
-//! Reading one run.
+//! Reads of one run.
 
 use eddyline_machine::run::{Header, Run};
 use eddyline_machine::{ActId, Data, Entry, Numbered, Record, RunId, ValueId, Version};
@@ -42,22 +42,23 @@ pub(super) async fn summary_of(database: &Database, run: RunId) -> Result<Option
     rows.first().map(summary).transpose().map_err(PgError::into_error)
 }
 
-/// Everything in one statement, so that it is of one moment. Of a run at the known version only the version is read; of one
-/// at a later version, the activations that were written since.
-const LOAD: &str = "SELECT 0, r.position, r.version, r.ns, r.crc, CASE WHEN r.version IS DISTINCT FROM $2 OR r.trimmed \
-         THEN r.header END, r.created_at, r.started_at, r.ended_at, r.trimmed, r.records \
+/// One statement, so that it reads one snapshot: the columns of a [`Summary`], or of another row in their places, and the
+/// kind of the row. For a run at the known version only the version is read; for a later version, the activations that
+/// were written since.
+const LOAD: &str = "SELECT r.id, r.ns, r.position, r.created_at, r.started_at, r.ended_at, r.trimmed, r.records, r.version, \
+         r.crc, CASE WHEN r.version IS DISTINCT FROM $2 OR r.trimmed THEN r.header END, 0 \
          FROM eddyline.runs r WHERE r.id = $1 \
-     UNION ALL SELECT 1, a.id, a.version, NULL, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, NULL, a.id, NULL, NULL, NULL, NULL, NULL, a.version, a.crc, a.body, 1 \
          FROM eddyline.activations a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
          AND (r.version < $2 OR a.version > $2) IS NOT FALSE \
-     UNION ALL SELECT 2, a.scope, a.event, NULL, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, NULL, a.scope, NULL, NULL, NULL, NULL, NULL, a.event, a.crc, a.body, 2 \
          FROM eddyline.emitted a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
-     UNION ALL SELECT 3, NULL, NULL, a.activation, a.crc, a.body, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, a.activation, NULL, NULL, NULL, NULL, NULL, NULL, NULL, a.crc, a.body, 3 \
          FROM eddyline.reuse a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed \
-     UNION ALL SELECT 4, a.position, NULL, a.name, NULL, NULL, NULL, NULL, NULL, NULL, NULL \
+     UNION ALL SELECT NULL, a.name, a.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4 \
          FROM eddyline.cursors a, eddyline.runs r \
          WHERE a.run = $1 AND r.id = $1 AND r.version IS DISTINCT FROM $2 AND NOT r.trimmed";
 
@@ -69,23 +70,13 @@ pub(super) async fn load(database: &Database, run: RunId, since: Option<Version>
 }
 
 fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
-    let Some(first) = rows.iter().find(|row| row.get::<_, i32>(0) == 0) else { return Ok(Found::Nothing) };
-    let Some(header) = first.try_get::<_, Option<&str>>(5)? else { return Ok(Found::Same) };
-    let changed = since.is_some_and(|since| since > 0 && first.get::<_, i64>(2) > since);
-    let (id, version) = (run.0.into_bytes(), Version(first.try_get::<_, i64>(2)? as u64));
-    let name = || format!("runs: the header of run {run}");
-    let summary = Summary {
-        ns: Namespace::new(&unescape(first.try_get(3)?)),
-        run,
-        position: first.try_get::<_, i64>(1)? as u64,
-        version,
-        records: first.try_get::<_, i64>(10)? as u64,
-        created_at: first.try_get(6)?,
-        started_at: first.try_get(7)?,
-        ended_at: first.try_get(8)?,
-        trimmed: first.try_get(9)?,
-        header: read(first.try_get(4)?, header, &[&id, &version.0.to_le_bytes()], name)?,
-    };
+    let Some(first) = rows.iter().find(|row| row.get::<_, i32>(11) == 0) else { return Ok(Found::Nothing) };
+    if first.try_get::<_, Option<&str>>(10)?.is_none() {
+        return Ok(Found::Same);
+    }
+    let summary = summary(first)?;
+    let changed = since.is_some_and(|since| since > 0 && summary.version.0 as i64 > since);
+    let id = run.0.into_bytes();
     if summary.trimmed {
         return Ok(Found::Trimmed(Box::new(summary)));
     }
@@ -93,35 +84,35 @@ fn found(run: RunId, since: Option<i64>, rows: &[Row]) -> PgResult<Found> {
     loaded.header = summary.header.clone();
     let mut activations = Vec::new();
     for row in rows {
-        match row.try_get::<_, i32>(0)? {
-            1 => activations.push((row.try_get::<_, i64>(1)?, row)),
+        match row.try_get::<_, i32>(11)? {
+            1 => activations.push((row.try_get::<_, i64>(2)?, row)),
             2 => {
-                let (scope, event) = (row.try_get::<_, i64>(1)? as u32, row.try_get::<_, i64>(2)? as u32);
+                let (scope, event) = (row.try_get::<_, i64>(2)? as u32, row.try_get::<_, i64>(8)? as u32);
                 let name = || format!("emitted: event {event} of scope {scope} of run {run}");
                 let key: [&[u8]; 3] = [&id, &scope.to_le_bytes(), &event.to_le_bytes()];
-                let emitted = read(row.try_get(4)?, row.try_get(5)?, &key, name)?;
+                let emitted = read(row.try_get(9)?, row.try_get(10)?, &key, name)?;
                 loaded.emitted.insert((ActId(scope), event), emitted);
             }
             3 => {
-                let activation = unescape(row.try_get(3)?);
+                let activation = unescape(row.try_get(1)?);
                 let name = || format!("reuse: {activation} of run {run}");
-                let reused = read(row.try_get(4)?, row.try_get(5)?, &[&id, activation.as_bytes()], name)?;
+                let reused = read(row.try_get(9)?, row.try_get(10)?, &[&id, activation.as_bytes()], name)?;
                 loaded.reuse.insert(activation, reused);
             }
-            4 => _ = loaded.cursors.insert(unescape(row.try_get(3)?), row.try_get::<_, i64>(1)? as u64),
+            4 => _ = loaded.cursors.insert(unescape(row.try_get(1)?), row.try_get::<_, i64>(2)? as u64),
             _ => {}
         }
     }
     activations.sort_by_key(|(number, _)| *number);
     for (expected, (number, row)) in (0..).zip(activations) {
-        // They are numbered without gaps, and found by their number.
+        // They are numbered without gaps, and looked up by their number.
         if number != expected && !changed {
             return Err(PgError::Corrupt(format!("activations: activation {expected} of run {run} is missing")));
         }
-        let written = row.try_get::<_, i64>(2)?;
+        let written = row.try_get::<_, i64>(8)?;
         let key: [&[u8]; 3] = [&id, &number.to_le_bytes(), &written.to_le_bytes()];
         let name = || format!("activations: activation {number} of run {run}");
-        loaded.activations.push(read(row.try_get(4)?, row.try_get(5)?, &key, name)?);
+        loaded.activations.push(read(row.try_get(9)?, row.try_get(10)?, &key, name)?);
     }
     let loaded = Box::new(Loaded { summary, rows: loaded });
     Ok(if changed { Found::Changed(loaded) } else { Found::Run(loaded) })
@@ -142,7 +133,7 @@ pub(super) async fn values(database: &Database, run: RunId, ids: &[ValueId]) -> 
     rows.iter().map(value).collect::<PgResult<_>>().map_err(PgError::into_error)
 }
 
-/// A row holds several records: the first may begin before the one that is wanted.
+/// A row holds several records: the first may begin before the requested one.
 const RECORDS: &str = "SELECT o.first, o.version, o.count, o.ts, o.fence, o.worker, o.crc, o.body FROM eddyline.records o \
      JOIN eddyline.runs r ON r.id = o.run AND NOT r.trimmed \
      WHERE o.run = $1 AND o.count > 0 AND o.first >= (SELECT coalesce(max(b.first), 0) FROM eddyline.records b \
@@ -172,7 +163,7 @@ pub(super) async fn records(database: &Database, run: RunId, after: u64, limit: 
     read().map_err(PgError::into_error)
 }
 
-/// The rows that have logs of an activation are known by an index of their own.
+/// The rows that have logs of an activation are found by an index.
 const LOGS: &str = "SELECT o.first, o.version, o.count, o.ts, o.fence, o.worker, o.crc, o.body FROM eddyline.logs l \
      JOIN eddyline.records o ON o.run = l.run AND o.first = l.first AND o.count > 0 \
      JOIN eddyline.runs r ON r.id = o.run AND NOT r.trimmed \
@@ -189,7 +180,7 @@ pub(super) async fn logs(
 ) -> Result<Vec<Numbered>> {
     let limit = limit.min(MAX_PAGE);
     let Ok(after) = i64::try_from(after) else { return Ok(Vec::new()) };
-    // The first row may have only logs up to the one that is known.
+    // The first row may contain only logs that the caller has already read.
     let (from, most, name) = (after.saturating_add(1), limit as i64 + 1, escape(activation));
     let params =
         [(&run.0 as _, Type::UUID), (&from as _, Type::INT8), (&most as _, Type::INT8), (&name as _, Type::TEXT)];
@@ -204,8 +195,8 @@ pub(super) async fn logs(
     Ok(found)
 }
 
-/// A row of records: the number of the first, when they were written, and the records. The row of a claim is sealed by the
-/// task, and its worker is a column.
+/// A row of records: the number of the first, when they were written, and the records. The row of a claim is sealed by
+/// its task, and its worker is a column.
 fn packed(run: RunId, row: &Row) -> PgResult<(i64, i64, Vec<Record>)> {
     let (first, version, count): (i64, i64, i32) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     let name = || format!("records: records {first} to {} of run {run}", first + i64::from(count) - 1);
@@ -226,7 +217,7 @@ fn packed(run: RunId, row: &Row) -> PgResult<(i64, i64, Vec<Record>)> {
     Ok((first, row.try_get(3)?, packed))
 }
 
-/// A run's id as a row has it.
+/// The id of a run in a column.
 pub(super) fn run_id(row: &Row, at: usize) -> PgResult<RunId> {
     Ok(RunId(row.try_get::<_, Uuid>(at)?))
 }

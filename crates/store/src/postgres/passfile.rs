@@ -1,6 +1,6 @@
-//! Passwords that are not in the URL: in `PGPASSWORD`, in a file with nothing else, or in a password file as libpq reads
-//! it, with lines of `host:port:database:user:password`. Files are read for each new connection, so that a password can be
-//! replaced while the store is open.
+//! Passwords from outside the URL: from `PGPASSWORD`, from a file that contains only the password, or from a password
+//! file of libpq with lines of `host:port:database:user:password`. Files are read for each new connection, so a
+//! password can be replaced while the store is open.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 
 use tokio_postgres::config::{Config, Host};
 
-/// Where libpq looks for sockets if no host is named: lines for such a host say `localhost`.
+/// Where libpq looks for sockets if no host is given: password file lines for such a host say `localhost`.
 const SOCKET_DIRS: [&str; 3] = ["/var/run/postgresql", "/run/postgresql", "/tmp"];
 
 /// Where the password of a connection comes from.
 #[derive(Clone)]
 pub(super) enum Password {
-    /// The URL has it, or there is none.
+    /// The URL has the password, or there is none.
     OfUrl,
     Given(Vec<u8>),
-    /// The whole file, less a line end.
+    /// The content of the file without a trailing newline.
     File(PathBuf),
     PassFile(PathBuf),
 }
@@ -34,7 +34,7 @@ impl fmt::Debug for Password {
 }
 
 impl Password {
-    /// The first that is there, in the order of libpq: the URL, the environment, a password file.
+    /// The first source that exists, in libpq's order: the URL, the environment, a password file.
     pub fn choose(
         config: &Config,
         file: Option<PathBuf>,
@@ -57,7 +57,7 @@ impl Password {
         }
     }
 
-    /// The password for a new connection; none if the configuration has it or none is needed.
+    /// The password for a new connection; `None` if the configuration has it or none is needed.
     pub async fn look_up(&self, config: &Config) -> std::result::Result<Option<Vec<u8>>, String> {
         let (this, config) = (self.clone(), config.clone());
         let read = tokio::task::spawn_blocking(move || match this {
@@ -69,7 +69,7 @@ impl Password {
             },
             Password::PassFile(path) => Ok(in_pass_file(&config, &path)),
         });
-        read.await.unwrap_or_else(|error| Err(format!("the password was not read: {error}")))
+        read.await.unwrap_or_else(|error| Err(format!("the password can't be read: {error}")))
     }
 }
 
@@ -83,11 +83,11 @@ fn without_line_end(mut bytes: Vec<u8>) -> Vec<u8> {
 fn in_pass_file(config: &Config, path: &Path) -> Option<Vec<u8>> {
     let meta = std::fs::metadata(path).ok()?;
     if !meta.is_file() {
-        tracing::warn!(path = %path.display(), "the password file is ignored: it is not a plain file");
+        tracing::warn!(path = %path.display(), "the password file is ignored: it is not a regular file");
         return None;
     }
     if is_open_to_others(&meta) {
-        tracing::warn!(path = %path.display(), "the password file is ignored: others can read it (use chmod 600)");
+        tracing::warn!(path = %path.display(), "the password file is ignored: other users can read it (use chmod 600)");
         return None;
     }
     let text = match std::fs::read_to_string(path) {
@@ -107,7 +107,7 @@ fn in_pass_file(config: &Config, path: &Path) -> Option<Vec<u8>> {
     })
 }
 
-/// What lines for a host can call it.
+/// The names that password file lines may use for a host.
 fn names((at, host): (usize, &Host)) -> Vec<(usize, String)> {
     let mut names = match host {
         Host::Tcp(name) => vec![name.clone()],
@@ -131,7 +131,7 @@ fn is_open_to_others(_: &std::fs::Metadata) -> bool {
     false
 }
 
-/// The password of the first line that fits host, port, database and user.
+/// The password of the first line that matches host, port, database and user.
 fn password(text: &str, wanted: [&str; 4]) -> Option<String> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(fields).find_map(|fields| match fields.split_at_checked(4) {
@@ -172,7 +172,7 @@ mod tests {
         let (with, without) = ("postgres://ann:secret@db/flows", "postgres://ann@db/flows");
         let all = [("PGPASSWORD", "secret"), ("PGPASSFILE", "/pass"), ("HOME", "/home/ann")];
         assert_eq!(chosen(with, None, &all), "OfUrl");
-        assert_eq!(chosen(without, None, &all), "Given(_)", "and it is not shown");
+        assert_eq!(chosen(without, None, &all), "Given(_)", "the password is not shown");
         assert_eq!(chosen(without, Some("/secret/pw"), &all), "File(\"/secret/pw\")");
         assert_eq!(chosen(without, None, &all[1..]), "PassFile(\"/pass\")");
         assert_eq!(chosen(without, None, &all[2..]), "PassFile(\"/home/ann/.pgpass\")");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_that_fits_has_the_password() {
+    fn the_first_matching_line_has_the_password() {
         let text = "# a comment\nother:5432:*:ann:no\n*:5432:flows:ann:pa\\:ss\\\\word:x\n*:*:*:*:any";
         assert_eq!(password(text, ["db", "5432", "flows", "ann"]).as_deref(), Some("pa:ss\\word:x"));
         assert_eq!(password(text, ["db", "5433", "flows", "ann"]).as_deref(), Some("any"));
@@ -203,7 +203,7 @@ mod tests {
             assert_eq!(in_pass_file(&config, &file).as_deref(), found.map(str::as_bytes), "{line}");
         }
         write(&file, "*:*:*:*:any", 0o640);
-        assert_eq!(in_pass_file(&config, &file), None, "others can read it");
+        assert_eq!(in_pass_file(&config, &file), None, "other users can read it");
         assert_eq!(in_pass_file(&config, dir.path()), None, "a directory");
     }
 

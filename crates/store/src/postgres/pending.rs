@@ -1,4 +1,4 @@
-//! What hangs on a run.
+//! The pending work of a run.
 
 use eddyline_machine::explain::Bound;
 use eddyline_machine::{Fence, Message, RunId};
@@ -12,19 +12,19 @@ use super::connect::Object;
 use super::database::{Database, Param, READ_TIMEOUT, in_time};
 use super::list::{GATE, gate};
 use super::pg_error::{PgError, PgResult};
-use super::timers;
 use crate::claim::{Held, RequestId};
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::query::*;
+use crate::timer_columns;
 
 pub(super) async fn pending(database: &Database, run: RunId) -> Result<PendingWork> {
-    let client = database.client().await.map_err(PgError::into_error)?;
-    match in_time(READ_TIMEOUT, at_one_moment(database, &client, run)).await {
-        Ok(pending) => Ok(pending),
-        Err(error) => {
-            database.discard(client, &error);
-            Err(error.into_error())
+    let mut tries = 0;
+    loop {
+        let client = database.client().await.map_err(PgError::into_error)?;
+        match in_time(READ_TIMEOUT, at_one_moment(database, &client, run)).await {
+            Ok(pending) => return Ok(pending),
+            Err(error) => database.before_retry(client, error, &mut tries).await.map_err(PgError::into_error)?,
         }
     }
 }
@@ -73,7 +73,7 @@ async fn at_one_moment(database: &Database, client: &Object, run: RunId) -> PgRe
     })
 }
 
-/// Up to as much as is handed out at once.
+/// As many messages as are delivered together, at most.
 fn inbox(run: RunId, rows: &[Row]) -> PgResult<Vec<Message>> {
     let (mut messages, mut bytes) = (Vec::new(), 0);
     for row in rows {
@@ -125,10 +125,10 @@ fn task_row(run: RunId, row: &Row) -> PgResult<TaskRow> {
     })
 }
 
-/// Columns activation, kind, fence, due and wall, the first at `at`.
+/// Reads the columns activation, kind, fence, due and wall, the first at `at`.
 pub(super) fn timer(run: RunId, row: &Row, at: usize) -> PgResult<TimerRow> {
     let kind: i32 = row.try_get(at + 1)?;
-    let key = timers::key(row.try_get(at)?, kind, row.try_get(at + 2)?)
+    let key = timer_columns::key(row.try_get(at)?, kind, row.try_get(at + 2)?)
         .ok_or_else(|| PgError::Corrupt(format!("timers: a timer of run {run} is of kind {kind}")))?;
     Ok(TimerRow { key, due: row.try_get(at + 3)?, wall: row.try_get(at + 4)? })
 }

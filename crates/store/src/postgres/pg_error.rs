@@ -1,4 +1,4 @@
-//! What went wrong in PostgreSQL, and what a caller can do about it.
+//! Errors of PostgreSQL, and what a caller can do about them.
 
 use tokio_postgres::error::{Severity, SqlState};
 
@@ -7,12 +7,12 @@ use crate::error::StoreError;
 #[derive(Debug)]
 pub(super) enum PgError {
     Postgres(tokio_postgres::Error),
-    /// No connection could be had.
+    /// No connection could be opened.
     Connect(String),
-    /// A prepared statement was not there, or was another: a proxy gave the connection to another session. Nothing was
-    /// written, and from now on nothing is prepared.
+    /// A prepared statement was missing or was another one, because a proxy gave the connection another session.
+    /// Nothing was written, and statements are no longer prepared.
     Unprepared(tokio_postgres::Error),
-    /// There was no answer in time: it is not known how far the server got.
+    /// There was no response in time: it is unknown how far the server got.
     Silent,
     Corrupt(String),
 }
@@ -33,19 +33,19 @@ impl PgError {
         }
     }
 
-    /// Nothing was written, and the same may well succeed at once.
+    /// Nothing was written, and a retry may succeed at once.
     pub fn is_passing(&self) -> bool {
         let passing =
             [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE, SqlState::LOCK_NOT_AVAILABLE];
         matches!(self, PgError::Unprepared(_)) || self.code().is_some_and(|code| passing.contains(code))
     }
 
-    /// The connection was lost on the way, or is of no use any more: it is not known how far the server got.
+    /// The connection broke or is unusable: it is unknown how far the server got.
     pub fn is_cut(&self) -> bool {
         match self {
             PgError::Silent => true,
             PgError::Postgres(error) => match error.as_db_error() {
-                // The server, or a proxy before it, ends the connection with it.
+                // The server or a proxy closes the connection after such an error.
                 Some(db) => matches!(db.parsed_severity(), Some(Severity::Fatal | Severity::Panic)),
                 None => error.is_closed() || is_io(error),
             },
@@ -53,12 +53,12 @@ impl PgError {
         }
     }
 
-    /// Of a read, or of a write that was certainly not made.
+    /// The error of a read, or of a write that was certainly not carried out.
     pub fn into_error(self) -> StoreError {
         match self {
             PgError::Corrupt(why) => StoreError::Corrupt(why),
             PgError::Connect(why) => StoreError::Unavailable(why),
-            PgError::Silent => StoreError::Unavailable("PostgreSQL did not answer in time".to_owned()),
+            PgError::Silent => StoreError::Unavailable("PostgreSQL did not respond in time".to_owned()),
             PgError::Unprepared(error) => StoreError::Unavailable(describe(&error)),
             PgError::Postgres(error) => match error.code() {
                 Some(code) if *code == SqlState::DISK_FULL => StoreError::Full(describe(&error)),
@@ -70,14 +70,14 @@ impl PgError {
         }
     }
 
-    /// Of a write.
+    /// The error of a write.
     pub fn into_write_error(self) -> StoreError {
         if self.is_cut() { StoreError::Unknown } else { self.into_error() }
     }
 }
 
-/// What a prepared statement is answered with behind a proxy that gives each transaction another session: the statement
-/// is missing, its name is taken, or another one of that name takes other parameters.
+/// The errors of a prepared statement behind a proxy that gives each transaction another session: the statement is
+/// missing, its name is taken, or another statement of that name has other parameters.
 pub(super) fn is_of_a_proxy(error: &tokio_postgres::Error) -> bool {
     let codes = [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::DUPLICATE_PSTATEMENT, SqlState::PROTOCOL_VIOLATION];
     error
@@ -90,7 +90,7 @@ fn is_io(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.is::<std::io::Error>())
 }
 
-/// The message of the server, which the driver keeps apart.
+/// The server's message, which the driver keeps separately.
 pub(super) fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error;
     match error.as_db_error() {

@@ -1,9 +1,9 @@
-//! Finds out whether there is a proxy between us and the server that lends its connections to many clients (PgBouncer).
+//! Detects a proxy that shares server connections between clients (PgBouncer).
 //!
-//! Behind one, statements must not be prepared: they would be kept in a session that the next transaction does not see,
-//! under names that other processes use too, so that the statement of another process could run. Waiting for an error is
-//! therefore too late. Such a proxy cannot pass on the key by which a client cancels its queries, since a session of the
-//! server has many clients: it makes up its own, and the process id in it is not that of the server's process.
+//! Behind one, statements must not be prepared: they would be kept in a session that the next transaction does not use,
+//! under names that other processes also use, so another process's statement could run. So waiting for an error is too
+//! late. Such a proxy cannot pass on the key with which a client cancels its queries, since many clients share a server
+//! session: it invents its own key, whose process id is not that of the server's process.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -18,7 +18,7 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 use super::pg_error::PgResult;
 
-/// Of a cancel request: its length, its code, the process id and the secret.
+/// The size of a cancel request: length, code, process id and secret.
 const REQUEST_BYTES: usize = 16;
 
 pub(super) async fn is_between(client: &Client) -> PgResult<bool> {
@@ -27,7 +27,7 @@ pub(super) async fn is_between(client: &Client) -> PgResult<bool> {
     Ok(told != Some(row.try_get(0)?))
 }
 
-/// The process id that came with the connection. The driver shows it only in the request that it would send to cancel.
+/// The process id that was sent with the connection. The driver exposes it only in its cancel request.
 async fn process_told(client: &Client) -> PgResult<Option<i32>> {
     let sent = Recorder::default();
     client.cancel_token().cancel_query_raw(sent.clone(), Unencrypted).await?;
@@ -37,7 +37,7 @@ async fn process_told(client: &Client) -> PgResult<Option<i32>> {
     Ok(process.map(i32::from_be_bytes))
 }
 
-/// Keeps what is written to it, and agrees to everything.
+/// Records what is written to it, and accepts everything.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! The tables and functions, and the steps from one version of them to the next.
+//! The tables and functions, and the migrations between their versions.
 
 use tokio_postgres::types::Type;
 
@@ -8,22 +8,24 @@ use super::database::Database;
 use super::pg_error::PgResult;
 use crate::error::{Result, StoreError};
 
-/// Each takes the database one version further. What was released is never changed; a new step is appended, and a function
-/// whose parameters or tables change gets a new name, since two binaries may run side by side.
+/// Each entry updates the schema by one version. A released entry is never changed: a new one is appended, and a
+/// function whose parameters or tables change gets a new name, since two versions of Eddyline may run side by side.
 const STEPS: &[&[&str]] = &[&[
     include_str!("sql/tables.sql"),
     include_str!("sql/commit.sql"),
+    include_str!("sql/limits.sql"),
     include_str!("sql/claims.sql"),
+    include_str!("sql/leases.sql"),
     include_str!("sql/due.sql"),
     include_str!("sql/documents.sql"),
     include_str!("sql/instances.sql"),
     include_str!("sql/views.sql"),
 ]];
 
-/// The oldest version of PostgreSQL that has what is used.
+/// The oldest supported version of PostgreSQL.
 const OLDEST: i32 = 140_000;
 
-/// Refuses a server that would lose or mix up what it acknowledged.
+/// Refuses a server that could lose or corrupt acknowledged work.
 pub(super) async fn check_server(client: &Object) -> PgResult<Result<()>> {
     let asked = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), \
                  current_setting('transaction_isolation'), current_setting('synchronous_commit'), \
@@ -37,7 +39,7 @@ pub(super) async fn check_server(client: &Object) -> PgResult<Result<()>> {
         return refuse(format!("the server is PostgreSQL {}; use version 14 or later", version / 10_000));
     }
     if standby {
-        return refuse("the server is a standby, which can't be written to; use the primary's address".to_owned());
+        return refuse("the server is a read-only standby; use the primary's address".to_owned());
     }
     if isolation != "read committed" {
         return refuse(format!(
@@ -46,7 +48,7 @@ pub(super) async fn check_server(client: &Object) -> PgResult<Result<()>> {
     }
     if synchronous == "off" {
         return refuse(
-            "synchronous_commit is off, so a crash would lose acknowledged work; set it to on for this role or database"
+            "synchronous_commit is off, so a crash could lose acknowledged work; set it to on for this role or database"
                 .to_owned(),
         );
     }
@@ -56,7 +58,7 @@ pub(super) async fn check_server(client: &Object) -> PgResult<Result<()>> {
     Ok(Ok(()))
 }
 
-/// Brings the tables up to date, or to a version; all steps or none, one process at a time. Tables of a newer version are
+/// Updates the tables to version `to`, or the newest: all migrations or none, one process at a time. Newer tables are
 /// left alone.
 pub(super) async fn migrate(database: &Database, client: Object, allowed: bool, to: Option<usize>) -> Result<Migrated> {
     let to = to.map_or(STEPS.len(), |to| to.min(STEPS.len()));
@@ -64,14 +66,14 @@ pub(super) async fn migrate(database: &Database, client: Object, allowed: bool, 
         Ok(Ok(from)) => Ok(Migrated { schema: database.schema().to_owned(), from, to }),
         Ok(Err(refused)) => Err(refused),
         Err(error) => {
-            // What was begun is rolled back with its connection.
+            // Closing the connection rolls back.
             database.discard(client, &error);
             Err(error.into_error())
         }
     }
 }
 
-/// The version that was found.
+/// Returns the version that it found.
 async fn in_transaction(database: &Database, client: &Object, allowed: bool, to: usize) -> PgResult<Result<usize>> {
     let schema = database.schema();
     client.batch_execute("BEGIN").await?;
@@ -113,8 +115,8 @@ async fn in_transaction(database: &Database, client: &Object, allowed: bool, to:
 fn refusal(schema: &str, version: usize, to: usize, allowed: bool) -> Option<StoreError> {
     let why = if version > to {
         format!(
-            "schema {schema} has tables of version {version}, and this Eddyline knows them up to {to}: start the newer \
-             Eddyline that wrote them"
+            "schema {schema} has tables of version {version}, but this Eddyline only supports versions up to {to}: use a \
+             newer Eddyline"
         )
     } else if allowed || version == to {
         return None;

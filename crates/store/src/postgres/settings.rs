@@ -1,4 +1,4 @@
-//! The URL of a store: what PostgreSQL's own tools understand, and a few parameters of ours.
+//! The URL of a store: the parameters of PostgreSQL's own tools, and a few of Eddyline's.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,14 +16,14 @@ const DEFAULT_POOL: usize = 8;
 const MOST_POOL: usize = 1_000;
 /// How long one address may take to accept a connection, unless the URL says `connect_timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection on which nothing arrives is asked after so long whether the other side is still there, …
+/// TCP keepalive: an idle connection is probed after this time, …
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
-/// … and one on which what was sent is not acknowledged ends.
+/// … and a connection with unacknowledged data is closed after this time.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
-/// Parameters that are passed on.
+/// Parameters that are passed on to the driver.
 const OF_LIBPQ: [&str; 18] = [
     "user",
     "password",
@@ -47,15 +47,15 @@ const OF_LIBPQ: [&str; 18] = [
 
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
-    /// Everything but the password, unless the URL has it.
+    /// Everything except the password, unless it is in the URL.
     pub config: tokio_postgres::Config,
     pub password: Password,
     pub tls: TlsMode,
-    /// Certificates to trust in place of the system's.
+    /// Trusted certificates, in place of the system's.
     pub root_cert: Option<PathBuf>,
     pub schema: String,
     pub pool_size: usize,
-    /// Statements are prepared and kept. Not behind a proxy that pools transactions; none: find out.
+    /// Whether statements are prepared. False behind a proxy that pools transactions; `None`: detect it.
     pub prepare: Option<bool>,
 }
 
@@ -63,9 +63,9 @@ pub(super) struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TlsMode {
     Off,
-    /// Encrypted, with whoever answers.
+    /// Encrypted, without verifying the server.
     Unverified,
-    /// The certificate is of an authority that is trusted; for which host does not matter.
+    /// The certificate must be issued by a trusted authority, for any host.
     Authority,
     Full,
 }
@@ -100,13 +100,13 @@ impl Settings {
                 "password_file" => password_file = Some(PathBuf::from(value)),
                 "sslrootcert" => settings.root_cert = (value != "system").then(|| PathBuf::from(value)),
                 "sslmode" => (ssl_mode, settings.tls) = tls_mode(&value)?,
-                // An @ would be taken for the end of the user's name.
+                // An @ would be parsed as the end of the user's name.
                 _ if OF_LIBPQ.contains(&name) => rest.push(pair.replace('@', "%40")),
                 _ => return Err(unknown(name)),
             }
         }
         if ssl_mode == SslMode::Require && settings.tls == TlsMode::Unverified && settings.root_cert.is_some() {
-            // As libpq does: whoever names an authority wants it checked.
+            // As in libpq: if an authority is given, it is verified.
             settings.tls = TlsMode::Authority;
         }
         let plain = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
@@ -120,7 +120,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What the URL does not say.
+    /// Sets what the URL does not.
     fn complete(&mut self) {
         let config = &mut self.config;
         if config.get_connect_timeout().is_none() {
@@ -146,13 +146,13 @@ impl Settings {
             }
         }
         if config.get_hosts().iter().all(is_socket) {
-            // As in libpq, sslmode is of no effect there.
+            // As in libpq, sslmode has no effect on sockets.
             config.ssl_mode(SslMode::Disable);
             self.tls = TlsMode::Off;
         }
     }
 
-    /// Where the database is, for messages: without a password.
+    /// The address of the database for messages, without a password.
     pub fn place(&self) -> String {
         let (hosts, ports) = (self.config.get_hosts(), self.config.get_ports());
         let place = |(at, host): (usize, &Host)| match (host, ports.get(at).or(ports.first())) {
@@ -171,10 +171,11 @@ fn is_socket(host: &Host) -> bool {
 }
 
 fn bad(why: &str) -> StoreError {
-    StoreError::Unavailable(format!("the URL of the PostgreSQL store can't be used: {why}"))
+    StoreError::Unavailable(format!("invalid URL of a PostgreSQL store: {why}"))
 }
 
-/// Refuses what looks like a password with characters that end it: it would be taken for a host, and shown.
+/// Refuses a URL whose password seems to contain characters that end it: the rest would be parsed, and shown, as a
+/// host.
 fn check_special(base: &str) -> Result<()> {
     let rest = base.split_once("://").map_or(base, |(_, rest)| rest);
     let encode =
@@ -191,17 +192,15 @@ fn check_special(base: &str) -> Result<()> {
     }
 }
 
-/// The name may be a part of a password.
+/// The name may be part of a password.
 fn unknown(name: &str) -> StoreError {
     match name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') {
-        true => bad(&format!("it has the parameter {name}, which does not exist")),
-        false => {
-            bad("it has a parameter that does not exist; write special characters in a password as %XX (@ is %40)")
-        }
+        true => bad(&format!("unknown parameter {name}")),
+        false => bad("unknown parameter; write special characters in a password as %XX (@ is %40)"),
     }
 }
 
-/// Quoted wherever it is used; what would need care inside of quotes is left out.
+/// The name is always quoted in statements; characters that need escaping inside quotes are not allowed.
 fn schema(name: String) -> Result<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     match !name.is_empty() && name.len() <= 63 && name.chars().all(plain) && !name.starts_with("pg_") {
@@ -240,7 +239,7 @@ fn tls_mode(value: &str) -> Result<(SslMode, TlsMode)> {
     })
 }
 
-/// The value may be a password, and is not shown.
+/// The value may be a password, so it is not shown.
 fn decoded(name: &str, value: &str) -> Result<String> {
     let (mut bytes, mut rest) = (Vec::with_capacity(value.len()), value.as_bytes());
     while let [first, tail @ ..] = rest {
@@ -252,7 +251,7 @@ fn decoded(name: &str, value: &str) -> Result<String> {
         let digits = tail.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
         let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
         let shown = if OF_LIBPQ.contains(&name) { name } else { "a parameter" };
-        bytes.push(byte.ok_or_else(|| bad(&format!("{shown} has a % without two hex digits")))?);
+        bytes.push(byte.ok_or_else(|| bad(&format!("{shown} has a % that is not followed by two hex digits")))?);
         rest = &tail[2..];
     }
     String::from_utf8(bytes).map_err(|_| bad("a parameter is not UTF-8"))
@@ -264,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_parameters_are_taken_and_the_rest_is_passed_on() {
+    fn own_parameters_are_read_and_the_rest_is_passed_on() {
         let settings = Settings::parse(
             "postgres://ann:s%40cret@db.test:5433/flows?schema=eddy_2&pool_size=3&prepare=false&sslmode=verify-full\
              &connect_timeout=3",
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_parameter_is_named() {
+    fn an_invalid_parameter_is_named() {
         for (query, word) in [
             ("schema=Eddy;", "schema"),
             ("schema=pg_eddy", "schema"),
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_is_named_is_checked_and_sockets_are_not_encrypted() {
+    fn a_given_authority_is_verified_and_sockets_are_not_encrypted() {
         let tls = |url: &str| Settings::parse(url).unwrap().tls;
         assert_eq!(tls("postgres://db.test/flows?sslmode=require"), TlsMode::Unverified);
         assert_eq!(tls("postgres://db.test/flows?sslmode=require&sslrootcert=/ca"), TlsMode::Authority);

@@ -1,4 +1,4 @@
-//! TLS to the database, by rustls.
+//! TLS connections to the database, with rustls.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::settings::{Settings, TlsMode};
 use crate::error::{Result, StoreError};
 
-/// How to encrypt; whether to is for the driver to decide, by `ssl_mode`.
+/// Creates the TLS connector. Whether it is used is decided by the driver, from `ssl_mode`.
 pub(super) fn connector(settings: &Settings) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(ring::default_provider());
     let unavailable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("TLS can't be set up: {error}"));
@@ -24,8 +24,8 @@ pub(super) fn connector(settings: &Settings) -> Result<MakeRustlsConnect> {
         built.map_err(|error| unavailable(&error))
     };
     let verifier: Arc<dyn ServerCertVerifier> = match settings.tls {
-        TlsMode::Off | TlsMode::Unverified => Arc::new(Anybody(provider.clone())),
-        TlsMode::Authority => Arc::new(AnyName(trusted()?)),
+        TlsMode::Off | TlsMode::Unverified => Arc::new(Lenient { provider: provider.clone(), authority: None }),
+        TlsMode::Authority => Arc::new(Lenient { provider: provider.clone(), authority: Some(trusted()?) }),
         TlsMode::Full => trusted()?,
     };
     let builder = ClientConfig::builder_with_provider(provider);
@@ -43,7 +43,8 @@ fn roots(settings: &Settings) -> Result<RootCertStore> {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         return match roots.is_empty() {
             true => Err(StoreError::Unavailable(
-                "this system has no certificates of authorities: name a file with sslrootcert".to_owned(),
+                "this system has no trusted certificates: set sslrootcert to a file with the authority's certificate"
+                    .to_owned(),
             )),
             false => Ok(roots),
         };
@@ -53,7 +54,7 @@ fn roots(settings: &Settings) -> Result<RootCertStore> {
         roots.add(cert.map_err(|error| bad(error.to_string()))?).map_err(|error| bad(error.to_string()))?;
     }
     match roots.is_empty() {
-        true => Err(bad("it has no certificate".to_owned())),
+        true => Err(bad("it contains no certificate".to_owned())),
         false => Ok(roots),
     }
 }
@@ -63,17 +64,17 @@ pub(super) fn advice(error: &tokio_postgres::Error) -> Option<&'static str> {
     use std::error::Error as _;
     let source = error.source()?;
     if source.to_string().contains("server does not support TLS") {
-        return Some("turn on ssl in the server, or allow unencrypted connections with sslmode=prefer");
+        return Some("enable ssl on the server, or allow unencrypted connections with sslmode=prefer");
     }
     match source.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Error>()? {
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            Some("name a file with the certificate of the server's authority with sslrootcert")
+            Some("set sslrootcert to a file with the certificate of the server's authority")
         }
         Error::InvalidCertificate(why) if is_about_name(why) => {
-            Some("connect to a name that the certificate has, or check only the authority with sslmode=verify-ca")
+            Some("connect to a host name in the certificate, or verify only the authority with sslmode=verify-ca")
         }
         Error::InvalidCertificate(CertificateError::Other(why)) if why.to_string().contains("CaUsedAsEndEntity") => {
-            Some("the server uses the certificate of an authority as its own: give it one that is not (CA:FALSE)")
+            Some("the server's certificate is that of an authority: give it one with CA:FALSE")
         }
         _ => None,
     }
@@ -83,50 +84,16 @@ fn is_about_name(error: &CertificateError) -> bool {
     matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
 }
 
-/// `prefer` and `require` encrypt and, as in libpq, don't ask who answers; `verify-full` does.
+/// Verifies less than `verify-full`, as in libpq: `prefer` and `require` only encrypt, `verify-ca` accepts a certificate
+/// for any host.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+struct Lenient {
+    provider: Arc<CryptoProvider>,
+    /// Verifies the certificate, for `verify-ca`.
+    authority: Option<Arc<WebPkiServerVerifier>>,
 }
 
-/// `verify-ca`: the certificate of any host will do. The name is what is checked last.
-#[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
-
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         cert: &CertificateDer<'_>,
@@ -135,7 +102,9 @@ impl ServerCertVerifier for AnyName {
         ocsp: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, Error> {
-        match self.0.verify_server_cert(cert, between, name, ocsp, now) {
+        let Some(authority) = &self.authority else { return Ok(ServerCertVerified::assertion()) };
+        match authority.verify_server_cert(cert, between, name, ocsp, now) {
+            // The name is verified last.
             Err(Error::InvalidCertificate(why)) if is_about_name(&why) => Ok(ServerCertVerified::assertion()),
             checked => checked,
         }
@@ -147,7 +116,7 @@ impl ServerCertVerifier for AnyName {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, cert, dss)
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -156,10 +125,10 @@ impl ServerCertVerifier for AnyName {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, cert, dss)
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

@@ -1,4 +1,4 @@
-//! Deleting for good, a slice at a time.
+//! Deletes rows permanently, a slice at a time.
 
 use tokio_postgres::types::Type;
 
@@ -8,7 +8,7 @@ use super::pg_error::PgError;
 use crate::error::Result;
 use crate::query::Trim;
 
-/// Rows of a table that one call deletes at most.
+/// The most rows of a table that one call deletes.
 const SLICE: i32 = 5_000;
 
 pub(super) async fn trim(database: &Database, what: &Trim) -> Result<bool> {
@@ -20,7 +20,7 @@ pub(super) async fn trim(database: &Database, what: &Trim) -> Result<bool> {
         Trim::Run(run) => more(database, "SELECT eddyline.trim_run_v1($1, $2)", &[(&run.0, Type::UUID), slice]).await,
         Trim::Events { ns, before } => {
             let ns = escape(ns.as_str());
-            // All of them are hidden by the first slice: they go in one statement.
+            // The first slice already hides all of them, so they are deleted in one statement.
             let sql = "WITH gone AS (DELETE FROM eddyline.events WHERE ns = $1 AND at < $2 RETURNING 1) \
                        SELECT count(*) < 0 FROM gone";
             more(database, sql, &[(&ns, Type::TEXT), (before, Type::INT8)]).await
@@ -32,7 +32,7 @@ pub(super) async fn trim(database: &Database, what: &Trim) -> Result<bool> {
             more(database, sql, &[(&ns, Type::TEXT), (&id, Type::TEXT)]).await
         }
         Trim::Traces { before } => {
-            // A bucket that has filled up again is as good as none.
+            // A bucket that is full again is equivalent to none.
             let full = "WITH gone AS (DELETE FROM eddyline.buckets b WHERE b.at < $1 AND NOT EXISTS ( \
                  SELECT 1 FROM eddyline.queues q WHERE NOT b.is_limit AND q.ns = b.ns AND q.name = b.name \
                      AND q.rate_count IS NOT NULL AND b.level + ($1 - b.at)::numeric * q.rate_count \

@@ -1,7 +1,7 @@
-//! Turns at a run that several processes change: an advisory lock of a transaction that does nothing else.
+//! Turns at a run that several processes change: the advisory lock of a transaction that does nothing else.
 //!
-//! The lock only makes processes wait for each other; every commit is still checked against the run's version. So it does
-//! no harm if the database ends a transaction that is held too long, for example by a process that hangs.
+//! The lock only makes processes wait for each other; every commit is still checked against the run's version. So no
+//! harm is done if the database ends a transaction that is held too long, for example by a process that hangs.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::connect::Object;
 use super::database::Database;
 use crate::Turn;
 
-/// How long a process waits for its turn, and how long it may have it. Both are many commits.
+/// How long a process waits for its turn, and how long it may hold it. Many commits fit into either.
 const WAIT_MS: u32 = 1_000;
 const MOST_MS: u32 = 2_000;
 

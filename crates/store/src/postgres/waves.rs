@@ -1,7 +1,7 @@
-//! The commands of a call, in parts that can each be carried out at once.
+//! Splits the commands of a call into waves, each of which is written by one statement.
 //!
-//! Transitions that have nothing to do with each other are one wave, written by one statement. A command that may depend on
-//! one before it begins the next wave; a commit of documents is a wave by itself. Nearly every call is a single wave.
+//! Independent transitions are one wave. A command that may depend on an earlier one begins the next wave; a commit of
+//! documents is a wave of its own. Nearly every call is a single wave.
 
 use std::collections::HashSet;
 
@@ -34,7 +34,7 @@ struct Touched<'a> {
 }
 
 impl<'a> Touched<'a> {
-    /// Whether the commit has nothing to do with those before it.
+    /// Whether the commit is independent of those before it.
     fn take(&mut self, commit: &'a RunCommit) -> bool {
         let (ns, header) = (commit.ns.as_str(), &commit.transition.header);
         let run = header.run;
@@ -62,7 +62,7 @@ pub(super) fn waves(database: &Database, commands: &[Command]) -> Result<Vec<Wav
     let mut all = runs_of(commands);
     all.sort();
     all.dedup();
-    // The runs of all waves are locked by the first, in one order.
+    // The first wave locks the runs of all waves, in one order.
     let mut lock = Some(all);
     let (mut waves, mut touched) = (Vec::new(), Touched::default());
     for (at, command) in commands.iter().enumerate() {
@@ -195,7 +195,7 @@ impl DocumentRows {
     }
 }
 
-/// The rules of a queue or limit, as the columns that claims look at.
+/// The rules of a queue or limit, as the columns that claims read.
 fn rules(change: &DocumentChange) -> Option<String> {
     let body = change.body.as_ref()?;
     let rate =

@@ -104,7 +104,7 @@ fn the_name_is_given_once_or_twice_the_same() {
     let wrong = parse_named(Some("g"), "name: f\nsteps: {a: }").unwrap_err();
     insta::assert_snapshot!(wrong, @"1:7 name: the definition is named `f`, but it was sent as `g`");
     let wrong = parse_named(Some("no name"), "steps: {a: }").unwrap_err();
-    insta::assert_snapshot!(wrong, @"1:1 name: `no name` is not a name: ` ` is not one of letters (a-z, A-Z), digits, `.`, `_`, `-`");
+    insta::assert_snapshot!(wrong, @"1:1 name: `no name` is not a valid name: ` ` is not allowed; use letters (a-z, A-Z), digits, `.`, `_` and `-`");
     let wrong = parse("steps: {a: }").unwrap_err();
     insta::assert_snapshot!(wrong, @"1:1 name: `name` is missing: a flow needs a name");
 }

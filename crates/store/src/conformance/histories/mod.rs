@@ -32,10 +32,11 @@ const LENGTH: usize = 300;
 const ENOUGH: u32 = 60;
 
 /// What the histories must cover.
-const EVERYTHING: [&str; 26] = [
+const EVERYTHING: [&str; 27] = [
     "before",
     "cancelled",
     "claim of several queues",
+    "several claims beside a commit",
     "claim repeated",
     "claimed",
     "closed",

@@ -85,7 +85,7 @@ impl World<'_> {
         };
         let mut commits = Vec::new();
         // Several at once where tasks wait for a bound.
-        for _ in 0..if name == "bounded" { 4 } else { 1 } {
+        for _ in 0..if name == "bounded" || h.one_in(4) { 4 } else { 1 } {
             let run = self.drive.new_run();
             let mut start = start.clone();
             if self.sent % 3 == 2 {
@@ -105,10 +105,19 @@ impl World<'_> {
             self.runs.push(run);
             commits.push(commit);
         }
-        let claims = if self.sent.is_multiple_of(5) { vec![self.request(h)] } else { Vec::new() };
+        let claims = self.requests_beside(h);
         let written = self.write(commits, claims).await?;
         self.remember(written);
         Ok(())
+    }
+
+    /// Claims in the call of a commit; some get its new tasks.
+    pub fn requests_beside(&mut self, h: &mut Happening<'_>) -> Vec<(ClaimRequest, Order)> {
+        let count = if h.one_in(3) { 1 + h.below(4) } else { 0 };
+        if count > 1 {
+            self.reach("several claims beside a commit");
+        }
+        (0..count).map(|_| self.request(h)).collect()
     }
 
     /// A random claim, and whether the order of its tasks is specified.
@@ -392,6 +401,15 @@ impl World<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// The same, with claims in the call.
+    pub async fn decide_and_write(&mut self, run: RunId, input: Input, claims: Vec<(ClaimRequest, Order)>) -> Same {
+        let ns = self.drive.summary(run).await.ns;
+        let commit = RunCommit { ns, ..self.drive.prepare(run, &[input]).await };
+        let written = self.write(vec![commit], claims).await?;
+        self.remember(written);
+        Ok(())
     }
 
     pub async fn decide_and_commit(&mut self, run: RunId, input: Input) -> Same {

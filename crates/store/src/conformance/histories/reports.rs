@@ -20,7 +20,8 @@ impl World<'_> {
         }
         let op = if claimed.task.kind == TaskKind::Run { code_op(h) } else { step_op(h) };
         let input = self.drive.report_of(&claimed, op);
-        self.decide_and_commit(claimed.run, input).await
+        let claims = self.requests_beside(h);
+        self.decide_and_write(claimed.run, input, claims).await
     }
 }
 

@@ -6,22 +6,22 @@ use rusqlite::{Connection, Params, params};
 use serde::de::DeserializeOwned;
 
 use super::FED_RUN;
+use crate::conditions::reason_text;
 use crate::copy::*;
 use crate::embedded::body::{parse, seal_text};
-use crate::embedded::list::reason_text;
 use crate::embedded::opening::{DELETIONS_FROM, RESET_EVENTS, RESET_RECORDS};
 use crate::embedded::schema::{self, MOST_NUMBERS, key_of};
 use crate::embedded::sqlite_error::{SqliteError, SqliteResult};
-use crate::embedded::timers;
 use crate::embedded::write_run::header_numbers;
 use crate::error::Result;
 use crate::ids::Namespace;
 use crate::task_queues::BucketKey;
+use crate::timer_columns;
 
 #[derive(Debug)]
 pub(super) struct Filler {
     conn: Connection,
-    /// With their positions.
+    /// The position and namespace of each.
     runs: LatestRuns<(i64, Namespace)>,
 }
 
@@ -31,7 +31,7 @@ impl Filler {
         Ok(Filler { conn, runs: LatestRuns::default() })
     }
 
-    /// All rows in one transaction; if one fails, the whole copy has.
+    /// Writes all rows in one transaction; if one fails, the whole copy fails.
     pub fn write(&mut self, rows: &[Row]) -> SqliteResult<()> {
         self.conn.execute_batch("BEGIN")?;
         for row in rows {
@@ -41,7 +41,7 @@ impl Filler {
         Ok(())
     }
 
-    /// Writes what a store knows beside its rows.
+    /// Writes the state that is not in the rows.
     pub fn finish(&mut self, origin: &Origin) -> SqliteResult<()> {
         let last = origin.last;
         for (table, last) in [("runs", last.run.max(last.fed_run)), ("events", last.event)] {
@@ -60,8 +60,7 @@ impl Filler {
         for (name, value) in meta {
             self.put("INSERT OR REPLACE INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
         }
-        // The source knows its latest time better than its rows, some of which may have times from before its clock was
-        // reset.
+        // The source's latest time is used, not that of its rows: some may have times from before its clock was reset.
         for (name, sql) in [
             (RESET_RECORDS, "INSERT OR REPLACE INTO meta SELECT ?1, coalesce(max(row), 0) FROM records"),
             (RESET_EVENTS, "INSERT OR REPLACE INTO meta SELECT ?1, coalesce(max(position), 0) FROM events"),
@@ -78,7 +77,7 @@ impl Filler {
 
     fn run(&self, run: RunId) -> SqliteResult<(i64, &Namespace)> {
         let found = self.runs.get(run).map(|(position, ns)| (*position, ns));
-        found.ok_or_else(|| SqliteError::Impossible(format!("a row came before its run {run}")))
+        found.ok_or_else(|| SqliteError::Impossible(format!("a row precedes its run {run}")))
     }
 
     fn key(&self, run: RunId, number: u64) -> SqliteResult<i64> {
@@ -231,7 +230,7 @@ impl Filler {
                 self.put(sql, params![self.run(*run)?.0, activation, *first as i64])
             }
             Row::Timer { run, key, due, wall } => {
-                let (activation, kind, fence) = timers::columns(*key);
+                let (activation, kind, fence) = timer_columns::columns(*key);
                 self.put(
                     "INSERT INTO timers (run, activation, kind, fence, due, wall) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                     params![self.run(*run)?.0, activation, kind, fence, due, wall],
@@ -277,7 +276,7 @@ impl Filler {
                 params![position, row.ns.as_str(), key.flow, key.key, key.fingerprint],
             )?;
         }
-        // Every run has its place in `fed_runs`, or none has: pages of a feed read one and then the other.
+        // Either every run has a position in `fed_runs`, or none has: pages of a feed read the one and then the other.
         if row.fed_at != row.position || self.is_fed_apart()? {
             self.feed_those_before(position)?;
             self.put(
@@ -293,7 +292,7 @@ impl Filler {
         Ok(self.conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM fed_runs)")?.query_row([], |row| row.get(0))?)
     }
 
-    /// The first run whose place differs makes it explicit for all before it.
+    /// The first run whose position differs makes it explicit for all earlier ones.
     fn feed_those_before(&self, position: i64) -> SqliteResult<()> {
         if self.is_fed_apart()? {
             return Ok(());

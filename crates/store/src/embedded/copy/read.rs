@@ -1,4 +1,4 @@
-//! The rows of an embedded store, each checked against its checksum.
+//! Reads the rows of an embedded store, and verifies their checksums.
 
 use std::collections::HashMap;
 
@@ -77,7 +77,7 @@ fn documents(conn: &Connection, out: &mut Chunks) -> SqliteResult<()> {
     })
 }
 
-/// Of rates only those that a rule still has; the rest of a bucket means nothing.
+/// Only the rates that a rule still has; the rest of a bucket is unused.
 fn buckets(conn: &Connection, out: &mut Chunks) -> SqliteResult<()> {
     let sql = "SELECT ns, kind, name, key, keyed, whole, parts, at, closed_until FROM buckets";
     each(conn, sql, [], out, |row| {
@@ -129,11 +129,11 @@ fn events(conn: &Connection, out: &mut Chunks) -> SqliteResult<()> {
     })
 }
 
-/// Runs that follow each other, and what belongs to them: rows of a run are found by its position.
+/// Consecutive runs and their rows, which are found by the position of the run.
 struct Batch {
     from: i64,
     to: i64,
-    /// With whether they are trimmed.
+    /// The id, and whether the run is trimmed.
     runs: HashMap<i64, (RunId, bool)>,
 }
 

@@ -1,4 +1,4 @@
-//! What the columns of copied rows are.
+//! Derives the columns of copied rows.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,21 +7,21 @@ use eddyline_machine::{GateArrival, RunId, Task, TaskKind};
 use serde::de::DeserializeOwned;
 
 use super::inserts::Inserts;
+use crate::conditions::reason_text;
 use crate::copy::*;
 use crate::document::{LimitRules, QueueRules, Rate, kind};
 use crate::error::{Result, StoreError};
 use crate::ids::Namespace;
 use crate::postgres::body::{escaped, parse, seal, text};
 use crate::postgres::encode::{BEFORE_KEY, BETWEEN, class_of, limit_of};
-use crate::postgres::list::reason_text;
-use crate::postgres::timers;
 use crate::task_queues::AGE_MS;
+use crate::timer_columns;
 
-/// What later rows need of earlier ones.
+/// State from earlier rows that later rows need.
 #[derive(Debug, Default)]
 pub(super) struct Fill {
     runs: LatestRuns<OfRun>,
-    /// Of queues, and of limits.
+    /// The rates of queues, and of limits.
     rates: HashMap<(Namespace, bool, String), Rate>,
     classes: HashSet<(String, String, i64)>,
 }
@@ -44,7 +44,7 @@ impl Fill {
     }
 
     fn run(&self, run: RunId) -> Result<&OfRun> {
-        let missing = || StoreError::Corrupt(format!("a row came before its run {run}"));
+        let missing = || StoreError::Corrupt(format!("a row precedes its run {run}"));
         self.runs.get(run).ok_or_else(missing)
     }
 
@@ -71,7 +71,7 @@ impl Fill {
                 to.logs.first.push(first as i64);
             }
             Row::Timer { run, key, due, wall } => {
-                let (activation, kind, fence) = timers::columns(key);
+                let (activation, kind, fence) = timer_columns::columns(key);
                 to.timers.ns.push(self.run(run)?.ns.clone());
                 to.timers.run.push(run.0);
                 to.timers.activation.push(activation);
@@ -85,12 +85,12 @@ impl Fill {
             | Row::Emitted { .. }
             | Row::Reuse { .. }
             | Row::Cursor { .. }) => return self.state(to, row),
-            row => self.beside_runs(to, row),
+            row => self.outside_runs(to, row),
         }
         Ok(())
     }
 
-    fn beside_runs(&self, to: &mut Inserts, row: Row) {
+    fn outside_runs(&self, to: &mut Inserts, row: Row) {
         match row {
             Row::Rate { ns, is_limit, name, key, whole, parts, at } => {
                 let Some(rate) = self.rates.get(&(ns.clone(), is_limit, name.clone())) else { return };
@@ -143,7 +143,7 @@ impl Fill {
         }
     }
 
-    /// What is decided from, but the header.
+    /// The state that `decide` reads, except the header.
     fn state(&self, to: &mut Inserts, row: Row) -> Result<()> {
         match row {
             Row::Activation { run, id, body } => {
@@ -249,7 +249,7 @@ impl Fill {
         runs.created_at.push(row.created_at);
         runs.started_at.push(row.started_at);
         runs.ended_at.push(row.ended_at);
-        // The target's time has passed every time of the source before the store can be served.
+        // The target is served only once its time has passed every time of the source.
         runs.changed_at.push(row.ended_at.or(row.started_at).unwrap_or(row.created_at));
         runs.trimmed.push(row.trimmed);
         runs.paused.push(header.holds_tasks());
@@ -317,7 +317,7 @@ impl Fill {
         tasks.paused.push(of_run.paused);
         tasks.worker.push(claim.as_ref().map(|claim| escaped(&claim.worker)));
         tasks.request.push(claim.as_ref().map(|claim| claim.request));
-        // The order within a claim that is repeated, which is not specified.
+        // The order within a repeated claim, which is not specified.
         tasks.claimed.push(claim.as_ref().map(|_| row.place as i64));
         tasks.since.push(claim.as_ref().map(|claim| claim.since));
         tasks.lease_ms.push(claim.as_ref().map(|claim| claim.lease_ms));

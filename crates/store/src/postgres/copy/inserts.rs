@@ -1,4 +1,4 @@
-//! Copied rows as columns, and the statements that write them: one for each table of a chunk.
+//! Copied rows as columns, and the statements that write them: one per table and chunk.
 
 use super::super::connect::Object;
 use serde_json::Value;
@@ -33,7 +33,7 @@ macro_rules! tables {
         /// The rows of a chunk.
         #[derive(Debug, Default)]
         pub(super) struct Inserts {
-            /// What workers are asked for, as JSON.
+            /// Task classes, as JSON.
             pub classes: Vec<Value>,
             $(pub $field_of: $name,)+
         }
@@ -284,7 +284,7 @@ fn insert(table: &str, columns: &[&str]) -> String {
     let selected: Vec<String> = selected.collect();
     let places: Vec<String> = (1..=columns.len()).map(|at| format!("${at}")).collect();
     let conflict = match columns {
-        // A limit may have rules, and be closed too.
+        // A limit can have rules and also be closed.
         ["ns", "name", "closed_until"] => " ON CONFLICT (ns, name) DO UPDATE SET closed_until = excluded.closed_until",
         _ => "",
     };

@@ -1,4 +1,4 @@
-//! The rows of a store in PostgreSQL, each checked against its checksum, as of one moment.
+//! Reads the rows of a PostgreSQL store in one snapshot, and verifies their checksums.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -35,13 +35,13 @@ struct Reader<'a> {
     client: &'a Object,
 }
 
-/// The runs of a batch, with whether they are trimmed.
+/// The runs of a batch, and whether they are trimmed.
 type Batch = HashMap<RunId, bool>;
 
 impl Reader<'_> {
     async fn all(&self, out: &mut Chunks) -> PgResult<()> {
         self.client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-        self.beside_runs(out).await?;
+        self.outside_runs(out).await?;
         let mut after = 0_i64;
         loop {
             let (batch, last) = self.runs(after, out).await?;
@@ -56,7 +56,7 @@ impl Reader<'_> {
         Ok(self.client.batch_execute("COMMIT").await?)
     }
 
-    /// Rows come as they are read: those of a statement may be many.
+    /// Rows are streamed: a statement may return many.
     async fn each(
         &self,
         sql: &str,
@@ -75,7 +75,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    async fn beside_runs(&self, out: &mut Chunks) -> PgResult<()> {
+    async fn outside_runs(&self, out: &mut Chunks) -> PgResult<()> {
         let sql =
             "SELECT ns, kind, id, revision, due, changed_at, crc, body FROM eddyline.documents ORDER BY kind, id, ns";
         self.each(sql, &[], out, document).await?;
@@ -103,7 +103,7 @@ impl Reader<'_> {
         .await?;
         let sql = "SELECT place, ns, target, id, crc, body FROM eddyline.messages ORDER BY place";
         self.each(sql, &[], out, message).await?;
-        // All of them have a place: they were given when the store was opened to be copied, or with a copy.
+        // All of them are numbered: when the source was opened, or by the copy.
         let sql = "SELECT position, ns, id, name, key, at, gates_opened, crc, body FROM eddyline.events \
                    WHERE position IS NOT NULL ORDER BY position";
         self.each(sql, &[], out, event).await
@@ -175,7 +175,7 @@ impl Reader<'_> {
     async fn history(&self, batch: &Batch, out: &mut Chunks) -> PgResult<()> {
         let kept = of(batch, true);
         let kept: [Param<'_>; 1] = [(&kept, Type::UUID_ARRAY)];
-        // In the order in which they were written.
+        // In the order of writing.
         let sql = "SELECT run, first, count, version, command, ts, fence, worker, crc, body FROM eddyline.records \
                    WHERE run = ANY ($1) ORDER BY run, first, version, count";
         self.each(sql, &kept, out, |row| Ok(Some(Row::Records(records(row)?)))).await?;
@@ -204,7 +204,7 @@ impl Reader<'_> {
     }
 }
 
-/// The runs of a batch; only those of which more than the header is kept, or all.
+/// The runs of a batch: all of them, or only those of which more than the header is `kept`.
 fn of(batch: &Batch, kept: bool) -> Vec<Uuid> {
     batch.iter().filter(|(_, trimmed)| !(kept && **trimmed)).map(|(run, _)| run.0).collect()
 }
@@ -217,7 +217,7 @@ fn number(row: &Found, at: usize) -> PgResult<u64> {
     Ok(row.try_get::<_, i64>(at)? as u64)
 }
 
-/// The columns `crc` and `body`, the first at `at`.
+/// Reads the columns `crc` and `body`, the first at `at`.
 fn body_of(row: &Found, at: usize, key: &[&[u8]], name: impl Fn() -> String) -> PgResult<String> {
     let body: String = row.try_get(at + 1)?;
     check(row.try_get(at)?, &body, key, name)?;
@@ -273,13 +273,13 @@ fn copied_run(row: &Found) -> PgResult<CopiedRun> {
         None => None,
         Some(flow) => {
             let fingerprint: Vec<u8> = row.try_get(14)?;
-            let size = |_| PgError::Corrupt(format!("keys: the fingerprint of run {run} has another size"));
+            let size = |_| PgError::Corrupt(format!("keys: the fingerprint of run {run} has the wrong size"));
             let (key, fingerprint) = (unescape(row.try_get(13)?), fingerprint.try_into().map_err(size)?);
             Some(CopiedKey { flow: unescape(flow), key, fingerprint })
         }
     };
     let fed_at = row.try_get::<_, Option<i64>>(3)?;
-    let fed_at = fed_at.ok_or_else(|| PgError::Corrupt(format!("fed_runs: run {run} has no place")))?;
+    let fed_at = fed_at.ok_or_else(|| PgError::Corrupt(format!("fed_runs: run {run} has no position")))?;
     Ok(CopiedRun {
         run,
         ns: namespace(row, 2)?,
@@ -295,7 +295,7 @@ fn copied_run(row: &Found) -> PgResult<CopiedRun> {
     })
 }
 
-/// The row of a claim is sealed by the task, and its worker is a column.
+/// The row of a claim is sealed by its task, and its worker is a column.
 fn records(row: &Found) -> PgResult<CopiedRecords> {
     let (run, first, count) = (run_id(row, 0)?, row.try_get::<_, i64>(1)?, row.try_get::<_, i32>(2)?);
     let (version, fence) = (row.try_get::<_, i64>(3)?, row.try_get::<_, Option<i64>>(6)?);

@@ -10,7 +10,7 @@ RETURNS bigint LANGUAGE sql STABLE AS $$
         WHERE w.ns = p_ns AND w.worker = p_worker)) ELSE p_lease_until END
 $$;
 
--- A key of which nothing waits any more is forgotten; one that is new begins where the others are.
+-- A key without waiting tasks is dropped; a new key starts at the queue's current turn.
 CREATE FUNCTION eddyline.key_waits_v1(p_ns text, p_queue text, p_key text) RETURNS bool LANGUAGE sql VOLATILE AS $$
     SELECT EXISTS (
         SELECT 1 FROM eddyline.classes c WHERE c.ns = p_ns AND c.queue = p_queue AND c.keyed = (p_key <> '')
@@ -26,7 +26,7 @@ DECLARE
 BEGIN
     FOR v IN SELECT DISTINCT k.ns, k.queue, k.key FROM unnest(p_ns, p_queue, p_key) k(ns, queue, key) ORDER BY 1, 2, 3 LOOP
         IF eddyline.key_waits_v1(v.ns, v.queue, v.key) THEN
-            -- The lock keeps a claim from forgetting the key before this commit is seen.
+            -- The lock prevents a claim from dropping the key before this commit is visible.
             PERFORM 1 FROM eddyline.turns t WHERE t.ns = v.ns AND t.queue = v.queue AND t.key = v.key FOR KEY SHARE;
             CONTINUE WHEN FOUND;
         END IF;
@@ -42,7 +42,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Under the lock of the queue. A key that a commit is adding a task of stays.
+-- Requires the lock of the queue. A key stays while a commit is adding a task to it.
 CREATE FUNCTION eddyline.forget_key_v1(p_ns text, p_queue text, p_key text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_served bigint;
@@ -55,16 +55,18 @@ BEGIN
     END IF;
 END $$;
 
--- Queues of a namespace that have something to offer.
+-- Queues of a namespace that have claimable tasks.
 CREATE FUNCTION eddyline.offering_v1(p_ns text) RETURNS SETOF text LANGUAGE sql VOLATILE AS $$
     SELECT DISTINCT c.queue FROM eddyline.classes c WHERE c.ns = p_ns
         AND EXISTS (SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = c.queue AND t.class = c.class
             AND t.worker IS NULL AND NOT t.closed AND NOT t.paused)
 $$;
 
--- Commits transitions of different runs, each as a whole or not at all. What is refused is an answer, not an error.
--- out_code: 0 done, 1 done before, 2 conflict, 3 key taken, 4 unique key taken, 5 line full, 6 gone, 7 of another
--- namespace, -1 a queue that may have something to offer now.
+-- Commits transitions of different runs, each as a whole or not at all, then makes claims. A refusal is a row of the result,
+-- not an error.
+-- out_code of transition out_c: 0 committed, 1 committed before, 2 conflict, 3 key taken, 4 unique key taken, 5 line full,
+-- 6 gone, 7 of another namespace. Other rows: -1 a queue that may have claimable tasks now, -2 claim out_r with the new
+-- tasks that it got (out_gone, by their places in t_c), -3 a row of `claim_v1`.
 CREATE FUNCTION eddyline.commit_v1(
     p_now bigint, p_lock uuid[],
     c_run uuid[], c_ns text[], c_base bigint[], c_version bigint[], c_command uuid[], c_flow text[], c_status text[],
@@ -77,15 +79,22 @@ CREATE FUNCTION eddyline.commit_v1(
     v_c int[], v_id bigint[], v_crc int[], v_body text[],
     t_c int[], t_fence bigint[], t_activation bigint[], t_queue text[], t_class bigint[], t_key text[], t_age_ms bigint[],
     t_limits text[], t_handler text[], t_is_run bool[], t_start_ms bigint[], t_timeout_ms bigint[], t_closed bool[],
-    t_crc int[], t_body text[], t_started_crc int[], t_started text[],
+    t_crc int[], t_body text[], t_started_crc int[], t_started text[], t_group int[], t_build text[],
     td_c int[], td_fence bigint[], td_remove bool[],
     x_c int[], x_activation bigint[], x_kind int[], x_fence bigint[], x_set bool[], x_after bigint[], x_at bigint[],
     m_c int[], m_target uuid[], m_id text[], m_crc int[], m_body text[],
     e_c int[], e_id text[], e_name text[], e_key text[], e_crc int[], e_body text[],
+    r_group int[], r_request uuid[], r_worker text[], r_max int[], r_most int[], r_lease_ms bigint[],
+    g_ns text[], g_queues text[], g_offer text[], l_group int[], l_queue text[], l_class bigint[], l_low bigint[],
     p_more jsonb
-) RETURNS TABLE (out_c int, out_code int, out_at bigint, out_first bigint, out_current bigint, out_run uuid,
-    out_fingerprint bytea, out_gone int[], out_repeats int, out_ns text, out_queue text)
-LANGUAGE plpgsql AS $$
+) RETURNS TABLE (out_c int, out_code int, out_at bigint, out_first bigint, out_current bigint, out_fingerprint bytea,
+    out_gone int[], out_repeats int, out_ns text, out_r int, out_before bool, out_run uuid, out_fence bigint, out_flow text,
+    out_crc int, out_body text, out_request uuid, out_since bigint, out_lease_ms bigint, out_lease_until bigint,
+    out_deadline bigint, out_build text, out_memo bigint, out_retry_at bigint, out_full bool, out_exhausted bool,
+    out_queue text, out_class bigint, out_low bigint)
+-- Planned once a connection, with indexes only, like claims.
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     n int := cardinality(c_run);
@@ -108,17 +117,22 @@ DECLARE
     k_queue text[] := '{}';
     k_key text[] := '{}';
     h_ns text[] := '{}';
+    d_ns text[];
+    d_queue text[];
     v_limited bool := false;
     v_len bigint;
     v_head uuid;
     v_in bool;
+    -- Records of claims, which are numbered with those of the transition.
+    v_extra int[] := array_fill(0, ARRAY[n]);
+    v_claimed record;
 BEGIN
     IF p_lock IS NOT NULL THEN
         PERFORM 1 FROM eddyline.runs WHERE id = ANY (p_lock) ORDER BY id FOR NO KEY UPDATE;
     END IF;
     v_now := coalesce(p_now, eddyline.wall_ms());
 
-    -- What is refused.
+    -- Which transitions are refused.
     SELECT array_agg(CASE WHEN coalesce(r.version, 0) <> c.base THEN 2 WHEN r.ns <> c.ns THEN 7 ELSE 0 END ORDER BY c.i),
             array_agg(r.version ORDER BY c.i), array_agg(greatest(v_now, r.changed_at) ORDER BY c.i),
             array_agg(coalesce(r.paused, false) ORDER BY c.i)
@@ -153,8 +167,8 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    -- What is taken is locked in one statement and looked for in the next: a snapshot is older than the locks of its
-    -- own statement.
+    -- Consumed items are locked in one statement and read in the next, because a statement's snapshot is older than its
+    -- locks.
     IF cardinality(tm_c) > 0 THEN
         PERFORM 1 FROM unnest(tm_c, tm_id) x(c, id) JOIN eddyline.messages m ON m.target = c_run[x.c] AND m.id = x.id
             ORDER BY m.target, m.id FOR UPDATE OF m;
@@ -162,7 +176,7 @@ BEGIN
     IF cardinality(te_c) > 0 THEN
         PERFORM 1 FROM unnest(te_c, te_fence) x(c, fence) JOIN eddyline.tasks t ON t.run = c_run[x.c] AND t.fence = x.fence
             ORDER BY t.run, t.fence FOR UPDATE OF t;
-        -- A heartbeat changes this row only, and looks for its tasks after that.
+        -- A heartbeat updates only this row, and then reads its tasks.
         PERFORM 1 FROM eddyline.workers w WHERE (w.ns, w.worker) IN (
             SELECT t.ns, t.worker FROM unnest(te_c, te_fence) x(c, fence)
             JOIN eddyline.tasks t ON t.run = c_run[x.c] AND t.fence = x.fence WHERE t.by_worker)
@@ -193,14 +207,21 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- Runs that begin.
+    -- Each task that may be inserted as claimed gets a number for the record of its claim.
+    FOR i IN 1..cardinality(t_group) LOOP
+        IF t_group[i] > 0 THEN
+            v_extra[t_c[i]] := v_extra[t_c[i]] + 1;
+        END IF;
+    END LOOP;
+
+    -- New runs.
     IF 0 = ANY (c_base) THEN
         WITH made AS (
             INSERT INTO eddyline.runs (id, ns, flow, status, external_id, root, retry_of, created_at, started_at, ended_at,
                     changed_at, paused, memo, version, records, crc, header)
                 SELECT c.run, c.ns, c.flow, c.status, c.external, c.root, c.retry_of, v_ts[c.i],
                     CASE WHEN c.begun THEN v_ts[c.i] END, CASE WHEN c.ended THEN v_ts[c.i] END, v_ts[c.i], c.paused, c.memo,
-                    c.version, c.count, c.crc, c.header
+                    c.version, c.count + v_extra[c.i], c.crc, c.header
                 FROM unnest(c_run, c_ns, c_base, c_version, c_flow, c_status, c_external, c_root, c_retry_of, c_begun,
                     c_ended, c_paused, c_memo, c_count, c_crc, c_header) WITH ORDINALITY
                     c(run, ns, base, version, flow, status, external, root, retry_of, begun, ended, paused, memo, count,
@@ -224,7 +245,7 @@ BEGIN
             FOR v IN SELECT k.c, k.flow, k.key FROM jsonb_to_recordset(v_keys) k(c int, flow text, key text)
                 WHERE v_code[k.c] = 0 AND c_base[k.c] = 0 AND c_version[k.c] > 0 AND NOT c_run[k.c] = ANY (v_uuids)
             LOOP
-                -- Somebody else had it in the meantime.
+                -- Another commit took the key in the meantime.
                 DELETE FROM eddyline.runs WHERE id = c_run[v.c];
                 SELECT o.run, o.fingerprint INTO w FROM eddyline.keys o
                     WHERE o.ns = c_ns[v.c] AND o.flow = v.flow AND o.key = v.key;
@@ -247,9 +268,9 @@ BEGIN
         END IF;
     END IF;
 
-    -- Runs that go on.
+    -- Existing runs.
     FOR v IN WITH moved AS (
-        UPDATE eddyline.runs r SET version = c.version, records = r.records + c.count, changed_at = v_ts[c.i],
+        UPDATE eddyline.runs r SET version = c.version, records = r.records + c.count + v_extra[c.i], changed_at = v_ts[c.i],
                 paused = c.paused, memo = c.memo, crc = c.crc, header = c.header, status = c.status, flow = c.flow,
                 external_id = c.external,
                 started_at = coalesce(r.started_at, CASE WHEN c.begun THEN v_ts[c.i] END),
@@ -258,7 +279,7 @@ BEGIN
                 c_crc, c_header) WITH ORDINALITY
                 c(run, base, version, flow, status, external, begun, ended, paused, memo, count, crc, header, i)
             WHERE r.id = c.run AND c.base > 0 AND c.version > c.base AND v_code[c.i] = 0
-            RETURNING c.i, r.records - c.count + 1 AS first)
+            RETURNING c.i, r.records - c.count - v_extra[c.i] + 1 AS first)
         SELECT * FROM moved
     LOOP
         v_first[v.i] := v.first;
@@ -269,7 +290,7 @@ BEGIN
             c(run, base, version, command, count, records_crc, records, i)
         WHERE c.version > c.base AND v_code[c.i] = 0;
 
-    -- What is used up goes before what is new: a message may be sent again under the same id.
+    -- Consumed items are deleted before new ones are inserted: a message may be sent again under the same id.
     IF cardinality(tm_c) > 0 THEN
         DELETE FROM eddyline.messages m USING unnest(tm_c, tm_id) x(c, id)
             WHERE m.target = c_run[x.c] AND m.id = x.id AND v_code[x.c] = 0;
@@ -311,7 +332,7 @@ BEGIN
             WHERE e.ns = x.ns AND e.position = x.position;
     END IF;
 
-    -- Lines of unique keys.
+    -- Queues of unique keys.
     IF v_lines IS NOT NULL THEN
         FOR v IN SELECT * FROM jsonb_to_recordset(v_lines)
             l(c int, key text, in_line bool, continued uuid, tells_id text, tells_crc int, tells text, turn_crc int, turn text)
@@ -345,7 +366,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- What `decide` reads.
+    -- The state that `decide` reads.
     IF cardinality(a_c) > 0 THEN
         INSERT INTO eddyline.activations (run, id, version, crc, body)
             SELECT c_run[a.c], a.id, c_version[a.c], a.crc, a.body FROM unnest(a_c, a_id, a_crc, a_body) a(c, id, crc, body)
@@ -402,33 +423,37 @@ BEGIN
         END IF;
     END LOOP;
     IF cardinality(td_c) > 0 THEN
-        FOR v IN DELETE FROM eddyline.tasks t USING unnest(td_c, td_fence, td_remove) x(c, fence, remove)
-            WHERE t.run = c_run[x.c] AND t.fence = x.fence AND x.remove AND v_code[x.c] = 0
-            RETURNING t.ns, t.queue, t.key, t.worker, cardinality(t.limits) > 0 AS limited
-        LOOP
-            IF v.worker IS NOT NULL THEN
-                v_limited := v_limited OR v.limited;
-                IF NOT v.ns = ANY (h_ns) AND (EXISTS (SELECT 1 FROM eddyline.limits l WHERE l.ns = v.ns AND l.ruled)
-                    OR EXISTS (SELECT 1 FROM eddyline.queues q WHERE q.ns = v.ns AND q.name = v.queue AND q.ruled))
-                THEN
-                    h_ns := h_ns || v.ns;
-                END IF;
-            ELSIF v.key <> '' THEN
-                k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
-            END IF;
-        END LOOP;
+        WITH gone AS (
+            DELETE FROM eddyline.tasks t USING unnest(td_c, td_fence, td_remove) x(c, fence, remove)
+                WHERE t.run = c_run[x.c] AND t.fence = x.fence AND x.remove AND v_code[x.c] = 0
+                RETURNING t.ns, t.queue, t.key, t.worker IS NOT NULL AS held, cardinality(t.limits) > 0 AS limited)
+            SELECT k_ns || coalesce(array_agg(g.ns) FILTER (WHERE g.waits), '{}'),
+                    k_queue || coalesce(array_agg(g.queue) FILTER (WHERE g.waits), '{}'),
+                    k_key || coalesce(array_agg(g.key) FILTER (WHERE g.waits), '{}'),
+                    coalesce(bool_or(g.held AND g.limited), false), array_agg(g.ns) FILTER (WHERE g.held),
+                    array_agg(g.queue) FILTER (WHERE g.held)
+                INTO k_ns, k_queue, k_key, v_limited, d_ns, d_queue
+                FROM (SELECT *, NOT held AND key <> '' AS waits FROM gone) g;
+        -- A claimed task that ends may make room under a rule.
+        IF d_ns IS NOT NULL THEN
+            h_ns := h_ns || ARRAY(SELECT DISTINCT d.ns FROM (SELECT DISTINCT u.ns, u.queue FROM unnest(d_ns, d_queue) u(ns, queue)) d
+                WHERE EXISTS (SELECT 1 FROM eddyline.limits l WHERE l.ns = d.ns AND l.ruled)
+                OR EXISTS (SELECT 1 FROM eddyline.queues q WHERE q.ns = d.ns AND q.name = d.queue AND q.ruled));
+        END IF;
         IF v_limited THEN
             DELETE FROM eddyline.passing p USING unnest(td_c, td_fence, td_remove) x(c, fence, remove)
                 WHERE p.run = c_run[x.c] AND p.fence = x.fence AND x.remove AND v_code[x.c] = 0;
         END IF;
-        FOR v IN UPDATE eddyline.tasks t SET closed = true FROM unnest(td_c, td_fence, td_remove) x(c, fence, remove)
-            WHERE t.run = c_run[x.c] AND t.fence = x.fence AND NOT x.remove AND v_code[x.c] = 0
-            RETURNING t.ns, t.queue, t.key, t.worker
-        LOOP
-            IF v.key <> '' AND v.worker IS NULL THEN
-                k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
-            END IF;
-        END LOOP;
+        IF false = ANY (td_remove) THEN
+            FOR v IN UPDATE eddyline.tasks t SET closed = true FROM unnest(td_c, td_fence, td_remove) x(c, fence, remove)
+                WHERE t.run = c_run[x.c] AND t.fence = x.fence AND NOT x.remove AND v_code[x.c] = 0
+                RETURNING t.ns, t.queue, t.key, t.worker
+            LOOP
+                IF v.key <> '' AND v.worker IS NULL THEN
+                    k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
+                END IF;
+            END LOOP;
+        END IF;
     END IF;
     IF p_more ? 'classes' THEN
         INSERT INTO eddyline.classes (ns, queue, class, is_run, handler, requires, build, keyed, limits)
@@ -439,27 +464,6 @@ BEGIN
                 k(ns text, queue text, class bigint, is_run bool, handler text, requires jsonb, build text, keyed bool,
                 limits jsonb)
             ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING;
-    END IF;
-    IF cardinality(t_c) > 0 THEN
-        INSERT INTO eddyline.tasks (run, fence, activation, ns, queue, flow, class, key, rank, limits, handler, is_run,
-                queued_at, start_by, timeout_ms, closed, paused, crc, body, started_crc, started)
-            SELECT c_run[t.c], t.fence, t.activation, c_ns[t.c], t.queue, c_flow[t.c], t.class, t.key, v_ts[t.c] - t.age_ms,
-                CASE WHEN t.limits = '' THEN '{}' ELSE string_to_array(t.limits, chr(30)) END, t.handler, t.is_run,
-                v_ts[t.c], v_ts[t.c] + t.start_ms, t.timeout_ms, t.closed, c_paused[t.c], t.crc, t.body, t.started_crc,
-                t.started
-            FROM unnest(t_c, t_fence, t_activation, t_queue, t_class, t_key, t_age_ms, t_limits, t_handler, t_is_run,
-                t_start_ms, t_timeout_ms, t_closed, t_crc, t_body, t_started_crc, t_started) WITH ORDINALITY
-                t(c, fence, activation, queue, class, key, age_ms, limits, handler, is_run, start_ms, timeout_ms, closed,
-                crc, body, started_crc, started, i)
-            WHERE v_code[t.c] = 0 ORDER BY t.i;
-        FOR v IN SELECT c_ns[t.c] AS ns, t.queue, t.key FROM unnest(t_c, t_queue, t_key) t(c, queue, key)
-            WHERE v_code[t.c] = 0 AND t.key <> ''
-        LOOP
-            k_ns := k_ns || v.ns; k_queue := k_queue || v.queue; k_key := k_key || v.key;
-        END LOOP;
-    END IF;
-    IF cardinality(k_ns) > 0 THEN
-        PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
     END IF;
     IF p_more ? 'slow_limits' THEN
         INSERT INTO eddyline.limits (ns, name, closed_until)
@@ -503,6 +507,57 @@ BEGIN
             WHERE g.run = c_run[x.c] AND g.activation = x.activation AND v_code[x.c] = 0;
     END IF;
 
+    -- New tasks, those that a claim of this call gets at once as claimed. Locks of claims come last: other calls may claim
+    -- for the same workers.
+    IF 0 < ANY (t_group) THEN
+        IF cardinality(k_ns) > 0 THEN
+            PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
+            k_ns := '{}'; k_queue := '{}'; k_key := '{}';
+        END IF;
+        SELECT * INTO v_claimed FROM eddyline.claim_new_v1(t_group, t_age_ms,
+            ARRAY(SELECT v_code[t.c] = 0 FROM unnest(t_c) WITH ORDINALITY t(c, i) ORDER BY t.i), r_group, r_request, r_worker,
+            r_max, r_most, g_ns, g_queues, g_offer, l_group, l_queue, l_class, l_low);
+    ELSE
+        SELECT array_fill(0, ARRAY[cardinality(t_c)]) AS o_to, array_fill(false, ARRAY[cardinality(r_group)]) AS o_done
+            INTO v_claimed;
+    END IF;
+    IF cardinality(t_c) > 0 THEN
+        INSERT INTO eddyline.tasks (run, fence, activation, ns, queue, flow, class, key, rank, limits, handler, is_run,
+                queued_at, start_by, timeout_ms, closed, paused, crc, body, started_crc, started, worker, request, claimed,
+                since, lease_ms, lease_until, deadline, build, memo)
+            SELECT c_run[t.c], t.fence, t.activation, c_ns[t.c], t.queue, c_flow[t.c], t.class, t.key, v_ts[t.c] - t.age_ms,
+                CASE WHEN t.limits = '' THEN '{}' ELSE string_to_array(t.limits, chr(30)) END, t.handler, t.is_run,
+                v_ts[t.c], v_ts[t.c] + t.start_ms, t.timeout_ms, t.closed, c_paused[t.c], t.crc, t.body, t.started_crc,
+                t.started, r_worker[t.r], r_request[t.r], CASE WHEN t.r > 0 THEN nextval('eddyline.claim_order') * 100000 END,
+                CASE WHEN t.r > 0 THEN v_ts[t.c] END, r_lease_ms[t.r], v_ts[t.c] + r_lease_ms[t.r],
+                CASE WHEN t.r > 0 THEN v_ts[t.c] + t.timeout_ms END, CASE WHEN t.r > 0 THEN t.build END,
+                CASE WHEN t.r > 0 THEN c_memo[t.c] END
+            FROM unnest(t_c, t_fence, t_activation, t_queue, t_class, t_key, t_age_ms, t_limits, t_handler, t_is_run,
+                t_start_ms, t_timeout_ms, t_closed, t_crc, t_body, t_started_crc, t_started, t_build, v_claimed.o_to)
+                WITH ORDINALITY t(c, fence, activation, queue, class, key, age_ms, limits, handler, is_run, start_ms,
+                timeout_ms, closed, crc, body, started_crc, started, build, r, i)
+            WHERE v_code[t.c] = 0 ORDER BY t.i;
+        FOR i IN 1..cardinality(t_c) LOOP
+            IF t_key[i] <> '' AND v_code[t_c[i]] = 0 THEN
+                k_ns := k_ns || c_ns[t_c[i]]; k_queue := k_queue || t_queue[i]; k_key := k_key || t_key[i];
+            END IF;
+        END LOOP;
+    END IF;
+    IF 0 < ANY (t_group) THEN
+        INSERT INTO eddyline.records (run, first, version, count, ts, fence, worker, crc, body)
+            SELECT c_run[t.c], v_first[t.c] + c_count[t.c] - 1 + row_number() OVER (PARTITION BY t.c ORDER BY t.i),
+                c_version[t.c], 1, v_ts[t.c], t.fence, r_worker[t.r], t.crc, t.body
+            FROM unnest(t_c, t_fence, t_started_crc, t_started, v_claimed.o_to) WITH ORDINALITY t(c, fence, crc, body, r, i)
+            WHERE t.r > 0;
+        -- Numbers that no claim used.
+        UPDATE eddyline.runs r SET records = r.records - x.n FROM (
+            SELECT t.c, count(*) AS n FROM unnest(t_c, t_group, v_claimed.o_to) t(c, g, r)
+            WHERE t.g > 0 AND t.r = 0 AND v_code[t.c] = 0 GROUP BY t.c) x WHERE r.id = c_run[x.c];
+    END IF;
+    IF cardinality(k_ns) > 0 THEN
+        PERFORM eddyline.look_at_keys_v1(k_ns, k_queue, k_key);
+    END IF;
+
     FOR i IN 1..n LOOP
         out_c := i;
         out_code := v_code[i];
@@ -528,17 +583,33 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
-    FOR v IN SELECT DISTINCT h.ns FROM unnest(h_ns) h(ns) LOOP
-        FOR w IN SELECT q.queue FROM eddyline.offering_v1(v.ns) q(queue) LOOP
+    IF cardinality(h_ns) > 0 THEN
+        FOR out_ns, out_queue IN SELECT h.ns, q.queue FROM (SELECT DISTINCT u.ns FROM unnest(h_ns) u(ns)) h
+            CROSS JOIN LATERAL eddyline.offering_v1(h.ns) q(queue)
+        LOOP
             out_code := -1;
-            out_ns := v.ns;
-            out_queue := w.queue;
             RETURN NEXT;
         END LOOP;
-    END LOOP;
+    END IF;
+    IF cardinality(r_group) > 0 THEN
+        FOR i IN 1..cardinality(r_group) LOOP
+            CONTINUE WHEN NOT v_claimed.o_done[i];
+            out_code := -2;
+            out_r := i;
+            out_gone := array_positions(v_claimed.o_to, i);
+            out_full := v_claimed.o_full[i];
+            out_exhausted := v_claimed.o_exhausted;
+            RETURN NEXT;
+        END LOOP;
+        IF NOT true = ALL (v_claimed.o_done) THEN
+            RETURN QUERY SELECT NULL::int, -3, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::int[], NULL::int,
+                    NULL::text, k.* FROM eddyline.claim_v1(p_now, r_group, r_request, r_worker, r_max, r_most, r_lease_ms,
+                v_claimed.o_done, g_ns, g_queues, g_offer, l_group, l_queue, l_class, l_low) k;
+        END IF;
+    END IF;
 END $$;
 
--- A run leaves its line. If it was the first, the next one is told.
+-- Removes a run from the queue of its unique key. If it was the first, the next one gets a message.
 CREATE FUNCTION eddyline.leave_line_v1(p_ns text, p_run uuid, p_turn_crc int, p_turn text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -564,7 +635,7 @@ BEGIN
     END IF;
 END $$;
 
--- Up to so many rows of each table that a run leaves behind; whether there may be more.
+-- Deletes up to p_most rows of each table that belong to a run; true if there may be more.
 CREATE FUNCTION eddyline.delete_rows_v1(p_run uuid, p_most int) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;

@@ -1,5 +1,5 @@
--- Documents, messages and events that belong together and to no run. out_code: 0 done, 1 done before, 2 another revision,
--- -1 a queue that may have something to offer now.
+-- Commits documents, messages and events together, without a run. out_code: 0 committed, 1 committed before, 2 another
+-- revision, -1 a queue that may have claimable tasks now.
 CREATE FUNCTION eddyline.commit_documents_v1(
     p_now bigint, p_ns text, p_command uuid,
     d_kind text[], d_id text[], d_expect int[], d_revision bigint[], d_crc int[], d_body text[], d_due bigint[],
@@ -25,7 +25,7 @@ BEGIN
         RETURN;
     END IF;
     IF cardinality(d_kind) > 0 THEN
-        -- One after the other: nobody who has seen a revision misses a lower one.
+        -- Serialized, so that a reader who has seen a revision cannot miss a lower one.
         SELECT m.value INTO v_revision FROM eddyline.meta m WHERE m.name = 'revision' FOR UPDATE;
         out_at := coalesce(p_now, eddyline.wall_ms());
         FOR i IN 1..cardinality(d_kind) LOOP
@@ -92,7 +92,7 @@ BEGIN
     END IF;
     FOR v IN SELECT * FROM unnest(x_target, x_id) x(target, id) LOOP
         DELETE FROM eddyline.messages m WHERE m.target = v.target AND m.id = v.id;
-        -- A continued run whose start is dropped is never stored.
+        -- If the start of a continued run is dropped, the run is never stored.
         IF NOT EXISTS (SELECT 1 FROM eddyline.runs r WHERE r.id = v.target) THEN
             PERFORM eddyline.leave_line_v1(p_ns, v.target, p_turn_crc, p_turn);
         END IF;
@@ -108,8 +108,8 @@ BEGIN
     END IF;
 END $$;
 
--- Gives committed runs and events of a namespace their numbers, one caller at a time. Readers see numbered rows only, so
--- none of them is passed by one that commits late.
+-- Numbers the committed runs and events of a namespace, one caller at a time. Readers see only numbered rows, so a row
+-- that commits late is not skipped.
 CREATE FUNCTION eddyline.number_v1(p_ns text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM eddyline.fed_runs f WHERE f.ns = p_ns AND f.position IS NULL)
@@ -119,7 +119,7 @@ BEGIN
     END IF;
     INSERT INTO eddyline.namespaces (ns) VALUES (p_ns) ON CONFLICT DO NOTHING;
     PERFORM 1 FROM eddyline.namespaces n WHERE n.ns = p_ns FOR UPDATE;
-    -- Materialized: each row gets one number, in order, whatever the plan of the update.
+    -- Materialized, so that each row gets one number, in order, whatever the plan of the update.
     WITH x AS MATERIALIZED (
         SELECT o.row, nextval('eddyline.feed_order') AS position FROM (SELECT i.row FROM eddyline.fed_runs i
             WHERE i.ns = p_ns AND i.position IS NULL ORDER BY i.row) o)
@@ -130,7 +130,7 @@ BEGIN
         UPDATE eddyline.events f SET position = x.position FROM x WHERE f.row = x.row;
 END $$;
 
--- Deletes for good, a bounded part at a time; true while there is more.
+-- Deletes rows permanently, a bounded number at a time; true while there are more.
 CREATE FUNCTION eddyline.trim_timeline_v1(p_run uuid, p_most int) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM eddyline.runs r WHERE r.id = p_run AND r.ended_at IS NOT NULL FOR NO KEY UPDATE;

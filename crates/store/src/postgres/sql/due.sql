@@ -1,5 +1,5 @@
--- What is due, each handed out to one caller for ten seconds. A row without a run (a document: without an id) says how long
--- until there is more.
+-- Due items, each handed out to one caller for ten seconds. A row without a run (a document: without an id) contains
+-- the time until the next item is due.
 
 CREATE FUNCTION eddyline.due_timers_v1(p_now bigint, p_wall bigint, p_skip text[], p_limit int)
 RETURNS TABLE (out_run uuid, out_ns text, out_activation bigint, out_kind int, out_fence bigint, out_due bigint,
@@ -61,7 +61,7 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- Messages are held by their target: while some that were handed out are not used up, nobody gets others.
+-- Messages are held by their target: while some that were handed out are not consumed, no caller gets others.
 CREATE FUNCTION eddyline.due_messages_v1(p_now bigint, p_skip text[], p_limit int, p_most int, p_bytes bigint)
 RETURNS TABLE (out_target uuid, out_ns text, out_place bigint, out_id text, out_crc int, out_body text, out_next bigint)
 LANGUAGE plpgsql AS $$
@@ -112,7 +112,7 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- Tasks whose time is up. Time in which nobody asked is added to what they have.
+-- Tasks with an expired lease or timeout. Time in which no process watched is added to their time.
 CREATE FUNCTION eddyline.due_leases_v1(p_now bigint, p_skip text[], p_limit int, p_unwatched_ms bigint)
 RETURNS TABLE (out_run uuid, out_ns text, out_fence bigint, out_activation bigint, out_why int, out_build text,
     out_memo bigint, out_next bigint)

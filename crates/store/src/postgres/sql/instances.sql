@@ -1,10 +1,11 @@
--- The processes that serve from this schema.
+-- The processes that serve this schema.
 CREATE TABLE eddyline.instances (
     id uuid PRIMARY KEY, started_at bigint NOT NULL, seen bigint NOT NULL, body text NOT NULL
 ) WITH (fillfactor = 10);
 
--- Notes the time. If it is more than a day later than the last one, the clock may be wrong, or nobody served for so long:
--- deletion by age waits for an hour, so that somebody can look. Returns until when; null if it need not wait.
+-- Stores the time. If it is more than a day after the last stored one, the clock may be wrong, or no process served for
+-- so long: deletion by age is suspended for an hour, so that an operator can check. Returns until when, or null if it
+-- is not suspended.
 CREATE FUNCTION eddyline.note_time_v1(p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_now bigint := coalesce(p_now, eddyline.wall_ms());
@@ -12,7 +13,7 @@ DECLARE
     v_until bigint;
 BEGIN
     SELECT m.value INTO v_seen FROM eddyline.meta m WHERE m.name = 'time_seen';
-    -- Written once a minute.
+    -- The time is written once a minute.
     IF v_seen IS NULL OR v_now - v_seen > 60000 THEN
         INSERT INTO eddyline.meta (name, value) VALUES ('time_seen', v_now) ON CONFLICT DO NOTHING;
         SELECT m.value INTO v_seen FROM eddyline.meta m WHERE m.name = 'time_seen' FOR UPDATE;
@@ -26,8 +27,8 @@ BEGIN
     RETURN v_until;
 END $$;
 
--- A process says that it serves, and learns of the others. As long as one does, leases are watched: the time that passes
--- counts. If nobody did for too long, 'looked_at' is left to due_leases_v1, which adds that time to every lease.
+-- Records that a process serves, and returns all that do. While one does, leases are watched, and passing time counts.
+-- If none did for too long, 'looked_at' is left to due_leases_v1, which adds that time to every lease.
 CREATE FUNCTION eddyline.check_in_v1(p_now bigint, p_id uuid, p_started_at bigint, p_body text, p_listed_ms bigint,
     p_unwatched_ms bigint)
 RETURNS TABLE (out_now bigint, out_changed bigint, out_unwatched bool, out_id uuid, out_started_at bigint,

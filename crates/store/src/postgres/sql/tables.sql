@@ -1,10 +1,11 @@
--- The tables, named after the words of the design. A run is known to all of them by its id.
--- Bodies are JSON as text with a checksum; PostgreSQL never looks into them. Texts from outside are escaped (no U+0000).
+-- The tables. Rows of all tables refer to a run by its id. Bodies are JSON stored as text with a checksum; PostgreSQL
+-- does not parse them. Texts from outside are escaped (no U+0000).
 
 CREATE TABLE eddyline.meta (name text PRIMARY KEY, value bigint NOT NULL) WITH (fillfactor = 10);
 INSERT INTO eddyline.meta (name, value) VALUES ('revision', 0), ('documents_changed', 0);
 
--- Places in feeds: of runs and of events, of all namespaces. Who gives them to rows of a namespace locks its row.
+-- Positions in the feeds of runs and of events, for all namespaces. Rows of a namespace are numbered under the lock of
+-- its row in namespaces.
 CREATE SEQUENCE eddyline.feed_order;
 CREATE TABLE eddyline.namespaces (ns text COLLATE "C" PRIMARY KEY) WITH (fillfactor = 10);
 
@@ -51,7 +52,7 @@ CREATE TABLE eddyline.keys (
     PRIMARY KEY (ns, flow, key)
 );
 CREATE INDEX keys_by_run ON eddyline.keys (run);
--- Runs that have or want a unique key, in line: the first of a line goes on, the others wait.
+-- The queue of each unique key: its first run may run, the others wait.
 CREATE TABLE eddyline.lines (
     place bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ns text COLLATE "C" NOT NULL,
@@ -61,7 +62,7 @@ CREATE TABLE eddyline.lines (
 );
 CREATE INDEX lines_by_key ON eddyline.lines (ns, flow, key, place);
 
--- The feed of runs. Rows commit without a number; whoever reads the feed gives them one.
+-- The feed of runs. Rows commit without a position; the next reader of the feed assigns it.
 CREATE TABLE eddyline.fed_runs (
     row bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ns text COLLATE "C" NOT NULL,
@@ -96,26 +97,26 @@ CREATE TABLE eddyline.cursors (
     PRIMARY KEY (run, name)
 );
 
--- One row for the records of a transition or of a claim. A claim has no command, and its worker is a column.
+-- One row holds the records of a transition or of a claim. A claim has no command, and its worker is a column.
 CREATE TABLE eddyline.records (
     run uuid, first bigint, version bigint, count int, ts bigint NOT NULL, command uuid, fence bigint,
     worker text COLLATE "C", crc int NOT NULL, body text COMPRESSION lz4 NOT NULL,
     PRIMARY KEY (run, first, version, count)
 );
--- The rows of records that have logs of an activation.
+-- The rows of records that contain logs of an activation.
 CREATE TABLE eddyline.logs (
     run uuid, activation text COLLATE "C", first bigint,
     PRIMARY KEY (run, activation, first)
 );
 
--- What workers are asked for. The number is a hash of the rest, so it needs no lookup.
+-- What a task requires of a worker. The class is a hash of the other columns, so it needs no lookup.
 CREATE TABLE eddyline.classes (
     ns text COLLATE "C", queue text COLLATE "C", class bigint, is_run bool NOT NULL, handler text COLLATE "C" NOT NULL,
     requires text[] COLLATE "C" NOT NULL, build text COLLATE "C", keyed bool NOT NULL, limits text[] COLLATE "C" NOT NULL,
     PRIMARY KEY (ns, queue, class)
 );
--- rank: when it was queued, less a minute for each step of its priority. key: empty, or '=' and the key.
--- limits: the name, and for one with a key U+001F and the key.
+-- rank: when the task was queued, minus a minute for each step of its priority. key: empty, or '=' and the key. limits:
+-- names; a limit with a key is its name, U+001F and the key.
 CREATE TABLE eddyline.tasks (
     run uuid, fence bigint, activation bigint NOT NULL, ns text COLLATE "C" NOT NULL, queue text COLLATE "C" NOT NULL,
     flow text COLLATE "C" NOT NULL, class bigint NOT NULL, key text COLLATE "C" NOT NULL, rank bigint NOT NULL,
@@ -138,14 +139,15 @@ CREATE INDEX tasks_of ON eddyline.tasks (ns, worker) WHERE worker IS NOT NULL;
 CREATE INDEX tasks_request ON eddyline.tasks (request) WHERE worker IS NOT NULL;
 CREATE INDEX tasks_start_by ON eddyline.tasks (start_by) WHERE worker IS NULL AND NOT closed AND start_by IS NOT NULL;
 CREATE SEQUENCE eddyline.claim_order;
--- When a worker last said that it still has all its tasks. A task with by_worker is kept by that.
+-- When a worker last confirmed, by a heartbeat, that it holds all its tasks. Leases of tasks with by_worker are
+-- extended by this.
 CREATE TABLE eddyline.workers (ns text COLLATE "C", worker text COLLATE "C", seen bigint NOT NULL, PRIMARY KEY (ns, worker))
     WITH (fillfactor = 10);
--- A row for each held task and limit that it passes.
+-- A row for each claimed task and each limit that applies to it.
 CREATE TABLE eddyline.passing (ns text COLLATE "C", "limit" text COLLATE "C", run uuid, fence bigint,
     PRIMARY KEY (ns, "limit", run, fence));
 CREATE INDEX passing_by_task ON eddyline.passing (run, fence);
--- The rules of queues, and where their keys' turns stand. Locked by every claim that they bind.
+-- The rules of queues, and the state of their keys' turns. Locked by every claim to which the rules apply.
 CREATE TABLE eddyline.queues (
     ns text COLLATE "C", name text COLLATE "C", ruled bool NOT NULL DEFAULT false, paused bool NOT NULL DEFAULT false,
     concurrency bigint, flow_concurrency bigint, rate_count bigint, rate_per_ms bigint, rate_burst bigint,
@@ -161,7 +163,7 @@ CREATE TABLE eddyline.limits (
     rate_per_ms bigint, rate_burst bigint, closed_until bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (ns, name)
 ) WITH (fillfactor = 10);
--- How much of a rate is left, in parts of a claim: a claim costs per_ms parts, and each millisecond brings count of them.
+-- The level of a rate's token bucket, in fractions of a claim: a claim costs per_ms, each millisecond adds count.
 CREATE TABLE eddyline.buckets (
     ns text COLLATE "C", is_limit bool, name text COLLATE "C", level numeric NOT NULL, at bigint NOT NULL,
     PRIMARY KEY (ns, is_limit, name)
@@ -194,7 +196,7 @@ CREATE TABLE eddyline.messages (
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX messages_by_target ON eddyline.messages (target, place);
 
--- Events commit without a position; whoever reads the feed gives them one.
+-- Events commit without a position; the next reader of the feed assigns it.
 CREATE TABLE eddyline.events (
     row bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns text COLLATE "C" NOT NULL, id text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL, key text COLLATE "C", at bigint NOT NULL, position bigint,
@@ -214,9 +216,9 @@ CREATE TABLE eddyline.documents (
     PRIMARY KEY (kind, id, ns)
 );
 CREATE INDEX documents_by_due ON eddyline.documents (due, ns, kind, id) WHERE due IS NOT NULL;
--- Commands that changed documents, to tell a repeat.
+-- Ids of commits of documents, to detect repeats.
 CREATE TABLE eddyline.commands (id uuid PRIMARY KEY, at bigint NOT NULL);
 CREATE INDEX commands_by_time ON eddyline.commands (at);
 
--- Runs that are deleted and of which there may be rows left.
+-- Deleted runs that may still have rows in other tables.
 CREATE TABLE eddyline.leaving (run uuid PRIMARY KEY);

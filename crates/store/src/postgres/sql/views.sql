@@ -1,12 +1,12 @@
--- For people: runs, steps and timelines with readable columns. Nothing of Eddyline reads them.
+-- Views for people: runs, steps and timelines with readable columns. Eddyline itself does not read them.
 
--- JSON has U+0000, which jsonb refuses; it is shown as U+FFFD.
+-- JSON may contain U+0000, which jsonb refuses; it is shown as U+FFFD.
 CREATE FUNCTION eddyline.json_v1(body text) RETURNS jsonb LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     SELECT CASE WHEN strpos(body, '\u0000') = 0 THEN body::jsonb
         ELSE regexp_replace(body, '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g')::jsonb END
 $$;
 
--- A text column without its escapes.
+-- A text column with its escapes removed.
 CREATE FUNCTION eddyline.plain_v1(escaped text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     SELECT replace(replace(escaped, chr(1) || '0', chr(65533)), chr(1) || '1', chr(1))
 $$;

@@ -1,8 +1,8 @@
-//! Timer keys as columns, which sort like the keys.
+//! The key of a timer as columns of a SQL table, which sort like the keys.
 
 use eddyline_machine::{ActId, Fence, TimerKey, TimerKind};
 
-pub(super) fn columns(key: TimerKey) -> (i64, i64, i64) {
+pub(crate) fn columns(key: TimerKey) -> (i64, i32, i64) {
     let (kind, fence) = match key.kind {
         TimerKind::Delay => (0, 0),
         TimerKind::Deadline => (1, 0),
@@ -13,7 +13,7 @@ pub(super) fn columns(key: TimerKey) -> (i64, i64, i64) {
     (i64::from(key.activation.0), kind, fence)
 }
 
-pub(super) fn key(activation: i64, kind: i64, fence: i64) -> Option<TimerKey> {
+pub(crate) fn key(activation: i64, kind: i32, fence: i64) -> Option<TimerKey> {
     let kind = match kind {
         0 => TimerKind::Delay,
         1 => TimerKind::Deadline,
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_give_the_key_back_and_sort_like_it() {
+    fn columns_restore_the_key_and_sort_like_it() {
         let kinds = [
             TimerKind::Delay,
             TimerKind::Deadline,
