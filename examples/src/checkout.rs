@@ -111,7 +111,7 @@ pub fn staff(worker: Worker) -> Worker {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
     use eddyline::Error;

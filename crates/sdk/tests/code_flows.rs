@@ -96,7 +96,8 @@ async fn saga(ctx: RunCtx, input: (u32, bool), effects: Arc<Mutex<Vec<String>>>)
     };
     step("first").await?;
     let (left, right, called) = tokio::join!(step("left"), step("right"), ctx.call::<u32>("remote", &id));
-    (left?, right?);
+    left?;
+    right?;
     ctx.sleep("nap", Duration::from_secs(3_600)).await?;
     let child: u32 = ctx.child("kid", &id).await?;
     let event: u32 = ctx.wait_event("go", id).await?;
@@ -188,7 +189,7 @@ async fn a_cancelled_run_undoes_what_it_did() {
     run.waits_at("go").await;
     run.cancel().await;
     assert!(matches!(run.result::<u32>().await, Err(Error::RunCancelled { .. })));
-    let effects = effects.lock().unwrap();
+    let effects = effects.lock().unwrap().clone();
     let undone: Vec<&String> = effects.iter().filter(|done| done.starts_with("undo ")).collect();
     assert_eq!((undone.len(), undone.last().map(|name| name.as_str())), (3, Some("undo first")), "{effects:?}");
     t.stop().await;

@@ -382,7 +382,9 @@ impl Driver {
             return Ok(Next::Poll);
         }
         if self.draining || (self.make_room && waiting) {
-            let op = if waiting { Op::Suspend } else { Op::Release };
+            // Another worker starts what this one did not; a suspended function would first wait for the rest.
+            let suspends = waiting && !self.core.state().has_unstarted();
+            let op = if suspends { Op::Suspend } else { Op::Release };
             return self.hand_over(op).await;
         }
         if !waiting {

@@ -53,6 +53,11 @@ impl Known {
     pub fn is_ended(&self) -> bool {
         matches!(self.status, Status::Ended(_))
     }
+
+    /// Whether the server brings its next change: there is nothing to start.
+    pub fn is_under_way(&self) -> bool {
+        matches!(self.status, Status::Pending | Status::BackOff { due: false })
+    }
 }
 
 impl From<MemoEntry> for Known {

@@ -197,6 +197,14 @@ impl State {
         self.waiting > 0
     }
 
+    /// Whether something was asked for that nobody has started.
+    pub fn has_unstarted(&self) -> bool {
+        let not_ended = |name: &EntryName| {
+            self.slots.contains_key(name) && self.known.get(name).is_none_or(|known| !known.is_ended())
+        };
+        self.fresh.iter().chain(&self.opening).any(not_ended)
+    }
+
     /// Whether bodies of steps are in progress.
     pub fn is_in_progress(&self) -> bool {
         self.slots.values().any(|slot| matches!(slot.phase, Phase::Go | Phase::AtWork)) || !self.finished.is_empty()
@@ -487,9 +495,12 @@ impl State {
             started.ops.extend(lines.into_iter().map(|line| (Op::Log(line), Sent::Other)));
         }
         started.ops.append(&mut self.finished().ops);
-        if start {
-            for name in std::mem::take(&mut self.fresh) {
+        for name in std::mem::take(&mut self.fresh) {
+            // What has begun is only waited for.
+            if start || self.known.get(&name).is_some_and(Known::is_under_way) {
                 self.start(name, &mut started);
+            } else {
+                self.fresh.push_back(name);
             }
         }
         for name in std::mem::take(&mut self.let_go) {
@@ -514,10 +525,9 @@ impl State {
         if known.is_some_and(|known| known.is_ended() || known.kind != slot.kind) {
             return;
         }
-        let pending =
-            known.is_some_and(|known| matches!(known.status, Status::Pending | Status::BackOff { due: false }));
+        let under_way = known.is_some_and(Known::is_under_way);
         match slot.ask.take() {
-            _ if pending => self.set_phase(&name, Phase::Waiting),
+            _ if under_way => self.set_phase(&name, Phase::Waiting),
             Some(Ask::Op(op)) => {
                 let sent = Sent::Ask { name: name.clone(), kind: slot.kind, opening: false };
                 started.ops.push((named(*op, &name), sent));
