@@ -2,7 +2,7 @@
 //! plain data: no clock, no IO, no tasks. The driver applies the rule of idle points with [`State::deliver`] and
 //! [`State::collect`].
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::task::Waker;
 
 use eddyline_protocol::{EntryKind, Failure, Log, Op};
@@ -588,10 +588,13 @@ impl State {
         for (n, (name, output)) in &self.undoable {
             all.push((*n, name.clone(), output.clone()));
         }
+        // News may bring what was delivered once more.
+        let delivered: HashSet<&EntryName> = self.undoable.values().map(|(name, _)| name).collect();
         for (name, known) in &self.known {
             if let Status::Ended(Ended::Completed(output)) = &known.status
                 && known.kind == EntryKind::Step
                 && self.undos.contains_key(name)
+                && !delivered.contains(name)
             {
                 all.push((known.n, name.clone(), output.clone()));
             }

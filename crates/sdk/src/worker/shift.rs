@@ -1,7 +1,7 @@
 //! The worker's loop: it receives messages from the server and the handlers, and connects the two. It awaits nothing
 //! but the next event, and can be cancelled at that await and continued on another thread.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub(crate) struct Shift {
     held_tasks: HeldTasks,
     /// Handlers and functions at work.
     running: u32,
-    /// Functions that only wait, roughly oldest first.
+    /// Functions that only wait, oldest first; some are there twice, or wait no longer.
     waiting: VecDeque<TaskId>,
     pages: Arc<dyn MemoPages>,
     /// Credits that the server has and has not used.
@@ -345,11 +345,22 @@ impl Shift {
 
     /// Suspends the functions that have waited longest, if there are too many.
     fn make_room(&mut self) {
-        self.waiting.retain(|task| self.held_tasks.waits(task));
-        let too_many = self.waiting.len().saturating_sub(self.rules.max_held as usize);
-        for task in self.waiting.drain(..too_many) {
+        let most = self.rules.max_held as usize;
+        if self.waiting.len() <= most {
+            return;
+        }
+        // Functions that wait again are in there twice: only the last time counts.
+        let (mut known, mut waiting) = (HashSet::new(), VecDeque::new());
+        for task in self.waiting.drain(..).rev() {
+            if self.held_tasks.waits(&task) && known.insert(task.clone()) {
+                waiting.push_front(task);
+            }
+        }
+        let too_many = waiting.len().saturating_sub(most);
+        for task in waiting.drain(..too_many) {
             self.held_tasks.tell_function(&task, ToDriver::MakeRoom);
         }
+        self.waiting = waiting;
     }
 
     /// Handles what is due. May return an event of the line.

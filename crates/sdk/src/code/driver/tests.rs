@@ -529,6 +529,35 @@ async fn a_drain_lets_the_step_in_hand_finish_and_hands_over() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_drain_does_not_let_what_was_not_started_wait_for_the_rest() {
+    let (server, bodies) = (FakeServer::default(), Arc::<AtomicUsize>::default());
+    let counted = bodies.clone();
+    let flow = move |ctx: RunCtx, (): ()| {
+        let bodies = counted.clone();
+        async move {
+            let work = async {
+                ctx.step("first", || after(50, (), &bodies)).await?;
+                ctx.step("second", || after(50, (), &bodies)).await
+            };
+            let (slept, worked) = tokio::join!(ctx.sleep("nap", ms(1_000_000)), work);
+            slept?;
+            worked?;
+            Flow::Ok("done")
+        }
+    };
+    let drains = server.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(ms(25)).await;
+        drains.say(ToDriver::Drain);
+    });
+    assert_eq!(server.run(flow.clone(), Value::Null, patient()).await, Ending::Released);
+    assert_eq!(bodies.load(Ordering::SeqCst), 1);
+    later(&server, [(100, "nap", Value::Null)]);
+    assert_eq!(server.run(flow, Value::Null, patient()).await, done(json!("done")));
+    assert_eq!(bodies.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn lines_are_written_once_and_time_is_that_of_the_last_result() {
     let server = FakeServer::default();
     let flow = |ctx: RunCtx, (): ()| async move {
