@@ -9,7 +9,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use eddyline_machine::{ChildEnd, Data, Failure, Input, Message, MessageBody, Millis, OnConflict, RunId, Start};
-use eddyline_store::{Change, Command, Consumed, DocumentChange, DocumentCommit, Due, DueItem, LINE_LIMIT, Namespace};
+use eddyline_store::{
+    Change, Command, Consumed, DocumentChange, DocumentCommit, Due, DueBatch, DueItem, LINE_LIMIT, Namespace,
+};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -79,14 +81,13 @@ impl Chore for Inbox {
         if self.full {
             return Ok(None);
         }
-        let due = self.instance.store.due(Due::Messages, self.shares.skip(), room).await?;
+        let (due, mut more) = self.due(room).await?;
         for item in due.items {
             if let DueItem::Messages { ns, to, messages, bytes } = item {
                 self.begin(MessageBatch { ns, to, messages, bytes });
             }
         }
         // Most deliveries reach the committer without waiting.
-        let mut more = false;
         while let Some(Some(delivered)) = self.deliveries.next().now_or_never() {
             more |= self.end(delivered);
         }
@@ -123,6 +124,20 @@ impl Inbox {
             shares,
             under_way: BTreeMap::new(),
             full: false,
+        }
+    }
+
+    /// Asks for due messages, while deliveries go on: one that reads holds a connection to the store, and if there were no
+    /// other, this would wait for it. The second value is true if the store may have more messages of a skipped namespace.
+    async fn due(&mut self, room: usize) -> Result<(DueBatch, bool)> {
+        let (store, skip) = (self.instance.store.clone(), self.shares.skip().to_vec());
+        let mut due = store.due(Due::Messages, &skip, room);
+        let mut more = false;
+        loop {
+            tokio::select! {
+                due = &mut due => return Ok((due?, more)),
+                Some(delivered) = self.deliveries.next() => more |= self.end(delivered),
+            }
         }
     }
 

@@ -4,11 +4,9 @@
 
 mod rig;
 
-use std::sync::Arc;
-
 use eddyline_engine::{Config, StartRequest};
 use eddyline_machine::{RunId, Status};
-use eddyline_store::{Memory, Page, RunFilter};
+use eddyline_store::{Page, RunFilter};
 use rig::{LONG, Rig, done};
 use serde_json::{Value, json};
 
@@ -26,7 +24,7 @@ fn detached(child: &str) -> String {
 
 #[tokio::test]
 async fn a_detached_child_of_a_flow_that_is_not_there_fails_its_step() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(&detached("nowhere")).await;
     let run = rig.start("parent", json!(1)).await;
     let (kind, message) = error_of(&rig, run).await;
@@ -39,7 +37,7 @@ async fn a_detached_child_of_a_flow_that_is_not_there_fails_its_step() {
 
 #[tokio::test]
 async fn a_detached_child_whose_input_is_refused_fails_its_step() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(&detached("kid")).await;
     rig.register("{name: kid, input_schema: {type: string}, steps: {a: {set: 1}}}").await;
     let run = rig.start("parent", json!(1)).await;
@@ -53,7 +51,7 @@ async fn a_detached_child_whose_input_is_refused_fails_its_step() {
 #[tokio::test]
 async fn a_child_whose_input_is_too_large_fails_its_step_detached_or_not() {
     for detached in [true, false] {
-        let rig = Rig::memory();
+        let rig = Rig::new();
         rig.register("{name: kid, steps: {a: {set: 1}}}").await;
         let flow = format!(
             "{{name: parent, steps: {{kid: {{flow: kid, detached: {detached}, input: ['${{input}}', '${{input}}']}}}}}}"
@@ -68,7 +66,7 @@ async fn a_child_whose_input_is_too_large_fails_its_step_detached_or_not() {
 
 #[tokio::test]
 async fn a_detached_child_that_started_completes_its_step_with_its_id() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("{name: kid, steps: {a: {run: work}}, output: '${steps.a.output}'}").await;
     rig.register("{name: parent, steps: {kid: {flow: kid, detached: true}}, output: '${steps.kid.output}'}").await;
     let run = rig.start("parent", json!(7)).await;
@@ -91,7 +89,7 @@ const GOING: [Status; 4] = [Status::Pending, Status::Running, Status::Waiting, S
 #[tokio::test]
 async fn a_flow_that_starts_itself_twice_is_stopped_at_the_limit_of_descendants() {
     let config = Config { max_descendants: 300, ..Config::default() };
-    let rig = Rig::on(Arc::new(Memory::new()), config);
+    let rig = Rig::with(config);
     rig.register(BOMB).await;
     let root = rig.start("bomb", json!(null)).await;
     let (kind, message) = error_of(&rig, root).await;
@@ -106,7 +104,7 @@ async fn a_flow_that_starts_itself_twice_is_stopped_at_the_limit_of_descendants(
 #[tokio::test]
 async fn a_flow_that_starts_itself_twice_detached_is_quiet_at_the_limit_of_descendants() {
     let config = Config { max_descendants: 300, ..Config::default() };
-    let rig = Rig::on(Arc::new(Memory::new()), config);
+    let rig = Rig::with(config);
     rig.register("{name: bomb, steps: {a: {flow: bomb, detached: true}, b: {flow: bomb, detached: true}}}").await;
     rig.start("bomb", json!(null)).await;
     let mut rounds = rig.engine.rounds("inbox").unwrap();
@@ -124,7 +122,7 @@ async fn a_flow_that_starts_itself_twice_detached_is_quiet_at_the_limit_of_desce
 
 #[tokio::test]
 async fn a_cancelled_root_stops_everything_below_it_at_once() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(BOMB).await;
     let root = rig.start("bomb", json!(null)).await;
     while count(&rig, &[]).await < 500 {
@@ -144,7 +142,7 @@ async fn a_cancelled_root_stops_everything_below_it_at_once() {
 
 #[tokio::test]
 async fn children_of_finally_start_after_a_cancel() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("{name: kid, steps: {a: {set: 1}}}").await;
     rig.register("{name: parent, steps: {a: {await: {manual: true}}}, finally: {steps: {clean: {flow: kid}}}}").await;
     let run = rig.start("parent", json!(null)).await;
@@ -157,7 +155,7 @@ async fn children_of_finally_start_after_a_cancel() {
 
 #[tokio::test]
 async fn a_start_is_refused_by_a_schema_that_takes_too_much_and_others_go_on() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     let tree = json!({"$ref": "#/$defs/n", "$defs": {"n": {"anyOf": [
         {"properties": {"x": {"$ref": "#/$defs/n"}, "z": false}, "required": ["x", "y"]},
         {"properties": {"x": {"$ref": "#/$defs/n"}, "y": false}, "required": ["x", "z"]},

@@ -1,10 +1,12 @@
-//! Kills a process under load repeatedly, on one store on disk. Whatever was acknowledged before a kill is stored
-//! exactly once afterwards, every run ends, and every timeline matches the state of its run.
+//! Kills processes under load repeatedly, on one store on disk or in PostgreSQL. Whatever was acknowledged before a kill is
+//! stored exactly once afterwards, every run ends, and every timeline matches the state of its run.
 //!
 //! The process is this test binary itself, started with the name of the test `child` and a directory. Acknowledgements
 //! to clients and workers are written to a ledger next to the store, which is synced before anything else happens.
 //!
 //! `EDDYLINE_CRASHES=100` kills a hundred times instead of a few; `SEED=n` repeats the kill times of an earlier run.
+//! `EDDYLINE_TEST_STORE`, a PostgreSQL URL without parameters of ours, and `EDDYLINE_TEST_ENGINES`: so many processes work on
+//! a new schema of that database, and one at a time is killed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -30,22 +32,43 @@ const HANGS: Duration = Duration::from_secs(120);
 fn killed_at_random_it_loses_nothing_and_repeats_nothing() {
     let crashes: u64 = std::env::var("EDDYLINE_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
     let dir = tempfile::tempdir().unwrap();
+    let (store, processes) = database();
+    let store = store.as_deref();
+    // A connection to a database takes longer than opening a file.
+    let longest = if store.is_some() { 2_000 } else { 500 };
     let mut chance = seed();
     println!("SEED={chance}");
+    let start = |number| spawn(dir.path(), &Orders::load(number).on(store));
+    let mut children: Vec<Child> = (0..processes).map(&start).collect();
     for crash in 0..crashes {
         chance ^= chance << 13;
         chance ^= chance >> 7;
         chance ^= chance << 17;
-        let mut child = spawn(dir.path(), &Orders::load(crash));
         // Early kills hit opening and recovery.
-        std::thread::sleep(Duration::from_millis(20 + chance % 500));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        std::thread::sleep(Duration::from_millis(20 + chance % longest));
+        let child = &mut children[(chance >> 32) as usize % processes as usize];
+        kill(child);
+        *child = start(processes + crash);
     }
-    finish(dir.path());
-    let told = verify::all(dir.path());
+    children.iter_mut().for_each(kill);
+    finish(dir.path(), store);
+    let told = verify::all(dir.path(), store);
     println!("after {crashes} kills: {told}");
     assert!(told.runs > crashes as usize, "hardly any load: {told}");
+}
+
+fn kill(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// The URL of a new schema, and how many processes work on it; none on disk.
+fn database() -> (Option<String>, u64) {
+    let Ok(url) = std::env::var("EDDYLINE_TEST_STORE") else { return (None, 1) };
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    let between = if url.contains('?') { '&' } else { '?' };
+    let url = format!("{url}{between}schema=crash_{since}_{}", std::process::id());
+    (Some(url), std::env::var("EDDYLINE_TEST_ENGINES").map_or(1, |engines| engines.parse().unwrap()))
 }
 
 /// From the environment, or else from the clock: it must vary and be printed.
@@ -72,8 +95,8 @@ fn dying_before_or_after_any_commit_loses_nothing_and_repeats_nothing() {
             at += every;
         }
         assert!(died > 5, "died only {died} times {when} a commit");
-        finish(dir.path());
-        println!("{when} a commit: {}", verify::all(dir.path()));
+        finish(dir.path(), None);
+        println!("{when} a commit: {}", verify::all(dir.path(), None));
     }
 }
 
@@ -87,8 +110,8 @@ fn child() {
 }
 
 /// Lets all runs end.
-fn finish(dir: &Path) {
-    let status = wait(spawn(dir, &Orders::finish()));
+fn finish(dir: &Path, store: Option<&str>) {
+    let status = wait(spawn(dir, &Orders::finish().on(store)));
     assert!(status.success(), "the last process did not finish all runs: {status}");
 }
 

@@ -23,7 +23,7 @@ const WAITS: &str = "name: f\nsteps: {paid: {await: {event: paid, key: input.ord
 
 #[tokio::test]
 async fn an_event_opens_the_gates_of_its_key_and_no_others() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(WAITS).await;
     let (one, other) = (rig.start("f", json!({"order": 1})).await, rig.start("f", json!({"order": 2})).await);
     rig.engine.publish(&rig.ns, vec![event("paid", Some(json!(1.0)), json!("one"))]).await.unwrap();
@@ -52,7 +52,7 @@ async fn a_gate_looks_back_over_what_was_published_since_its_run_began() {
 
 #[tokio::test]
 async fn what_a_step_publishes_opens_a_gate_of_another_run() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(WAITS).await;
     rig.register("name: g\nsteps: {a: {}}").await;
     let waits = rig.start("f", json!({"order": "x"})).await;
@@ -68,7 +68,7 @@ async fn what_a_step_publishes_opens_a_gate_of_another_run() {
 
 #[tokio::test]
 async fn events_and_gates_made_at_the_same_moment_always_meet() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(&WAITS.replace("key: input.order", "key: input.order, since: 1h")).await;
     let mut runs = Vec::new();
     for order in 0..200 {

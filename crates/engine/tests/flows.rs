@@ -1,4 +1,4 @@
-//! Flows from start to end through the engine, most of them on the memory store.
+//! Flows from start to end through the engine, on the memory store unless the environment names another (`rig/stores.rs`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ use serde_json::json;
 
 #[tokio::test]
 async fn a_chain_runs_to_its_end() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: chain\nsteps: {a: {}, b: {after: [a]}, c: {after: [b]}}\noutput: '${steps.c.output}'").await;
     rig.work(2, |task| done(json!({"at": task.activation, "got": task.input})));
     let run = rig.start("chain", json!({"n": 1})).await;
@@ -31,7 +31,7 @@ async fn a_chain_runs_to_its_end() {
 
 #[tokio::test]
 async fn a_failed_attempt_is_tried_again_after_its_back_off() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: f\nsteps: {a: {retry: {attempts: 3, initial: 10ms}}}\noutput: '${steps.a.output}'").await;
     let tries = AtomicU32::new(0);
     rig.work(1, move |task| match tries.fetch_add(1, Ordering::SeqCst) {
@@ -45,7 +45,7 @@ async fn a_failed_attempt_is_tried_again_after_its_back_off() {
 
 #[tokio::test]
 async fn a_spread_of_thousands_comes_together_in_order() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: f\nsteps:\n  each: {spread: input.items, run: twice}\n  sum: {after: [each], set: '${sum(steps.each.output)}'}\noutput: '${steps.sum.output}'")
         .await;
     rig.work(16, |task| done(json!(task.input.as_i64().unwrap() * 2)));
@@ -57,7 +57,7 @@ async fn a_spread_of_thousands_comes_together_in_order() {
 
 #[tokio::test]
 async fn a_child_is_started_and_heard_of_and_a_missing_one_fails_its_step() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: child\ninput_schema: {type: object}\nsteps: {a: {}}\noutput: '${steps.a.output}'").await;
     rig.register("name: parent\nsteps: {c: {flow: child, input: {x: '${input}'}}}\noutput: '${steps.c.output}'").await;
     rig.register("name: lost\nsteps: {c: {flow: nowhere}}").await;
@@ -76,7 +76,7 @@ async fn a_child_is_started_and_heard_of_and_a_missing_one_fails_its_step() {
 
 #[tokio::test]
 async fn a_gate_waits_for_its_token_and_opens_once() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {ok: {await: {webhook: true}}}\noutput: '${steps.ok.output}'").await;
     let run = rig.start("f", json!(null)).await;
     let filter = GateFilter { run: Some(run), ..GateFilter::default() };
@@ -94,7 +94,7 @@ async fn a_gate_waits_for_its_token_and_opens_once() {
 
 #[tokio::test]
 async fn a_code_run_remembers_its_steps_over_a_durable_sleep() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(r#"{"name": "job", "code": true}"#).await;
     let run = rig.start("job", json!({"n": 2})).await;
     let task = rig.claim("w").await.unwrap();
@@ -115,7 +115,7 @@ async fn a_code_run_remembers_its_steps_over_a_durable_sleep() {
 
 #[tokio::test]
 async fn one_key_is_one_run_however_many_ask() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}}").await;
     let request = |input| StartRequest {
         flow: "f".to_owned(),
@@ -135,7 +135,7 @@ async fn one_key_is_one_run_however_many_ask() {
 
 #[tokio::test]
 async fn what_follows_a_report_that_was_not_applied_is_not_tried() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {a: {emits: [{x: {type: object}}]}}").await;
     rig.start("f", json!(null)).await;
     let task = rig.claim("w").await.unwrap();
@@ -155,7 +155,7 @@ async fn what_follows_a_report_that_was_not_applied_is_not_tried() {
 
 #[tokio::test]
 async fn a_claim_waits_and_is_called_off_and_a_task_never_delivered_costs_no_attempt() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}}").await;
     let none = rig.engine.claim(&rig.ns, claim("w"), Duration::from_millis(20)).await.unwrap();
     assert!(none.is_empty());
@@ -172,7 +172,7 @@ async fn a_claim_waits_and_is_called_off_and_a_task_never_delivered_costs_no_att
 
 #[tokio::test]
 async fn a_silent_worker_loses_its_task_to_another() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {a: {retry: {initial: 1ms}}}").await;
     let run = rig.start("f", json!(null)).await;
     let silent = eddyline_engine::ClaimTasks { lease_ms: Some(50), ..claim("silent") };
@@ -187,7 +187,7 @@ async fn a_silent_worker_loses_its_task_to_another() {
 
 #[tokio::test]
 async fn pause_resume_cancel_retry_and_rerun() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}, b: {after: [a], retry: {attempts: 1}}}\noutput: '${steps.b.output}'").await;
     let run = rig.start("f", json!(null)).await;
     rig.engine.pause(&rig.ns, run, "me").await.unwrap();
@@ -214,7 +214,7 @@ async fn pause_resume_cancel_retry_and_rerun() {
 /// loads all values at once nor builds aggregates.
 #[tokio::test]
 async fn a_retry_takes_over_any_amount() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     let twice: String = (1..=30)
         .map(|n| {
             let from = n - 1;
@@ -253,7 +253,7 @@ async fn a_retry_takes_over_any_amount() {
 
 #[tokio::test]
 async fn steps_say_what_they_wait_for_and_a_follower_sees_every_record_once() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}, b: {after: [a]}, c: {await: {manual: true}}}").await;
     let run = rig.start("f", json!({"x": 1})).await;
     let mut follower = rig.engine.follow(&rig.ns, run, 0).await.unwrap();

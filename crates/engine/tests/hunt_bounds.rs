@@ -13,7 +13,7 @@ const ODD: [Millis; 4] = [Millis::MAX, Millis::MIN, -1, 400_000_000_000];
 
 #[tokio::test]
 async fn no_time_from_outside_overflows_a_clock() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}}").await;
     rig.register(r#"{"name": "job", "code": true}"#).await;
     for ms in ODD {
@@ -67,7 +67,7 @@ async fn no_time_from_outside_overflows_a_clock() {
 /// However large the memo of a code run is, delivering its task reads a bounded part of it.
 #[tokio::test]
 async fn what_a_code_run_remembers_is_read_in_parts() {
-    let rig = Rig::memory();
+    let rig = Rig::new();
     rig.register(r#"{"name": "job", "code": true}"#).await;
     rig.start("job", json!(null)).await;
     let task = rig.claim("w").await.unwrap();

@@ -16,7 +16,7 @@ use serde_json::json;
 /// The failures of a cancelled run are those of its undo and `finally`; every way to read the run reports all of them.
 #[tokio::test]
 async fn a_cancelled_run_tells_everything_that_failed_on_its_way_to_the_end() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     let undo = |name: &str| format!("undo: {{run: un{name}}}, retry: {{attempts: 1}}");
     rig.register(&format!(
         "name: f\nsteps: {{a: {{{}}}, b: {{after: [a], {}}}, wait: {{after: [b], await: {{manual: true}}}}}}",
@@ -48,7 +48,7 @@ async fn a_cancelled_run_tells_everything_that_failed_on_its_way_to_the_end() {
 
 #[tokio::test]
 async fn who_follows_from_the_last_record_on_is_told_that_it_was_the_last() {
-    let mut rig = Rig::memory();
+    let mut rig = Rig::new();
     rig.register("name: f\nsteps: {a: {}}").await;
     rig.work(1, |_| done(json!(1)));
     let run = rig.start("f", json!(null)).await;
@@ -64,6 +64,7 @@ async fn who_follows_from_the_last_record_on_is_told_that_it_was_the_last() {
 
 #[tokio::test(start_paused = true)]
 async fn starts_are_refused_while_too_much_waits() {
+    // The clock of the test stands still, which only a store in memory does not notice.
     let rig = Rig::on(Arc::new(Memory::new()), Config { backlog: 3, ..Config::default() });
     rig.register("name: f\nsteps: {a: {retry: {attempts: 1}}}").await;
     let start = || rig.engine.start_run(&rig.ns, StartRequest { flow: "f".to_owned(), ..StartRequest::default() });

@@ -55,6 +55,9 @@ pub enum Refused {
     /// Some items that the commit consumes no longer exist or are not due: decide again without them.
     #[error("{} of the items to consume no longer exist or are not due", .0.len())]
     Gone(Vec<Consumed>),
+    /// The store does not take it, now or ever: a value is out of range, or too long for an index.
+    #[error("the store cannot store it: {0}")]
+    Unstorable(String),
     /// The document is at another revision.
     #[error("the document {key:?} is at revision {current:?}")]
     Revision { key: DocumentKey, current: Option<u64> },

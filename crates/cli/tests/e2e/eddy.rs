@@ -36,10 +36,11 @@ impl Eddy {
 
     /// A server on a new directory, with environment variables.
     pub fn start_with(flags: &[&str], envs: &[(&str, &Path)]) -> Eddy {
-        // A PostgreSQL URL that ends with its parameters. Tests about the files of the embedded store then fail.
-        let store = std::env::var("EDDYLINE_E2E_STORE").ok();
+        // A PostgreSQL URL without parameters of ours: then each server has a new schema of that database. Tests about the files of the embedded store then fail.
+        let store = std::env::var("EDDYLINE_TEST_STORE").ok();
         let schema = format!("schema=e2e_{}", uuid::Uuid::new_v4().simple());
-        Eddy::start_at(store.map(|url| format!("{url}&{schema}")), flags, envs)
+        let between = |url: &str| if url.contains('?') { '&' } else { '?' };
+        Eddy::start_at(store.map(|url| format!("{url}{}{schema}", between(&url))), flags, envs)
     }
 
     /// A server on a store that others may use too.

@@ -308,8 +308,10 @@ impl Committer {
     }
 
     fn refused(&mut self, prepared: Prepared, refused: Refused) {
-        let Prepared { run, decided, .. } = prepared;
-        metrics::counter!("eddyline_conflicts_total").increment(1);
+        let Prepared { run, commit, decided } = prepared;
+        if !matches!(refused, Refused::Unstorable(_)) {
+            metrics::counter!("eddyline_conflicts_total").increment(1);
+        }
         tracing::debug!(instance = self.config.instance, %run, "refused: {refused}");
         if !matches!(refused, Refused::Conflict { .. }) {
             self.cache.remove(run);
@@ -332,6 +334,11 @@ impl Committer {
             Refused::Gone(gone) => self.undo(run, decided, |pending| {
                 pending.taken.as_ref().filter(|taken| gone.contains(taken)).map(|_| InputOutcome::Gone)
             }),
+            Refused::Unstorable(why) => {
+                tracing::error!(instance = self.config.instance, %run, "not committed: {why}");
+                let error = StoreError::Unavailable(why);
+                return self.failed(Prepared { run, commit, decided }, &error);
+            }
             Refused::Conflict { .. } | Refused::Revision { .. } => {
                 self.undo(run, decided, |_| None);
                 return self.load_after_conflict(run);

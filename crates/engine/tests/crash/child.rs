@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use eddyline_engine::{Assignment, ClaimTasks, Config, Engine, Reported, StartRequest, TaskReport};
 use eddyline_machine::{Answer, CodeOp, Data, Due, Failure, Op, OpenedBy, Status, TaskKind};
-use eddyline_store::{Embedded, GateFilter, Namespace, Offer, Options, Page, RunFilter};
+use eddyline_store::{
+    Embedded, GateFilter, Namespace, Offer, Options, Page, Postgres, PostgresOptions, RunFilter, Store,
+};
 use serde_json::json;
 
 use crate::ledger::{Ledger, Line};
@@ -28,25 +30,35 @@ pub struct Orders {
     starts: String,
     /// Die before or after this commit.
     die: Option<(String, u64)>,
+    /// The URL of a PostgreSQL store; the embedded store in `dir` if not set.
+    store: Option<String>,
 }
 
 impl Orders {
     pub fn load(number: u64) -> Orders {
-        Orders { dir: PathBuf::new(), number, starts: "endless".to_owned(), die: None }
+        Orders { dir: PathBuf::new(), number, starts: "endless".to_owned(), die: None, store: None }
     }
 
     pub fn die(when: &str, at: u64, number: u64) -> Orders {
-        Orders { dir: PathBuf::new(), number, starts: "each".to_owned(), die: Some((when.to_owned(), at)) }
+        let die = Some((when.to_owned(), at));
+        Orders { dir: PathBuf::new(), number, starts: "each".to_owned(), die, store: None }
     }
 
     pub fn finish() -> Orders {
-        Orders { dir: PathBuf::new(), number: 0, starts: "none".to_owned(), die: None }
+        Orders { dir: PathBuf::new(), number: 0, starts: "none".to_owned(), die: None, store: None }
+    }
+
+    pub fn on(self, store: Option<&str>) -> Orders {
+        Orders { store: store.map(str::to_owned), ..self }
     }
 
     pub fn to_env(&self, command: &mut Command, dir: &Path) {
         command.env("CRASH_DIR", dir).env("CRASH_NUMBER", self.number.to_string()).env("CRASH_STARTS", &self.starts);
         if let Some((when, at)) = &self.die {
             command.env("CRASH_WHEN", when).env("CRASH_AT", at.to_string());
+        }
+        if let Some(store) = &self.store {
+            command.env("CRASH_STORE", store);
         }
     }
 
@@ -57,6 +69,7 @@ impl Orders {
             number: number("CRASH_NUMBER")?,
             starts: std::env::var("CRASH_STARTS").ok()?,
             die: std::env::var("CRASH_WHEN").ok().zip(number("CRASH_AT")),
+            store: std::env::var("CRASH_STORE").ok(),
         })
     }
 }
@@ -67,7 +80,10 @@ pub fn run(orders: Orders) {
 }
 
 async fn live(orders: Orders) {
-    let store = Arc::new(Embedded::open(&orders.dir.join("store"), options(&orders)).unwrap());
+    let store: Arc<dyn Store> = match &orders.store {
+        Some(url) => Arc::new(Postgres::open(url, PostgresOptions::default()).await.unwrap()),
+        None => Arc::new(Embedded::open(&orders.dir.join("store"), options(&orders)).unwrap()),
+    };
     let ledger = Arc::new(Ledger::open(&orders.dir));
     let config = Config { lease_ms: 300, ..Config::default() };
     let engine = Engine::start(store, config);

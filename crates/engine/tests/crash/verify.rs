@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use eddyline_engine::Engine;
 use eddyline_machine::view::RunView;
 use eddyline_machine::{Entry, Numbered, RunId};
-use eddyline_store::{Embedded, Options, Page, RunFilter, Store, Summary};
+use eddyline_store::{Embedded, Options, Page, Postgres, PostgresOptions, RunFilter, Store, Summary};
 
 use crate::ledger::{self, Line};
 
@@ -26,12 +27,15 @@ impl fmt::Display for Told {
     }
 }
 
-pub fn all(dir: &Path) -> Told {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(look(dir))
+pub fn all(dir: &Path, store: Option<&str>) -> Told {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(look(dir, store))
 }
 
-async fn look(dir: &Path) -> Told {
-    let store = std::sync::Arc::new(Embedded::open(&dir.join("store"), Options::default()).unwrap());
+async fn look(dir: &Path, url: Option<&str>) -> Told {
+    let store: Arc<dyn Store> = match url {
+        Some(url) => Arc::new(Postgres::open(url, PostgresOptions::default()).await.unwrap()),
+        None => Arc::new(Embedded::open(&dir.join("store"), Options::default()).unwrap()),
+    };
     let lines = ledger::read(dir);
     let completed = ledger::completed(&lines);
     let mut told = Told { acknowledged: lines.len(), ..Told::default() };

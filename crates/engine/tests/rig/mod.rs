@@ -3,8 +3,10 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod hooked;
+mod stores;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use eddyline_engine::{Assignment, ClaimTasks, Config, Engine, Reported, StartRequest, TaskReport};
@@ -20,6 +22,10 @@ pub type Handler = Arc<dyn Fn(&Assignment) -> Op + Send + Sync>;
 
 pub struct Rig {
     pub engine: Engine,
+    /// With the first one, on the same data.
+    others: Vec<Engine>,
+    /// How often an engine was picked.
+    picked: AtomicUsize,
     pub ns: Namespace,
     workers: Vec<JoinHandle<()>>,
 }
@@ -29,12 +35,35 @@ impl Rig {
         Rig::on(Arc::new(Memory::new()), Config::default())
     }
 
+    /// On a store in memory, or on the one that the environment names, with several engines if it says so. What the rig
+    /// does goes to each of them in turn.
+    pub fn new() -> Rig {
+        Rig::with(Config::default())
+    }
+
+    pub fn with(config: Config) -> Rig {
+        let mut stores = stores::open();
+        let mut rig = Rig::on(stores.remove(0), config.clone());
+        rig.others = stores.into_iter().map(|store| Engine::start(store, config.clone())).collect();
+        rig
+    }
+
     pub fn on(store: Arc<dyn Store>, config: Config) -> Rig {
-        Rig { engine: Engine::start(store, config), ns: Namespace::default(), workers: Vec::new() }
+        let engine = Engine::start(store, config);
+        let (others, picked, workers) = (Vec::new(), AtomicUsize::new(0), Vec::new());
+        Rig { engine, others, picked, ns: Namespace::default(), workers }
+    }
+
+    /// Each engine in turn.
+    fn any(&self) -> &Engine {
+        match self.picked.fetch_add(1, Ordering::Relaxed) % (self.others.len() + 1) {
+            0 => &self.engine,
+            n => &self.others[n - 1],
+        }
     }
 
     pub async fn register(&self, text: &str) -> &Rig {
-        self.engine.register(&self.ns, None, text).await.unwrap_or_else(|error| panic!("{error}\n{text}"));
+        self.any().register(&self.ns, None, text).await.unwrap_or_else(|error| panic!("{error}\n{text}"));
         self
     }
 
@@ -42,19 +71,19 @@ impl Rig {
     pub fn work(&mut self, slots: usize, handler: impl Fn(&Assignment) -> Op + Send + Sync + 'static) {
         let handler: Handler = Arc::new(handler);
         for slot in 0..slots {
-            let (engine, ns) = (self.engine.clone(), self.ns.clone());
+            let (engine, ns) = (self.any().clone(), self.ns.clone());
             self.workers.push(tokio::spawn(work(engine, ns, format!("worker-{slot}"), handler.clone())));
         }
     }
 
     pub async fn start(&self, flow: &str, input: Value) -> RunId {
         let request = StartRequest { flow: flow.to_owned(), input, ..StartRequest::default() };
-        self.engine.start_run(&self.ns, request).await.unwrap().run
+        self.any().start_run(&self.ns, request).await.unwrap().run
     }
 
     /// The output of a run that completes.
     pub async fn output(&self, run: RunId) -> Value {
-        let result = self.engine.result(&self.ns, run, LONG).await.unwrap();
+        let result = self.any().result(&self.ns, run, LONG).await.unwrap();
         let Some(result) = result else { panic!("the run did not end\n{}", self.timeline_text(run).await) };
         match (result.output, result.error) {
             (Some(output), None) => output,
@@ -65,7 +94,7 @@ impl Rig {
     pub async fn records(&self, run: RunId) -> Vec<Numbered> {
         let (mut all, mut after) = (Vec::new(), 0);
         loop {
-            let page = self.engine.records(&self.ns, run, after, 1_000).await.unwrap();
+            let page = self.any().records(&self.ns, run, after, 1_000).await.unwrap();
             let Some(last) = page.last() else { return all };
             after = last.n;
             all.extend(page);
@@ -88,19 +117,21 @@ impl Rig {
 
     /// Claims one task.
     pub async fn claim(&self, worker: &str) -> Option<Assignment> {
-        self.engine.claim(&self.ns, claim(worker), LONG).await.unwrap().pop()
+        self.any().claim(&self.ns, claim(worker), LONG).await.unwrap().pop()
     }
 
     pub async fn report(&self, task: &Assignment, op: Op) -> Answer {
         let report = TaskReport { token: task.token, seq: None, op };
-        match self.engine.report(&self.ns, vec![report]).await.unwrap().pop() {
+        match self.any().report(&self.ns, vec![report]).await.unwrap().pop() {
             Some(Reported::Answer { answer, .. }) => answer,
             other => panic!("{other:?}"),
         }
     }
 
     pub async fn stop(self) {
-        self.engine.shutdown().await;
+        for engine in [&self.engine].into_iter().chain(&self.others) {
+            engine.shutdown().await;
+        }
         for worker in self.workers {
             worker.await.unwrap();
         }

@@ -42,8 +42,12 @@ pub struct Reply {
 }
 
 pub fn args() -> ServeArgs {
+    // A PostgreSQL URL without parameters of ours: then each server has a new schema of that database.
+    let schema = || format!("schema=api_{}", uuid::Uuid::new_v4().simple());
+    let between = |url: &str| if url.contains('?') { '&' } else { '?' };
+    let named = std::env::var("EDDYLINE_TEST_STORE").map(|url| format!("{url}{}{}", between(&url), schema()));
     ServeArgs {
-        store: Some("memory:".to_owned()),
+        store: Some(named.unwrap_or_else(|_| "memory:".to_owned())),
         listen: Some("127.0.0.1:0".to_owned()),
         instance: Some("test".to_owned()),
         ..ServeArgs::default()

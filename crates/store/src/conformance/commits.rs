@@ -304,6 +304,7 @@ pub fn word(answer: &std::result::Result<Committed, Refused>) -> String {
         Err(Refused::UniqueTaken { .. } | Refused::LineFull) => "unique",
         Err(Refused::Gone(_)) => "gone",
         Err(Refused::Revision { .. }) => "revision",
+        Err(Refused::Unstorable(_)) => "unstorable",
     }
     .to_owned()
 }

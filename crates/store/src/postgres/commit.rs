@@ -1,8 +1,13 @@
-//! A call of `commit`: its waves and its claims, in one transaction and mostly in one round trip.
+//! A call of `commit`: its waves and its claims, mostly in one transaction and one round trip.
+//!
+//! A transaction holds its locks until all of it is written, so a large call is written in parts. If a part fails because of
+//! what is in it, it is halved until it is known which command cannot be stored; the others are written.
 
 use std::sync::{Arc, LazyLock};
 
 use eddyline_machine::{Millis, RunId, Version};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -15,7 +20,7 @@ use super::database::{COMMIT_TIMEOUT, Database, TRIES, in_time, pause};
 use super::encode::Batch;
 use super::hinted;
 use super::pg_error::{PgError, PgResult};
-use super::waves::{Wave, waves};
+use super::waves::{Wave, parts, waves};
 use crate::Written;
 use crate::claim::ClaimRequest;
 use crate::commit::{Command, Committed};
@@ -54,17 +59,76 @@ pub(super) async fn commit(
     if commands.is_empty() && claims.is_empty() {
         return Ok(Written::default());
     }
-    let mut waves = waves(database, &commands)?;
-    let claim_rows = ClaimRows::of(database, &claims)?;
-    if let ([Wave::Runs { batch, commands: of, .. }], false) = (waves.as_mut_slice(), claims.is_empty()) {
-        claim_new::match_new(batch, &claim_new::commits(&commands, of), &claims, &claim_rows);
+    database.check_format()?;
+    let mut parts = parts(commands);
+    let last = parts.pop().unwrap_or_default();
+    if parts.is_empty() {
+        return spawned(Call::new(database, last, claims)?.carry_out()).await;
     }
-    let call = Call { database: database.clone(), commands, claims, waves, claim_rows };
-    let carried_out = tokio::spawn(call.carry_out()).await;
+    let database = database.clone();
+    let one_by_one = async move {
+        let mut written = Written::default();
+        for part in parts {
+            written = followed_by(written, Call::new(&database, part, Vec::new())?.carry_out().await)?;
+        }
+        followed_by(written, Call::new(&database, last, claims)?.carry_out().await)
+    };
+    spawned(one_by_one).await
+}
+
+async fn spawned(carrying_out: impl Future<Output = Result<Written>> + Send + 'static) -> Result<Written> {
+    let carried_out = tokio::spawn(carrying_out).await;
     carried_out.unwrap_or_else(|error| Err(StoreError::Closed(format!("a commit was stopped: {error}"))))
 }
 
+/// What became of commands, after those before them. If it is not known, or they failed, it is not known of all: who
+/// submits them again is told what was written.
+fn followed_by(mut written: Written, next: Result<Written>) -> Result<Written> {
+    match next {
+        Ok(next) => {
+            written.commands.extend(next.commands);
+            written.claims.extend(next.claims);
+            Ok(written)
+        }
+        Err(error) if written.commands.is_empty() => Err(error),
+        Err(_) => Err(StoreError::Unknown),
+    }
+}
+
 impl Call {
+    fn new(database: &Arc<Database>, commands: Vec<Command>, claims: Vec<ClaimRequest>) -> Result<Call> {
+        let mut waves = waves(database, &commands)?;
+        let claim_rows = ClaimRows::of(database, &claims)?;
+        if let ([Wave::Runs { batch, commands: of, .. }], false) = (waves.as_mut_slice(), claims.is_empty()) {
+            claim_new::match_new(batch, &claim_new::commits(&commands, of), &claims, &claim_rows);
+        }
+        Ok(Call { database: database.clone(), commands, claims, waves, claim_rows })
+    }
+
+    /// The commands in halves, because one of them cannot be stored.
+    fn halved(mut self, error: PgError) -> BoxFuture<'static, Result<Written>> {
+        let halves = async move {
+            if self.commands.len() == 1 {
+                let why = match error.into_error() {
+                    StoreError::Unavailable(why) => why,
+                    other => other.to_string(),
+                };
+                let written = Written { commands: vec![Err(Refused::Unstorable(why))], claims: Vec::new() };
+                if self.claims.is_empty() {
+                    return Ok(written);
+                }
+                let claims = Call::new(&self.database, Vec::new(), self.claims)?;
+                return followed_by(written, claims.carry_out().await);
+            }
+            let second = self.commands.split_off(self.commands.len() / 2);
+            let first = Call::new(&self.database, self.commands, Vec::new())?;
+            let written = first.carry_out().await?;
+            let second = Call::new(&self.database, second, self.claims)?;
+            followed_by(written, second.carry_out().await)
+        };
+        halves.boxed()
+    }
+
     async fn carry_out(self) -> Result<Written> {
         let mut tries = 0;
         let answers = loop {
@@ -72,6 +136,7 @@ impl Call {
             match self.attempt().await {
                 Ok(answers) => break answers,
                 Err(error) if error.is_passing() && tries < TRIES => pause(tries).await,
+                Err(error) if error.is_of_data() && !self.commands.is_empty() => return self.halved(error).await,
                 Err(error) => return Err(error.into_write_error()),
             }
         };

@@ -256,6 +256,8 @@ async fn finish(database: &Database, client: &Object, origin: &Origin) -> PgResu
              ON CONFLICT DO NOTHING",
         "INSERT INTO eddyline.turns (ns, queue, key, served) SELECT DISTINCT ns, queue, key, 0 FROM eddyline.tasks \
              WHERE worker IS NULL AND NOT closed AND NOT paused AND key <> '' ON CONFLICT DO NOTHING",
+        "UPDATE eddyline.events e SET noted = x.noted FROM (SELECT row, max(at) OVER (PARTITION BY ns ORDER BY position) AS noted \
+             FROM eddyline.events) x WHERE e.row = x.row",
         "SELECT setval(pg_get_serial_sequence('eddyline.tasks', 'place'), max(place)) FROM eddyline.tasks",
         "SELECT setval(pg_get_serial_sequence('eddyline.messages', 'place'), max(place)) FROM eddyline.messages",
         "SELECT setval(pg_get_serial_sequence('eddyline.lines', 'place'), max(place)) FROM eddyline.lines",

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ pub(super) struct Database {
     /// Task classes that are known to be stored, so they need not be written again.
     classes: Mutex<HashSet<(String, String, i64)>>,
     low_marks: LowMarks,
+    /// The format in which bodies are written, by some process at least.
+    format: AtomicI64,
 }
 
 impl Database {
@@ -88,6 +90,9 @@ impl Database {
             let last: Millis = rows.first().map_or(0, |row| row.get(0));
             database.time = Some(StoreTime::open(clock, last));
         }
+        let format = database.read("SELECT value FROM eddyline.meta WHERE name = 'format'", &[]).await;
+        database.learn_format(format.map_err(PgError::into_error)?.first().map_or(1, |row| row.get(0)));
+        database.check_format()?;
         let looked = "INSERT INTO eddyline.meta (name, value) \
                       VALUES ('looked_at', coalesce($1, eddyline.wall_ms())) ON CONFLICT DO NOTHING";
         database.read(looked, &[(&database.now_given(), Type::INT8)]).await.map_err(PgError::into_error)?;
@@ -117,6 +122,7 @@ impl Database {
             turns: Arc::new(Semaphore::new((settings.pool_size / 4).max(1))),
             classes: Mutex::default(),
             low_marks: LowMarks::default(),
+            format: AtomicI64::new(0),
         };
         let place = settings.place();
         let failed = |error: PgError| match error.into_error() {
@@ -180,13 +186,17 @@ impl Database {
     }
 
     pub async fn query(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
-        let sql = self.sql(text);
         if !self.prepare.load(Ordering::Relaxed) {
-            return Ok(client.query_typed(&sql, params).await?);
+            return self.query_unprepared(client, text, params).await;
         }
+        let sql = self.sql(text);
         let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
         let prepared = async { client.query(&client.prepare_typed_cached(&sql, &types(params)).await?, &values).await };
         prepared.await.map_err(|error| self.of_prepared(error))
+    }
+
+    async fn query_unprepared(&self, client: &Object, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
+        Ok(client.query_typed(&self.sql(text), params).await?)
     }
 
     /// Classifies an error of a prepared statement, which may be due to an undetected proxy.
@@ -200,10 +210,25 @@ impl Database {
 
     /// Runs a statement that can be repeated: a read, or a write that is idempotent.
     pub async fn read(&self, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
+        self.read_with(text, params, true).await
+    }
+
+    /// The same, planned for the values of the parameters each time.
+    pub async fn read_planned_anew(&self, text: &str, params: &[Param<'_>]) -> PgResult<Vec<Row>> {
+        self.read_with(text, params, false).await
+    }
+
+    async fn read_with(&self, text: &str, params: &[Param<'_>], prepared: bool) -> PgResult<Vec<Row>> {
         let mut tries = 0;
         loop {
             let client = self.client().await?;
-            match in_time(READ_TIMEOUT, self.query(&client, text, params)).await {
+            let query = async {
+                match prepared {
+                    true => self.query(&client, text, params).await,
+                    false => self.query_unprepared(&client, text, params).await,
+                }
+            };
+            match in_time(READ_TIMEOUT, query).await {
                 Ok(rows) => return Ok(rows),
                 Err(error) => self.before_retry(client, error, &mut tries).await?,
             }
@@ -228,6 +253,7 @@ impl Database {
 
     /// Whether commits are possible now, as far as can be known without trying one.
     pub async fn health(&self) -> Result<()> {
+        self.check_format()?;
         let client = match timeout(HEALTH_TIMEOUT, self.client()).await {
             Ok(client) => client.map_err(PgError::into_error)?,
             Err(_) => return Err(PgError::Silent.into_error()),
@@ -275,6 +301,24 @@ impl Database {
         if self.time.is_none() {
             self.clock.learn(at);
         }
+    }
+
+    pub fn learn_format(&self, format: i64) {
+        self.format.fetch_max(format, Ordering::Relaxed);
+    }
+
+    /// Refuses to go on if there may be bodies that are not known here: what is left out when they are read would be lost
+    /// when they are written again.
+    pub fn check_format(&self) -> Result<()> {
+        let (format, known) = (self.format.load(Ordering::Relaxed), schema::FORMAT);
+        if format <= i64::from(known) {
+            return Ok(());
+        }
+        Err(StoreError::Unavailable(format!(
+            "schema {} has rows of format {format}, and this Eddyline knows formats up to {known}: replace it by the newer \
+             Eddyline that the other instances are",
+            self.schema
+        )))
     }
 
     /// The ranks from which a claim has to look at a queue (by its escaped name), by class.

@@ -14,6 +14,7 @@ use super::body::{escaped, seal, text};
 use super::claims::ClaimRows;
 use super::columns::*;
 use super::database::{Database, Param};
+use super::pending::seal_message;
 use crate::commit::{Consumed, NewEvent, RunCommit};
 use crate::conditions::reason_text;
 use crate::error::Result;
@@ -378,7 +379,7 @@ pub(super) fn add_message(columns: &mut Messages, c: i32, message: &Message) -> 
     let body = text(&message.body)?;
     columns.c.push(c);
     columns.target.push(message.to.0);
-    columns.crc.push(seal(&body, &[message.id.as_bytes()]));
+    columns.crc.push(seal_message(message.to, &message.id, &body));
     columns.id.push(escaped(&message.id));
     columns.body.push(body);
     Ok(())

@@ -7,11 +7,12 @@ use tokio_postgres::types::Type;
 use super::body::text;
 use super::database::{Database, Param};
 use super::pg_error::{PgError, PgResult};
+use super::schema::FORMAT;
 use crate::error::Result;
 use crate::presence::{InstanceId, InstanceInfo, InstanceState, LISTED_MS, Present};
 use crate::task_queues::UNWATCHED_MS;
 
-const CHECK_IN: &str = "SELECT * FROM eddyline.check_in_v1($1, $2, $3, $4, $5, $6)";
+const CHECK_IN: &str = "SELECT * FROM eddyline.check_in_v1($1, $2, $3, $4, $5, $6, $7)";
 
 pub(super) async fn check_in(
     database: &Database,
@@ -20,10 +21,11 @@ pub(super) async fn check_in(
     started_at: Millis,
 ) -> Result<Present> {
     let (now, body) = (database.now_given(), text(info)?);
-    let params: [Param<'_>; 6] = [
+    let params: [Param<'_>; 7] = [
         (&now, Type::INT8),
         (&id.0, Type::UUID),
         (&started_at, Type::INT8),
+        (&FORMAT, Type::INT4),
         (&body, Type::TEXT),
         (&LISTED_MS, Type::INT8),
         (&UNWATCHED_MS, Type::INT8),
@@ -37,6 +39,7 @@ pub(super) async fn check_in(
     }
     if let Some(row) = rows.first() {
         database.learn_time(present.now);
+        database.learn_format(row.get("out_format"));
         database.hub.saw_documents(row.get("out_changed"));
         database.hub.is_alone(present.instances.iter().all(|instance| instance.id == id));
     }

@@ -28,7 +28,7 @@ const POSTGRES: Dialect = Dialect {
     begins_with: "starts_with(id, ?)",
 };
 
-/// All rows of `sql` + conditions + `after`.
+/// All rows of `sql` + conditions + `after`. Only the text of the conditions makes the statement, so it stays prepared.
 async fn all<T>(
     database: &Database,
     wanted: Conditions,
@@ -37,14 +37,38 @@ async fn all<T>(
     read: impl Fn(&Row) -> PgResult<T>,
 ) -> Result<Vec<T>> {
     let sql = format!("{sql}{}{after}", wanted.text());
-    let values: Vec<(Box<dyn ToSql + Sync + Send>, Type)> = wanted.values.into_iter().map(parameter).collect();
-    let params: Vec<Param<'_>> =
-        values.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect();
-    let rows = database.read(&sql, &params).await.map_err(PgError::into_error)?;
-    rows.iter().map(read).collect::<PgResult<_>>().map_err(PgError::into_error)
+    let values = values(wanted);
+    rows(database.read(&sql, &params(&values)).await, read)
 }
 
-fn parameter(value: Value) -> (Box<dyn ToSql + Sync + Send>, Type) {
+/// The same, planned for these values: how many rows a filter leaves decides which index is the right one.
+async fn all_planned_anew<T>(
+    database: &Database,
+    wanted: Conditions,
+    sql: &str,
+    after: &str,
+    read: impl Fn(&Row) -> PgResult<T>,
+) -> Result<Vec<T>> {
+    let sql = format!("{sql}{}{after}", wanted.text());
+    let values = values(wanted);
+    rows(database.read_planned_anew(&sql, &params(&values)).await, read)
+}
+
+type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
+
+fn values(wanted: Conditions) -> Vec<Parameter> {
+    wanted.values.into_iter().map(parameter).collect()
+}
+
+fn params(values: &[Parameter]) -> Vec<Param<'_>> {
+    values.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect()
+}
+
+fn rows<T>(rows: PgResult<Vec<Row>>, read: impl Fn(&Row) -> PgResult<T>) -> Result<Vec<T>> {
+    rows.map_err(PgError::into_error)?.iter().map(read).collect::<PgResult<_>>().map_err(PgError::into_error)
+}
+
+fn parameter(value: Value) -> Parameter {
     match value {
         Value::Text(text) => (Box::new(escaped(&text)), Type::TEXT),
         Value::Number(number) => (Box::new(number), Type::INT8),
@@ -63,12 +87,14 @@ pub(super) async fn runs(
         wanted.and("r.position < ?", clamped(before));
     }
     let order = format!(" ORDER BY r.position DESC LIMIT {}", page.limit.min(MAX_PAGE));
-    all(database, wanted, &format!("SELECT {SUMMARY} FROM eddyline.runs r"), &order, summary).await
+    all_planned_anew(database, wanted, &format!("SELECT {SUMMARY} FROM eddyline.runs r"), &order, summary).await
 }
 
 pub(super) async fn count_runs(database: &Database, ns: &Namespace, filter: &RunFilter) -> Result<u64> {
     let wanted = Conditions::of_runs(&POSTGRES, Some(ns), filter);
-    let counts = all(database, wanted, "SELECT count(*) FROM eddyline.runs r", "", |row| Ok(row.try_get::<_, i64>(0)?));
+    let counts = all_planned_anew(database, wanted, "SELECT count(*) FROM eddyline.runs r", "", |row| {
+        Ok(row.try_get::<_, i64>(0)?)
+    });
     Ok(counts.await?.first().copied().unwrap_or(0) as u64)
 }
 
@@ -187,6 +213,12 @@ pub(super) async fn feed(database: &Database, ns: &Namespace, feed: &Feed, page:
             }
             if let Some(since) = since {
                 wanted.and("at >= ?", *since);
+                let at = wanted.values.len();
+                let (beyond, first) = (i64::MAX, "SELECT f.position FROM eddyline.events f");
+                wanted.only(format!(
+                    "position >= coalesce(({first} WHERE f.ns = $1 AND f.noted >= ${at} AND f.position IS NOT NULL \
+                     ORDER BY f.noted, f.position LIMIT 1), {beyond})"
+                ));
             }
             let sql = "SELECT position, at, id, name, key, crc, body FROM eddyline.events";
             all(database, wanted, sql, &order, |row| event_item(ns, row)).await

@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::body::{read, unescape};
+use super::body::{read, seal, unescape};
 use super::claims::{claim, task};
 use super::connect::Object;
 use super::database::{Database, Param, READ_TIMEOUT, in_time};
@@ -88,9 +88,21 @@ fn inbox(run: RunId, rows: &[Row]) -> PgResult<Vec<Message>> {
 }
 
 pub(super) fn message(to: RunId, id: String, crc: i32, body: &str) -> PgResult<Message> {
-    let id = unescape(id);
-    let body = read(crc, body, &[id.as_bytes()], || format!("messages: message {id} to run {to}"))?;
+    let (id, target) = (unescape(id), to.0.into_bytes());
+    let key = message_key(&target, &id, crc, body);
+    let body = read(crc, body, &key, || format!("messages: message {id} to run {to}"))?;
     Ok(Message { to, id, body })
+}
+
+pub(super) fn seal_message(to: RunId, id: &str, body: &str) -> i32 {
+    seal(body, &[&to.0.into_bytes(), id.as_bytes()])
+}
+
+/// What a message is sealed by: its target and id. Those that the database addresses (in lines of unique keys) are sealed
+/// by their id alone.
+pub(super) fn message_key<'a>(target: &'a [u8; 16], id: &'a str, crc: i32, body: &str) -> Vec<&'a [u8]> {
+    let addressed = vec![target.as_slice(), id.as_bytes()];
+    if seal(body, &addressed) == crc { addressed } else { vec![id.as_bytes()] }
 }
 
 fn task_row(run: RunId, row: &Row) -> PgResult<TaskRow> {

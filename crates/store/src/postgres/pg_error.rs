@@ -40,6 +40,11 @@ impl PgError {
         matches!(self, PgError::Unprepared(_)) || self.code().is_some_and(|code| passing.contains(code))
     }
 
+    /// Nothing was written, because of a value in what was to be written: out of range, too long, or not unique.
+    pub fn is_of_data(&self) -> bool {
+        self.code().is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.code().starts_with(class)))
+    }
+
     /// The connection broke or is unusable: it is unknown how far the server got.
     pub fn is_cut(&self) -> bool {
         match self {

@@ -51,6 +51,6 @@ pub(super) async fn trim(database: &Database, what: &Trim) -> Result<bool> {
 }
 
 async fn more(database: &Database, sql: &str, params: &[Param<'_>]) -> Result<bool> {
-    let rows = database.read(sql, params).await.map_err(PgError::into_error)?;
+    let rows = database.read_planned_anew(sql, params).await.map_err(PgError::into_error)?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }

@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-use eddyline_machine::RunId;
 use eddyline_machine::run::Phase;
+use eddyline_machine::{Data, RunId};
 use serde_json::json;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -56,6 +56,48 @@ impl<'a> Touched<'a> {
         }
         apart
     }
+}
+
+/// What one transaction writes, unless a single command is more.
+const MOST_ROWS: usize = 2_000;
+const MOST_BYTES: usize = 4 << 20;
+/// A row that is not a payload, roughly.
+const ROW_BYTES: usize = 500;
+
+/// The commands of a call, in order, in parts that are each a transaction.
+pub(super) fn parts(commands: Vec<Command>) -> Vec<Vec<Command>> {
+    let (mut parts, mut part) = (Vec::new(), Vec::new());
+    let (mut rows, mut bytes) = (0, 0);
+    for command in commands {
+        let (more_rows, more_bytes) = weight(&command);
+        if !part.is_empty() && (rows + more_rows > MOST_ROWS || bytes + more_bytes > MOST_BYTES) {
+            parts.push(std::mem::take(&mut part));
+            (rows, bytes) = (0, 0);
+        }
+        part.push(command);
+        (rows, bytes) = (rows + more_rows, bytes + more_bytes);
+    }
+    parts.push(part);
+    parts
+}
+
+/// How many rows a command writes, and of how many bytes, roughly.
+fn weight(command: &Command) -> (usize, usize) {
+    let (rows, payloads): (usize, Vec<&Data>) = match command {
+        Command::Run(commit) => {
+            let transition = &*commit.transition;
+            let changes = transition.activations.len() + transition.records.len() + transition.tasks.len();
+            let rows = changes + transition.timers.len() + transition.values.len() + commit.messages.len();
+            let values = transition.values.iter().map(|(_, value)| value);
+            (rows + commit.events.len(), values.chain(commit.events.iter().map(|event| &event.payload)).collect())
+        }
+        Command::Documents(commit) => {
+            let rows = commit.documents.len() + commit.messages.len() + commit.events.len();
+            (rows, commit.events.iter().map(|event| &event.payload).collect())
+        }
+    };
+    let bytes: usize = payloads.iter().map(|payload| payload.own_bytes(MOST_BYTES)).sum();
+    (rows, rows * ROW_BYTES + bytes)
 }
 
 pub(super) fn waves(database: &Database, commands: &[Command]) -> Result<Vec<Wave>> {

@@ -82,6 +82,11 @@ impl Private {
         self.ctl(&["restart", "-w", "-m", mode]);
     }
 
+    /// A file of the server, by its path in the directory.
+    pub fn put_file(&self, name: &str, text: &str) {
+        write(&self.dir.join(name), text);
+    }
+
     /// The server and the processes of its connections.
     fn processes(&self) -> Vec<String> {
         let file = std::fs::read_to_string(self.dir.join("data/postmaster.pid")).unwrap();

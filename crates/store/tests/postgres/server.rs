@@ -28,7 +28,9 @@ pub async fn drop_schemas(urls: Vec<String>) {
     let connection = tokio::spawn(connection);
     for url in urls {
         let schema = url.split("schema=").nth(1).and_then(|rest| rest.split('&').next()).unwrap_or_default();
-        let sql = format!("SET client_min_messages = error; DROP SCHEMA IF EXISTS {schema} CASCADE");
+        let sql = format!(
+            "SET client_min_messages = error; SET lock_timeout = '10s'; DROP SCHEMA IF EXISTS {schema} CASCADE"
+        );
         client.batch_execute(&sql).await.unwrap();
     }
     drop(client);

@@ -151,6 +151,71 @@ async fn tables_that_are_missing_are_not_made_unless_that_is_allowed() {
     }
 }
 
+/// What a newer Eddyline may do to the tables while this one serves: add columns, tables and functions of other names.
+const NEWER: &str = "DO $$ DECLARE t text; BEGIN \
+     FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'SCHEMA' AND tablename <> 'versions' LOOP \
+         EXECUTE format('ALTER TABLE SCHEMA.%I ADD COLUMN newer text', t); \
+     END LOOP; INSERT INTO SCHEMA.versions (version) SELECT max(version) + 1 FROM SCHEMA.versions; END $$";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_goes_on_beside_a_newer_one_that_has_changed_the_tables() {
+    let url = server::fresh_url();
+    let (store, mut decider) = (open(&url).await.unwrap(), Decider::new());
+    // Everything is prepared and planned for the tables as they were.
+    let run = whole_run(&store, &mut decider, 1).await;
+    let due = async |store: &Postgres| {
+        for what in [Due::Timers, Due::Messages, Due::Leases, Due::Documents] {
+            store.due(what, &[], 10).await.unwrap();
+        }
+        story::everything(store, &[run]).await
+    };
+    let before = due(&store).await;
+    let client = beside(&url).await;
+    client.batch_execute(&NEWER.replace("SCHEMA", schema_of(&url))).await.unwrap();
+    assert_eq!(due(&store).await, before);
+    for n in 2..10 {
+        let run = whole_run(&store, &mut decider, n).await;
+        assert_whole(&store, run).await;
+    }
+    let info = InstanceInfo::default();
+    store.check_in(InstanceId::default(), &info, 1).await.unwrap();
+    let why = refused(&url).await;
+    assert!(why.contains("newer Eddyline"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_format_is_written_when_all_instances_know_it_and_others_stop() {
+    let url = server::fresh_url();
+    let (store, mut decider) = (open(&url).await.unwrap(), Decider::new());
+    let (own, info) = (InstanceId(uuid::Uuid::from_u128(1)), InstanceInfo::default());
+    store.check_in(own, &info, 1).await.unwrap();
+    // As a newer Eddyline checks in, which knows one format more.
+    let check_in = format!(
+        "SELECT out_format FROM {0}.check_in_v1(NULL, '{1}', 1, 2, '{{}}', 600000, 5000) LIMIT 1",
+        schema_of(&url),
+        uuid::Uuid::from_u128(2)
+    );
+    let client = beside(&url).await;
+    let newer = async || client.query_one(&check_in, &[]).await.unwrap().get::<_, i64>(0);
+    assert_eq!((newer().await, newer().await), (1, 1), "while this one serves, both write what it knows");
+    whole_run(&store, &mut decider, 1).await;
+    assert_eq!(store.health().await, Ok(()));
+
+    store.check_out(own).await.unwrap();
+    assert_eq!(newer().await, 2);
+    store.check_in(own, &info, 1).await.unwrap();
+    let commit = decider.start(&store, 2, "line", json!({})).await;
+    let refusals = [
+        store.health().await.unwrap_err().to_string(),
+        store.commit(vec![Command::Run(commit)], Vec::new()).await.unwrap_err().to_string(),
+        refused(&url).await,
+    ];
+    for why in refusals {
+        assert!(why.contains("rows of format 2, and this Eddyline knows formats up to 1"), "{why}");
+    }
+    assert_eq!(newer().await, 2, "it is never lowered");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schema_may_have_any_usual_name() {
     let base = server::fresh_url();

@@ -14,6 +14,7 @@ use crate::error::{Result, StoreError};
 use crate::ids::Namespace;
 use crate::postgres::body::{escaped, parse, seal, text};
 use crate::postgres::encode::{BEFORE_KEY, BETWEEN, class_of, limit_of};
+use crate::postgres::pending::seal_message;
 use crate::task_queues::AGE_MS;
 use crate::timer_columns;
 
@@ -124,7 +125,7 @@ impl Fill {
                 to.messages.place.push(row.place as i64);
                 to.messages.ns.push(escaped(row.ns.as_str()));
                 to.messages.target.push(row.to.0);
-                to.messages.crc.push(seal(&row.body, &[row.id.as_bytes()]));
+                to.messages.crc.push(seal_message(row.to, &row.id, &row.body));
                 to.messages.id.push(escaped(&row.id));
                 to.messages.body.push(row.body);
             }

@@ -15,7 +15,7 @@ use crate::ids::Namespace;
 use crate::postgres::body::{self, check, text, unescape};
 use crate::postgres::database::{Database, Param};
 use crate::postgres::load::run_id;
-use crate::postgres::pending::timer;
+use crate::postgres::pending::{message_key, timer};
 use crate::postgres::pg_error::{PgError, PgResult};
 
 pub(super) async fn all(database: &Database, mut out: Chunks) -> PgResult<Chunks> {
@@ -245,7 +245,9 @@ fn rate(row: &Found) -> PgResult<Option<Row>> {
 
 fn message(row: &Found) -> PgResult<Option<Row>> {
     let (to, id) = (run_id(row, 2)?, unescape(row.try_get(3)?));
-    let body = body_of(row, 4, &[id.as_bytes()], || format!("messages: message {id} to run {to}"))?;
+    let target = to.0.into_bytes();
+    let key = message_key(&target, &id, row.try_get(4)?, row.try_get(5)?);
+    let body = body_of(row, 4, &key, || format!("messages: message {id} to run {to}"))?;
     Ok(Some(Row::Message(CopiedMessage { place: number(row, 0)?, ns: namespace(row, 1)?, to, id, body })))
 }
 

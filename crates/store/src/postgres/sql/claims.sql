@@ -230,21 +230,30 @@ BEGIN
         LOOP
             v_keyed := EXISTS (SELECT 1 FROM eddyline.turns u WHERE u.ns = p_ns AND u.queue = v.queue AND u.key <> '');
             IF v_keyed THEN
-                SELECT x.* INTO v_why FROM (
-                    SELECT u.key, u.served FROM eddyline.turns u WHERE u.ns = p_ns AND u.queue = v.queue
-                    UNION ALL
-                    SELECT '', o.last FROM eddyline.queues o WHERE o.ns = p_ns AND o.name = v.queue
-                        AND NOT EXISTS (SELECT 1 FROM eddyline.turns u
-                            WHERE u.ns = p_ns AND u.queue = v.queue AND u.key = '')) k
-                    CROSS JOIN unnest(v.classes) c(class)
+                -- Tasks without a key are of other classes and found by another index.
+                SELECT x.run, x.fence, x.queue, x.key, x.flow, x.limits, x.rank, x.place INTO v_why FROM (
+                    SELECT k.served, f.* FROM eddyline.turns k CROSS JOIN unnest(v.classes) c(class)
                     CROSS JOIN LATERAL (
                         SELECT t.run, t.fence, t.queue, t.key, t.flow, t.limits, t.rank, t.place
                         FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = v.queue AND t.class = c.class
-                        AND t.key = k.key AND t.worker IS NULL AND NOT t.closed AND NOT t.paused
+                        AND t.key = k.key AND t.key <> '' AND t.worker IS NULL AND NOT t.closed AND NOT t.paused
                         AND NOT concat_ws(chr(31), t.queue, t.flow) = ANY (v_blocked_flows)
                         AND NOT t.limits && v_blocked_limits AND NOT t.run = ANY (v_skip)
-                        ORDER BY t.rank, t.place LIMIT 1) x
-                    ORDER BY k.served, x.rank, x.place LIMIT 1;
+                        ORDER BY t.rank, t.place LIMIT 1) f
+                    WHERE k.ns = p_ns AND k.queue = v.queue AND k.key <> ''
+                    UNION ALL
+                    SELECT coalesce((SELECT u.served FROM eddyline.turns u WHERE u.ns = p_ns AND u.queue = v.queue AND u.key = ''),
+                        (SELECT o.last FROM eddyline.queues o WHERE o.ns = p_ns AND o.name = v.queue)), f.*
+                    FROM unnest(v.classes) c(class)
+                    JOIN eddyline.classes s ON s.ns = p_ns AND s.queue = v.queue AND s.class = c.class AND NOT s.keyed
+                    CROSS JOIN LATERAL (
+                        SELECT t.run, t.fence, t.queue, t.key, t.flow, t.limits, t.rank, t.place
+                        FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = v.queue AND t.class = c.class
+                        AND t.worker IS NULL AND NOT t.closed AND NOT t.paused
+                        AND NOT concat_ws(chr(31), t.queue, t.flow) = ANY (v_blocked_flows)
+                        AND NOT t.limits && v_blocked_limits AND NOT t.run = ANY (v_skip)
+                        ORDER BY t.rank, t.place LIMIT 1) f) x
+                    ORDER BY x.served, x.rank, x.place LIMIT 1;
             ELSE
                 SELECT x.* INTO v_why FROM unnest(v.classes) c(class)
                     CROSS JOIN LATERAL (

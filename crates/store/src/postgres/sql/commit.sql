@@ -11,12 +11,20 @@ RETURNS bigint LANGUAGE sql STABLE AS $$
 $$;
 
 -- A key without waiting tasks is dropped; a new key starts at the queue's current turn.
-CREATE FUNCTION eddyline.key_waits_v1(p_ns text, p_queue text, p_key text) RETURNS bool LANGUAGE sql VOLATILE AS $$
-    SELECT EXISTS (
-        SELECT 1 FROM eddyline.classes c WHERE c.ns = p_ns AND c.queue = p_queue AND c.keyed = (p_key <> '')
-        AND EXISTS (SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = p_queue AND t.class = c.class
-            AND t.key = p_key AND t.worker IS NULL AND NOT t.closed AND NOT t.paused))
-$$;
+-- Tasks without a key are of other classes and found by another index.
+CREATE FUNCTION eddyline.key_waits_v1(p_ns text, p_queue text, p_key text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_key = '' THEN
+        RETURN EXISTS (SELECT 1 FROM eddyline.classes c CROSS JOIN LATERAL (
+            SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = p_queue AND t.class = c.class
+            AND t.worker IS NULL AND NOT t.closed AND NOT t.paused LIMIT 1) x
+            WHERE c.ns = p_ns AND c.queue = p_queue AND NOT c.keyed);
+    END IF;
+    RETURN EXISTS (SELECT 1 FROM eddyline.classes c CROSS JOIN LATERAL (
+        SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = p_queue AND t.class = c.class
+        AND t.key = p_key AND t.key <> '' AND t.worker IS NULL AND NOT t.closed AND NOT t.paused LIMIT 1) x
+        WHERE c.ns = p_ns AND c.queue = p_queue AND c.keyed);
+END $$;
 
 CREATE FUNCTION eddyline.look_at_keys_v1(p_ns text[], p_queue text[], p_key text[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -57,9 +65,10 @@ END $$;
 
 -- Queues of a namespace that have claimable tasks.
 CREATE FUNCTION eddyline.offering_v1(p_ns text) RETURNS SETOF text LANGUAGE sql VOLATILE AS $$
-    SELECT DISTINCT c.queue FROM eddyline.classes c WHERE c.ns = p_ns
-        AND EXISTS (SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = c.queue AND t.class = c.class
-            AND t.worker IS NULL AND NOT t.closed AND NOT t.paused)
+    SELECT DISTINCT c.queue FROM eddyline.classes c CROSS JOIN LATERAL (
+        SELECT 1 FROM eddyline.tasks t WHERE t.ns = p_ns AND t.queue = c.queue AND t.class = c.class
+        AND t.worker IS NULL AND NOT t.closed AND NOT t.paused LIMIT 1) x
+        WHERE c.ns = p_ns
 $$;
 
 -- Commits transitions of different runs, each as a whole or not at all, then makes claims. A refusal is a row of the result,
@@ -226,7 +235,7 @@ BEGIN
                     c_ended, c_paused, c_memo, c_count, c_crc, c_header) WITH ORDINALITY
                     c(run, ns, base, version, flow, status, external, root, retry_of, begun, ended, paused, memo, count,
                     crc, header, i)
-                WHERE c.base = 0 AND c.version > 0 AND v_code[c.i] = 0 ORDER BY c.i
+                WHERE c.base = 0 AND c.version > 0 AND v_code[c.i] = 0 ORDER BY c.run
                 ON CONFLICT (id) DO NOTHING RETURNING id)
             SELECT coalesce(array_agg(id), '{}') INTO v_uuids FROM made;
         FOR i IN 1..n LOOP

@@ -110,7 +110,10 @@ END $$;
 
 -- Numbers the committed runs and events of a namespace, one caller at a time. Readers see only numbered rows, so a row
 -- that commits late is not skipped.
-CREATE FUNCTION eddyline.number_v1(p_ns text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION eddyline.number_v1(p_ns text) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_noted bigint;
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM eddyline.fed_runs f WHERE f.ns = p_ns AND f.position IS NULL)
         AND NOT EXISTS (SELECT 1 FROM eddyline.events e WHERE e.ns = p_ns AND e.position IS NULL)
@@ -124,10 +127,13 @@ BEGIN
         SELECT o.row, nextval('eddyline.feed_order') AS position FROM (SELECT i.row FROM eddyline.fed_runs i
             WHERE i.ns = p_ns AND i.position IS NULL ORDER BY i.row) o)
         UPDATE eddyline.fed_runs f SET position = x.position FROM x WHERE f.row = x.row;
+    SELECT e.noted INTO v_noted FROM eddyline.events e WHERE e.ns = p_ns AND e.position IS NOT NULL
+        ORDER BY e.position DESC LIMIT 1;
     WITH x AS MATERIALIZED (
-        SELECT o.row, nextval('eddyline.feed_order') AS position FROM (SELECT i.row FROM eddyline.events i
+        SELECT o.row, o.noted, nextval('eddyline.feed_order') AS position FROM (
+            SELECT i.row, greatest(v_noted, max(i.at) OVER (ORDER BY i.row)) AS noted FROM eddyline.events i
             WHERE i.ns = p_ns AND i.position IS NULL ORDER BY i.row) o)
-        UPDATE eddyline.events f SET position = x.position FROM x WHERE f.row = x.row;
+        UPDATE eddyline.events f SET position = x.position, noted = x.noted FROM x WHERE f.row = x.row;
 END $$;
 
 -- Deletes rows permanently, a bounded number at a time; true while there are more.

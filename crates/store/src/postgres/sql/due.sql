@@ -1,10 +1,10 @@
 -- Due items, each handed out to one caller for ten seconds. A row without a run (a document: without an id) contains
--- the time until the next item is due.
+-- the time until the next item is due. Planned with indexes only: a plan made while a table was empty may stay in use.
 
 CREATE FUNCTION eddyline.due_timers_v1(p_now bigint, p_wall bigint, p_skip text[], p_limit int)
 RETURNS TABLE (out_run uuid, out_ns text, out_activation bigint, out_kind int, out_fence bigint, out_due bigint,
     out_wall bool, out_next bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := coalesce(p_now, eddyline.wall_ms());
@@ -26,24 +26,27 @@ BEGIN
             USING out_wall, v_clock, v_now, p_skip;
         GET DIAGNOSTICS v_got = ROW_COUNT;
         v_left := v_left - v_got;
+        EXIT WHEN v_left = 0;
+        -- What is due and was not handed out is held: those are few.
         SELECT least(v_next, min(greatest(t.held_until - v_now, 0))) INTO v_next FROM eddyline.timers t
             WHERE t.wall = out_wall AND t.due <= v_clock AND t.ns <> ALL (p_skip);
         SELECT least(v_next, min(t.due) - v_clock) INTO v_next FROM eddyline.timers t
             WHERE t.wall = out_wall AND t.due > v_clock;
     END LOOP;
     out_run := NULL;
-    out_next := v_next;
+    out_next := CASE WHEN v_left = 0 THEN 0 ELSE v_next END;
     RETURN NEXT;
 END $$;
 
 CREATE FUNCTION eddyline.due_documents_v1(p_now bigint, p_wall bigint, p_skip text[], p_limit int)
 RETURNS TABLE (out_crc int, out_body text, out_ns text, out_kind text, out_id text, out_revision bigint, out_due bigint,
     out_changed_at bigint, out_next bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := coalesce(p_now, eddyline.wall_ms());
     v_wall bigint := coalesce(p_wall, v_now);
+    v_got int;
 BEGIN
     RETURN QUERY EXECUTE format('
         WITH d AS MATERIALIZED (
@@ -54,9 +57,14 @@ BEGIN
             WHERE t.ns = d.ns AND t.kind = d.kind AND t.id = d.id
             RETURNING t.crc, t.body, t.ns, t.kind, t.id, t.revision, t.due, t.changed_at, NULL::bigint', p_limit)
         USING v_wall, v_now, p_skip;
-    SELECT min(greatest(t.held_until - v_now, 0)) INTO out_next FROM eddyline.documents t
-        WHERE t.due <= v_wall AND t.ns <> ALL (p_skip);
-    SELECT least(out_next, min(t.due) - v_wall) INTO out_next FROM eddyline.documents t WHERE t.due > v_wall;
+    GET DIAGNOSTICS v_got = ROW_COUNT;
+    IF v_got >= p_limit THEN
+        out_next := 0;
+    ELSE
+        SELECT min(greatest(t.held_until - v_now, 0)) INTO out_next FROM eddyline.documents t
+            WHERE t.due <= v_wall AND t.ns <> ALL (p_skip);
+        SELECT least(out_next, min(t.due) - v_wall) INTO out_next FROM eddyline.documents t WHERE t.due > v_wall;
+    END IF;
     out_id := NULL;
     RETURN NEXT;
 END $$;
@@ -64,7 +72,7 @@ END $$;
 -- Messages are held by their target: while some that were handed out are not consumed, no caller gets others.
 CREATE FUNCTION eddyline.due_messages_v1(p_now bigint, p_skip text[], p_limit int, p_most int, p_bytes bigint)
 RETURNS TABLE (out_target uuid, out_ns text, out_place bigint, out_id text, out_crc int, out_body text, out_next bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := coalesce(p_now, eddyline.wall_ms());
@@ -77,11 +85,10 @@ DECLARE
     v_others bool;
 BEGIN
     FOR v IN EXECUTE format('
-        SELECT m.target, m.ns FROM (
-            SELECT min(place) AS place FROM eddyline.messages WHERE ns <> ALL ($1) GROUP BY target
-            HAVING max(held_until) <= $2 ORDER BY 1 LIMIT %s) h
-        JOIN eddyline.messages m ON m.place = h.place
-        WHERE m.held_until <= $2 ORDER BY m.place FOR UPDATE OF m SKIP LOCKED', p_limit + 1) USING p_skip, v_now
+        SELECT m.target, m.ns FROM eddyline.messages m
+        WHERE m.held_until <= $2 AND m.ns <> ALL ($1) AND NOT EXISTS (
+            SELECT 1 FROM eddyline.messages e WHERE e.target = m.target AND e.place < m.place OFFSET 0)
+        ORDER BY m.place LIMIT %s FOR UPDATE OF m SKIP LOCKED', p_limit + 1) USING p_skip, v_now
     LOOP
         IF v_count >= p_limit OR v_handed >= p_bytes THEN
             v_more := true;
@@ -116,7 +123,7 @@ END $$;
 CREATE FUNCTION eddyline.due_leases_v1(p_now bigint, p_skip text[], p_limit int, p_unwatched_ms bigint)
 RETURNS TABLE (out_run uuid, out_ns text, out_fence bigint, out_activation bigint, out_why int, out_build text,
     out_memo bigint, out_next bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint;
@@ -138,15 +145,16 @@ BEGIN
     UPDATE eddyline.meta SET value = v_now WHERE name = 'looked_at' AND value < v_now;
     RETURN QUERY EXECUTE format('
         WITH up AS (
-            SELECT o.run, o.fence, least(greatest(o.lease_until, w.seen + o.lease_ms), o.deadline) AS ends
+            (SELECT o.run, o.fence, least(greatest(o.lease_until, w.seen + o.lease_ms), o.deadline) AS ends
                 FROM eddyline.tasks o
                 LEFT JOIN eddyline.workers w ON o.by_worker AND w.ns = o.ns AND w.worker = o.worker
                 WHERE o.worker IS NOT NULL AND least(greatest(o.lease_until, w.seen + o.lease_ms), o.deadline) <= $1
-                AND o.held_until <= $1 AND o.ns <> ALL ($2)
+                AND o.held_until <= $1 AND o.ns <> ALL ($2) ORDER BY 3, 1, 2 LIMIT %1$s)
             UNION ALL
-            SELECT run, fence, start_by FROM eddyline.tasks
+            (SELECT run, fence, start_by FROM eddyline.tasks
                 WHERE worker IS NULL AND NOT closed AND start_by <= $1 AND held_until <= $1 AND ns <> ALL ($2)
-            ORDER BY 3, 1, 2 LIMIT %s),
+                ORDER BY start_by LIMIT %1$s)
+            ORDER BY 3, 1, 2 LIMIT %1$s),
         d AS MATERIALIZED (
             SELECT t.run, t.fence, up.ends FROM up JOIN eddyline.tasks t ON t.run = up.run AND t.fence = up.fence
             WHERE t.held_until <= $1 FOR NO KEY UPDATE OF t SKIP LOCKED),
@@ -162,8 +170,11 @@ BEGIN
             (SELECT min(greatest(least(greatest(t.lease_until, w.seen + t.lease_ms), t.deadline), t.held_until))
                 FROM eddyline.tasks t LEFT JOIN eddyline.workers w ON t.by_worker AND w.ns = t.ns AND w.worker = t.worker
                 WHERE t.worker IS NOT NULL AND t.ns <> ALL (p_skip)),
-            (SELECT min(greatest(t.start_by, t.held_until)) FROM eddyline.tasks t
-                WHERE t.worker IS NULL AND NOT t.closed AND t.start_by IS NOT NULL AND t.ns <> ALL (p_skip))) - v_now
+            -- What is up and was not handed out is held: those are few.
+            (SELECT min(t.held_until) FROM eddyline.tasks t
+                WHERE t.worker IS NULL AND NOT t.closed AND t.start_by <= v_now AND t.ns <> ALL (p_skip)),
+            (SELECT min(t.start_by) FROM eddyline.tasks t
+                WHERE t.worker IS NULL AND NOT t.closed AND t.start_by > v_now)) - v_now
             INTO out_next;
     END IF;
     out_run := NULL;

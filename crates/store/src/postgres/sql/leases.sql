@@ -2,7 +2,7 @@
 -- have been faster.
 CREATE FUNCTION eddyline.extend_v1(p_now bigint, p_ns text, p_worker text, p_runs uuid[], p_fences bigint[])
 RETURNS TABLE (out_i int, out_lease_until bigint, out_deadline bigint, out_closed bool, out_memo bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint;

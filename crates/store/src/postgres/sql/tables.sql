@@ -38,6 +38,7 @@ CREATE INDEX runs_going ON eddyline.runs (status, position) WHERE ended_at IS NU
 CREATE INDEX runs_by_external_id ON eddyline.runs (ns, external_id, position) WHERE external_id IS NOT NULL;
 CREATE INDEX runs_by_root ON eddyline.runs (root, ns) WHERE root IS NOT NULL;
 CREATE INDEX runs_by_retry_of ON eddyline.runs (retry_of, ns) WHERE retry_of IS NOT NULL;
+CREATE INDEX runs_by_time ON eddyline.runs (ns, created_at);
 CREATE INDEX runs_by_end ON eddyline.runs (ns, ended_at) WHERE ended_at IS NOT NULL AND NOT trimmed;
 CREATE INDEX runs_trimmed ON eddyline.runs (ns, ended_at) WHERE ended_at IS NOT NULL AND trimmed;
 
@@ -196,10 +197,11 @@ CREATE TABLE eddyline.messages (
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX messages_by_target ON eddyline.messages (target, place);
 
--- Events commit without a position; the next reader of the feed assigns it.
+-- Events commit without a position; the next reader of the feed assigns it. noted: the latest time of all events up to
+-- this position. It never decreases, so the first event since a time can be found.
 CREATE TABLE eddyline.events (
     row bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns text COLLATE "C" NOT NULL, id text COLLATE "C" NOT NULL,
-    name text COLLATE "C" NOT NULL, key text COLLATE "C", at bigint NOT NULL, position bigint,
+    name text COLLATE "C" NOT NULL, key text COLLATE "C", at bigint NOT NULL, position bigint, noted bigint,
     gates_opened bigint NOT NULL DEFAULT 0, crc int NOT NULL, body text COMPRESSION lz4 NOT NULL,
     UNIQUE (ns, id)
 );
@@ -208,6 +210,7 @@ CREATE INDEX events_by_ns ON eddyline.events (ns, position) WHERE position IS NO
 CREATE INDEX events_by_name ON eddyline.events (ns, name, position) WHERE position IS NOT NULL;
 CREATE INDEX events_by_key ON eddyline.events (ns, name, key, position) WHERE position IS NOT NULL AND key IS NOT NULL;
 CREATE INDEX events_by_time ON eddyline.events (ns, at);
+CREATE INDEX events_noted ON eddyline.events (ns, noted, position) WHERE position IS NOT NULL;
 
 CREATE TABLE eddyline.documents (
     ns text COLLATE "C", kind text COLLATE "C", id text COLLATE "C", revision bigint NOT NULL, due bigint,

@@ -1,5 +1,8 @@
-//! The suite against one database that is used through two handles in turn, as two processes would: nothing may depend on
-//! what a process remembers.
+//! The suite against one database that is used through several handles in turn, as several processes would: nothing may
+//! depend on what a process remembers.
+//!
+//! Three by default: a call that follows one by the same handle, and one that follows two by others, are both common.
+//! `EDDYLINE_TEST_HANDLES` sets another number.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -15,16 +18,16 @@ use eddyline_machine::{Data, Millis, Numbered, RunId, ValueId, Version};
 use eddyline_store::conformance::Backend;
 use eddyline_store::*;
 
-/// Every call goes to the other handle than the one before. Hints are heard at the first.
+/// Every call goes to the next handle. Hints are heard at the first.
 #[derive(Debug)]
 struct InTurn {
-    handles: [Postgres; 2],
+    handles: Vec<Postgres>,
     calls: AtomicUsize,
 }
 
 impl InTurn {
     fn next(&self) -> &Postgres {
-        &self.handles[self.calls.fetch_add(1, Ordering::Relaxed) % 2]
+        &self.handles[self.calls.fetch_add(1, Ordering::Relaxed) % self.handles.len()]
     }
 }
 
@@ -128,7 +131,7 @@ impl Store for InTurn {
 }
 
 #[derive(Default)]
-struct TwoHandles {
+struct SeveralHandles {
     urls: Mutex<HashMap<usize, String>>,
     /// All that were made and not deleted.
     made: Mutex<Vec<String>>,
@@ -138,25 +141,28 @@ fn address(store: &Arc<dyn Store>) -> usize {
     Arc::as_ptr(store).cast::<()>() as usize
 }
 
-impl TwoHandles {
+impl SeveralHandles {
     async fn open_at(&self, url: String, clock: Arc<ManualClock>) -> Arc<dyn Store> {
         let options = PostgresOptions { clock: Some(clock), ..PostgresOptions::default() };
-        let handles =
-            [Postgres::open(&url, options.clone()).await.unwrap(), Postgres::open(&url, options).await.unwrap()];
+        let count = std::env::var("EDDYLINE_TEST_HANDLES").map_or(3, |count| count.parse().unwrap());
+        let mut handles = Vec::new();
+        for _ in 0..count {
+            handles.push(Postgres::open(&url, options.clone()).await.unwrap());
+        }
         let store: Arc<dyn Store> = Arc::new(InTurn { handles, calls: AtomicUsize::new(0) });
         self.urls.lock().unwrap().insert(address(&store), url);
         store
     }
 }
 
-impl Drop for TwoHandles {
+impl Drop for SeveralHandles {
     fn drop(&mut self) {
         server::drop_schemas_now(std::mem::take(&mut *self.made.lock().unwrap()));
     }
 }
 
 #[async_trait]
-impl Backend for TwoHandles {
+impl Backend for SeveralHandles {
     async fn open(&self, clock: Arc<ManualClock>) -> Arc<dyn Store> {
         // Histories come one after the other, each with a store of its own.
         let old = std::mem::take(&mut *self.made.lock().unwrap());
@@ -179,4 +185,4 @@ impl Backend for TwoHandles {
     }
 }
 
-eddyline_store::conformance_tests!(TwoHandles::default());
+eddyline_store::conformance_tests!(SeveralHandles::default());
