@@ -95,7 +95,11 @@ pub(crate) struct Entry {
 }
 
 enum EntryState {
-    New { ask: Result<Ask, CtxError>, undo: Option<Undo> },
+    /// The undo is in a mutex so that a future may be borrowed across an await, as for the URL of a gate.
+    New {
+        ask: Result<Ask, CtxError>,
+        undo: Option<Mutex<Undo>>,
+    },
     Undoing,
     Asked(EntryName),
     Done,
@@ -130,7 +134,7 @@ impl Entry {
 
     pub fn set_undo(&mut self, with: Undo) {
         if let EntryState::New { ask, undo } = &mut self.state {
-            *undo = Some(with);
+            *undo = Some(Mutex::new(with));
             if let Ok(Ask::Step { undo, .. }) = ask {
                 *undo = true;
             }
@@ -151,7 +155,10 @@ impl Entry {
             EntryState::Done => return Polled::Ended(Err(CtxError::Over { name: self.full.clone() })),
             EntryState::New { .. } | EntryState::Undoing => {
                 let asked = match std::mem::replace(&mut self.state, EntryState::Done) {
-                    EntryState::New { ask: Ok(ask), undo } => self.core.state().ask(&self.full, ask, undo),
+                    EntryState::New { ask: Ok(ask), undo } => {
+                        let undo = undo.map(|undo| undo.into_inner().unwrap_or_else(PoisonError::into_inner));
+                        self.core.state().ask(&self.full, ask, undo)
+                    }
                     EntryState::New { ask: Err(error), .. } => Err(error),
                     _ => self.core.state().ask_undo(&self.full),
                 };
