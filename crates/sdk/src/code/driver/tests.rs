@@ -293,7 +293,7 @@ async fn a_name_recorded_for_something_else_fails_the_run_clearly() {
 async fn a_result_that_the_server_refuses_is_recorded_as_a_failure_before_the_function_sees_it() {
     let server = FakeServer::default();
     let large = |ctx: RunCtx, (): ()| async move {
-        let failed = ctx.step("large", || async { Ok::<_, StepError>("x") }).await;
+        let failed = ctx.step("large", || async { Ok::<_, StepError>("x".to_owned()) }).await;
         let refused = ctx.call::<u32>("large", &()).name("call").await;
         Flow::Ok(json!([
             failed.err().and_then(|error| error.failure().map(|failure| failure.kind.clone())),
