@@ -10,6 +10,8 @@ use crate::worker::StepError;
 pub(crate) type Instead = BoxFuture<'static, Result<Value, StepError>>;
 
 pub(crate) trait Probe: Send + Sync {
+    /// The worker is registered, with its handlers and flows.
+    fn joined(&self);
     /// What runs instead of the body of a step.
     fn instead(&self, step: &str, attempt: u32) -> Option<Instead>;
     /// Whether the worker dies now, before it reports the result of this step.

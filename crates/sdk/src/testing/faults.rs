@@ -40,7 +40,9 @@ struct State {
     lost_tasks: bool,
     /// Handlers and functions in progress, by name.
     at_work: BTreeMap<String, usize>,
-    /// The stubs that the worker in service knows.
+    /// The stubs of the worker that begins.
+    joining_with: BTreeSet<String>,
+    /// The stubs that the worker in service knows, once it is registered.
     staffed_with: Option<BTreeSet<String>>,
     refused: Option<String>,
 }
@@ -151,7 +153,9 @@ impl Faults {
     /// The worker with its faults.
     pub fn probe(self: &Arc<Faults>, worker: Worker) -> Worker {
         let stubs: Vec<String> = lock(&self.state).stubs.keys().cloned().collect();
-        lock(&self.state).staffed_with = Some(stubs.iter().cloned().collect());
+        let mut state = lock(&self.state);
+        (state.joining_with, state.staffed_with) = (stubs.iter().cloned().collect(), None);
+        drop(state);
         worker.probed(self.clone(), stubs, |name, handler| self.clone().wrap(name.to_owned(), handler))
     }
 
@@ -190,6 +194,11 @@ impl Faults {
 }
 
 impl Probe for Faults {
+    fn joined(&self) {
+        let mut state = lock(&self.state);
+        state.staffed_with = Some(state.joining_with.clone());
+    }
+
     fn instead(&self, step: &str, attempt: u32) -> Option<Instead> {
         self.replaced(step, attempt, Value::Null)
     }

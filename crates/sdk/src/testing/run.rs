@@ -103,7 +103,8 @@ impl<'a> TestRun<'a> {
         for _ in 0..MAX_JUMPS {
             self.kit.settle().await;
             let steps = self.steps().await;
-            let waits = |entry: &Entry| entry.name == name && matches!(entry.status.as_str(), "waiting" | "pending");
+            // Nothing can run now, so a call or a child that has begun waits for a worker.
+            let waits = |entry: &Entry| entry.name == name && matches!(entry.status.as_str(), "waiting" | "running");
             if steps.iter().any(waits) {
                 return;
             }

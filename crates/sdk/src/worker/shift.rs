@@ -178,7 +178,11 @@ impl Shift {
                 let tasks = self.held_tasks.ids();
                 self.line.open(Hello { worker: self.me.clone(), tasks });
             }
-            Event::Opened => {}
+            Event::Opened => {
+                if let Some(probe) = &self.staff.probe {
+                    probe.joined();
+                }
+            }
             Event::Heard(message) => self.on_message(message),
             #[cfg(feature = "engine")]
             Event::Cut(Cut::Over) => {
