@@ -217,8 +217,11 @@ impl Driver {
 
     async fn run(&mut self) -> Going {
         self.read_memo().await?;
-        if let Some(probe) = self.task.probe.as_ref().filter(|_| matches!(self.phase, Phase::Running)) {
-            probe.begun(&self.task.task.run_id, self.task.task.attempt);
+        if let Some(probe) = &self.task.probe {
+            match self.phase {
+                Phase::Running => probe.begun(&self.task.task.run_id, self.task.task.attempt),
+                _ => probe.unwinds(&self.task.task.run_id),
+            }
         }
         let ctx = RunCtx::new(self.core.clone());
         let input = self.task.task.input.clone();

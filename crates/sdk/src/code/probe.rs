@@ -22,6 +22,8 @@ pub(crate) trait Probe: Send + Sync {
     fn shakes(&self) -> bool;
     /// A function begins from its start.
     fn begun(&self, run: &str, attempt: u32);
+    /// A function begins only to say how its steps are undone. An execution whose worker has died is over.
+    fn unwinds(&self, run: &str);
     fn asked(&self, run: &str, name: &str, kind: EntryKind);
     fn delivered(&self, run: &str, n: u64, name: &str);
     /// A function begins or ends to use its worker.

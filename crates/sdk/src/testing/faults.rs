@@ -232,6 +232,10 @@ impl Probe for Faults {
         lock(&self.shaken).begun(run, attempt);
     }
 
+    fn unwinds(&self, run: &str) {
+        lock(&self.shaken).unwinds(run);
+    }
+
     fn asked(&self, run: &str, name: &str, kind: EntryKind) {
         lock(&self.shaken).asked(run, name, kind);
     }

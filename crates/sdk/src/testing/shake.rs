@@ -40,6 +40,13 @@ impl Shaken {
         of.now = Some((0, Point { delivered: "the start".to_owned(), ..Point::default() }));
     }
 
+    /// What an unwinding run asks for is not compared.
+    pub fn unwinds(&mut self, run: &str) {
+        if let Some(of) = self.runs.get_mut(run) {
+            of.now = None;
+        }
+    }
+
     pub fn asked(&mut self, run: &str, name: &str, kind: EntryKind) {
         if let Some((_, point)) = self.runs.get_mut(run).and_then(|of| of.now.as_mut()) {
             point.asked.insert(format!("{} {name}", kind_name(kind)));
