@@ -3,6 +3,7 @@
 mod ctx;
 mod failure;
 mod handler;
+mod held;
 mod http;
 #[cfg(feature = "engine")]
 mod in_process;
@@ -19,26 +20,37 @@ mod task;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_protocol::{Op, RegisterWorker, ReportOutcome, Task};
+use eddyline_protocol::{BringsFlow, BringsFlows, Op, RegisterWorker, ReportOutcome, Task};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use crate::client::Client;
+use crate::code::probe::Probe;
+use crate::code::{self, CodeFlow, FlowError, FlowOptions, RunCtx};
 use crate::error::Error;
-use handler::{Handler, erase};
+use handler::erase;
 use online::Online;
 use shift::{OnOutcome, Rules, Shift};
 use signals::Signals;
 
 pub use ctx::StepCtx;
+pub(crate) use ctx::{BAD_INPUT, BAD_REPORT, json};
 pub use failure::StepError;
+pub(crate) use handler::{Handler, PANIC, panic_message};
+pub(crate) use outbox::too_deep;
+pub(crate) use task::{HandlerMessage, TaskState};
 
 const MAX_CONCURRENT: u32 = 50;
 const DRAIN: Duration = Duration::from_secs(30);
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
+/// How long the function of a code flow that only waits stays in memory.
+const HOLD: Duration = Duration::from_secs(5);
+/// How many such functions a worker has at most.
+const MAX_HELD: u32 = 1_000;
 /// Practically for ever, without overflowing clocks.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
 
@@ -66,9 +78,11 @@ pub struct Worker {
     namespace: Option<String>,
     http_only: bool,
     handlers: Vec<(String, Handler)>,
+    flows: Vec<(String, CodeFlow, FlowOptions)>,
     me: RegisterWorker,
     rules: Rules,
     on_answer: Option<OnOutcome>,
+    probe: Option<Arc<dyn Probe>>,
 }
 
 enum Target {
@@ -89,7 +103,12 @@ enum Ready {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let handlers: Vec<&str> = self.handlers.iter().map(|(name, _)| name.as_str()).collect();
-        f.debug_struct("Worker").field("handlers", &handlers).field("queues", &self.me.queues).finish_non_exhaustive()
+        let flows: Vec<&str> = self.flows.iter().map(|(name, ..)| name.as_str()).collect();
+        f.debug_struct("Worker")
+            .field("handlers", &handlers)
+            .field("flows", &flows)
+            .field("queues", &self.me.queues)
+            .finish_non_exhaustive()
     }
 }
 
@@ -111,9 +130,16 @@ impl Worker {
     }
 
     fn of(target: Target) -> Worker {
-        let rules = Rules { max_concurrent: MAX_CONCURRENT, drain_timeout: DRAIN, cancel_grace: CANCEL_GRACE };
-        let (me, handlers) = (RegisterWorker::default(), Vec::new());
-        Worker { target, key: None, namespace: None, http_only: false, handlers, me, rules, on_answer: None }
+        let rules = Rules {
+            max_concurrent: MAX_CONCURRENT,
+            drain_timeout: DRAIN,
+            cancel_grace: CANCEL_GRACE,
+            hold: HOLD,
+            max_held: MAX_HELD,
+        };
+        let (me, handlers, flows) = (RegisterWorker::default(), Vec::new(), Vec::new());
+        let (key, namespace, on_answer, probe) = (None, None, None, None);
+        Worker { target, key, namespace, http_only: false, handlers, flows, me, rules, on_answer, probe }
     }
 
     /// The key; it needs the scope `worker`.
@@ -148,7 +174,77 @@ impl Worker {
         self
     }
 
-    /// The maximum number of tasks at the same time; defaults to 50.
+    /// A code flow: its function runs on this worker. A flow that does not exist yet is registered with the defaults;
+    /// the definition of an existing one stays as it is.
+    ///
+    /// ```no_run
+    /// use eddyline::{FlowError, RunCtx, Worker};
+    ///
+    /// async fn greet(ctx: RunCtx, name: String) -> Result<String, FlowError> {
+    ///     Ok(ctx.step("greet", || async { Ok::<_, FlowError>(format!("Hello, {name}!")) }).await?)
+    /// }
+    ///
+    /// # async fn example() -> Result<(), eddyline::Error> {
+    /// Worker::connect("http://127.0.0.1:7070").flow("greet", greet).run().await
+    /// # }
+    /// ```
+    pub fn flow<F, Fut, In, Out, E>(self, name: impl Into<String>, flow: F) -> Worker
+    where
+        F: Fn(RunCtx, In) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Out, E>> + Send + 'static,
+        In: DeserializeOwned + Send + 'static,
+        Out: Serialize + 'static,
+        E: Into<FlowError> + 'static,
+    {
+        self.flow_with(name, FlowOptions::default(), flow)
+    }
+
+    /// A code flow with its definition, which is registered as a new version if it differs from the existing one.
+    pub fn flow_with<F, Fut, In, Out, E>(mut self, name: impl Into<String>, options: FlowOptions, flow: F) -> Worker
+    where
+        F: Fn(RunCtx, In) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Out, E>> + Send + 'static,
+        In: DeserializeOwned + Send + 'static,
+        Out: Serialize + 'static,
+        E: Into<FlowError> + 'static,
+    {
+        let code = CodeFlow { run: code::erase(flow), retry: options.retry.clone() };
+        self.flows.push((name.into(), code, options));
+        self
+    }
+
+    /// Lets a test see and change what the worker does: a wrapper for each handler, by name, and a probe for functions.
+    #[cfg(feature = "test")]
+    pub(crate) fn probed(
+        mut self,
+        probe: Arc<dyn Probe>,
+        also: impl IntoIterator<Item = String>,
+        wrap: impl Fn(&str, Option<Handler>) -> Handler,
+    ) -> Worker {
+        self.probe = Some(probe);
+        let own = std::mem::take(&mut self.handlers);
+        let also: Vec<String> = also.into_iter().filter(|name| !own.iter().any(|(own, _)| own == name)).collect();
+        let own = own.into_iter().map(|(name, handler)| (wrap(&name, Some(handler)), name));
+        let also = also.into_iter().map(|name| (wrap(&name, None), name));
+        self.handlers = own.chain(also).map(|(handler, name)| (name, handler)).collect();
+        self
+    }
+
+    /// How long the function of a code flow stays in memory while it only waits for others; defaults to 5 s. After that
+    /// it is suspended, and starts again from its memo when there is news.
+    pub fn hold(mut self, hold: Duration) -> Worker {
+        self.rules.hold = hold.min(LONGEST);
+        self
+    }
+
+    /// How many functions that only wait stay in memory; defaults to 1,000. They do not count for `max_concurrent`.
+    pub fn max_held(mut self, functions: u32) -> Worker {
+        self.rules.max_held = functions;
+        self
+    }
+
+    /// The maximum number of tasks at the same time; defaults to 50. Functions of code flows that only wait for others do
+    /// not count.
     pub fn max_concurrent(mut self, tasks: u32) -> Worker {
         self.rules.max_concurrent = tasks;
         self
@@ -160,7 +256,7 @@ impl Worker {
         self
     }
 
-    /// The build of this worker.
+    /// The build of this worker, and of its code flows unless they name another.
     pub fn version(mut self, version: impl Into<String>) -> Worker {
         self.me.version = Some(version.into());
         self
@@ -230,8 +326,8 @@ impl Worker {
     }
 
     fn ready(self, stop: oneshot::Receiver<()>) -> Result<Ready, Error> {
-        let ((handlers, me), rules) = (self.described()?, self.rules);
-        let shift = |transport| Shift::new(handlers, me, rules, self.on_answer, transport, stop);
+        let ((staff, me), rules) = (self.described()?, self.rules);
+        let shift = |transport| Shift::new(staff, me, rules, self.on_answer, transport, stop);
         let mut client = match self.target {
             Target::Url(url) => Client::new(&url)?,
             // Connections belong to the runtime that opened them.
@@ -251,29 +347,53 @@ impl Worker {
         Ok(Ready::Online(shift(Box::new(Online::new(client, self.http_only)))))
     }
 
-    fn described(&self) -> Result<(HashMap<String, Handler>, RegisterWorker), Error> {
+    fn described(&self) -> Result<(Staff, RegisterWorker), Error> {
         let wrong = |problem: String| Err(Error::Config(problem));
-        let mut handlers = HashMap::new();
+        let mut staff = Staff { probe: self.probe.clone(), ..Staff::default() };
         for (name, handler) in &self.handlers {
-            if handlers.insert(name.clone(), handler.clone()).is_some() {
+            if staff.handlers.insert(name.clone(), handler.clone()).is_some() {
                 return wrong(format!("two handlers have the name `{name}`"));
             }
         }
-        if handlers.is_empty() {
-            return wrong("a worker needs at least one handler".to_owned());
+        for (name, flow, _) in &self.flows {
+            if staff.flows.insert(name.clone(), flow.clone()).is_some() {
+                return wrong(format!("two flows have the name `{name}`"));
+            }
+        }
+        if staff.handlers.is_empty() && staff.flows.is_empty() {
+            return wrong("a worker needs at least one handler or flow".to_owned());
         }
         if self.rules.max_concurrent == 0 {
             return wrong("`max_concurrent` must be 1 or more".to_owned());
         }
         let mut me = self.me.clone();
         me.handlers = self.handlers.iter().map(|(name, _)| name.clone()).collect();
-        me.max_concurrent = Some(self.rules.max_concurrent);
+        me.flows = BringsFlows::List(self.flows.iter().map(|flow| self.brings(flow)).collect());
+        // The server counts all tasks that the worker holds; functions that only wait are tasks too.
+        let held = if self.flows.is_empty() { 0 } else { self.rules.max_held };
+        me.max_concurrent = Some(self.rules.max_concurrent.saturating_add(held));
         // One id for all connections of this worker.
         me.instance = Some(uuid::Uuid::new_v4().to_string());
         me.host = Some(host());
         me.pid = Some(std::process::id());
-        Ok((handlers, me))
+        Ok((staff, me))
     }
+
+    fn brings(&self, (name, _, options): &(String, CodeFlow, FlowOptions)) -> BringsFlow {
+        let build = options.build.clone().or_else(|| self.me.version.clone());
+        match (build, options.definition.is_empty()) {
+            (None, true) => BringsFlow::Name(name.clone()),
+            (build, _) => BringsFlow::Whole { name: name.clone(), build, definition: options.definition.clone() },
+        }
+    }
+}
+
+/// What a worker can run, by name.
+#[derive(Default)]
+struct Staff {
+    handlers: HashMap<String, Handler>,
+    flows: HashMap<String, CodeFlow>,
+    probe: Option<Arc<dyn Probe>>,
 }
 
 /// The first signal stops the worker gracefully, the second drops its tasks.

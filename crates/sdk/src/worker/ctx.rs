@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use super::failure::StepError;
 use super::outbox::too_deep;
-use super::task::{HandlerMessage, MAX_EMITS, Shared};
+use super::task::{HandlerMessage, MAX_EMITS, TaskState};
+use crate::code::time::millis;
 
 /// The kind of failure when the server rejects a report.
 pub(crate) const BAD_REPORT: &str = "BadReport";
@@ -22,11 +23,16 @@ const LOST: &str = "TaskLost";
 
 /// An attempt at a step. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct StepCtx(Arc<Shared>);
+pub struct StepCtx(Arc<TaskState>);
 
 impl StepCtx {
-    pub(crate) fn new(shared: Arc<Shared>) -> StepCtx {
+    pub(crate) fn new(shared: Arc<TaskState>) -> StepCtx {
         StepCtx(shared)
+    }
+
+    /// The context of a step that the function of a code run executes itself.
+    pub(crate) fn of_step(function: &Arc<TaskState>, name: &str, key: String, attempt: u32) -> StepCtx {
+        StepCtx(Arc::new(TaskState::of_step(function, name, key, attempt)))
     }
 
     /// The same for every attempt of this step in this run: use it as the idempotency key of side effects.
@@ -64,7 +70,7 @@ impl StepCtx {
 
     /// The input of the run.
     pub fn run_input<T: DeserializeOwned>(&self) -> Result<T, StepError> {
-        T::deserialize(&self.0.task.run_input).map_err(|error| bad_input("the input of the run", &error))
+        T::deserialize(self.0.run_input()).map_err(|error| bad_input("the input of the run", &error))
     }
 
     /// The payload that opened the gate before this step; `None` without a gate, or if it timed out.
@@ -102,6 +108,7 @@ impl StepCtx {
 
     /// Emits an event in the run together with the step's completion. If the attempt fails, the event is not emitted.
     pub fn emit(&self, event: &str, payload: impl Serialize) -> Result<(), StepError> {
+        self.check_emit()?;
         let payload = json(event, payload)?;
         if self.0.emit(Emit { event: event.to_owned(), payload }) {
             return Ok(());
@@ -111,6 +118,7 @@ impl StepCtx {
 
     /// Emits an event in the run immediately. It is durable when this returns, and remains if the attempt fails later.
     pub async fn emit_now(&self, event: &str, payload: impl Serialize) -> Result<(), StepError> {
+        self.check_emit()?;
         let payload = json(event, payload)?;
         self.ask(Op::Emit(Emit { event: event.to_owned(), payload })).await
     }
@@ -149,6 +157,14 @@ impl StepCtx {
         self.0.progress(Op::Progress { done, total, msg: message.map(str::to_owned) });
     }
 
+    fn check_emit(&self) -> Result<(), StepError> {
+        if !self.0.is_of_function() {
+            return Ok(());
+        }
+        let message = "a step of a code flow cannot emit, because no other step subscribes; use `publish`";
+        Err(StepError::permanent(message).kind(BAD_REPORT))
+    }
+
     async fn ask(&self, op: Op) -> Result<(), StepError> {
         let (answer, answered) = oneshot::channel();
         let stopping = || StepError::new("the worker is stopping").kind(LOST);
@@ -178,43 +194,4 @@ pub(crate) fn json(what: &str, value: impl Serialize) -> Result<Value, StepError
 
 pub(crate) fn bad_input(what: &str, error: &serde_json::Error) -> StepError {
     StepError::permanent(format!("{what} does not match the handler's type: {error}")).kind(BAD_INPUT)
-}
-
-/// Milliseconds since 1970 of `2026-01-02T03:04:05.678Z`.
-fn millis(text: &str) -> Option<u64> {
-    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
-    let mut date = date.splitn(3, '-').map(str::parse::<u64>);
-    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
-    let (whole, fraction) = time.split_once('.').unwrap_or((time, "0"));
-    let mut whole = whole.splitn(3, ':').map(str::parse::<u64>);
-    let (hour, minute, second) = (whole.next()?.ok()?, whole.next()?.ok()?, whole.next()?.ok()?);
-    let fraction = format!("{fraction:0<3}").get(..3)?.parse::<u64>().ok()?;
-    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
-        return None;
-    }
-    // Years start in March, so that the leap day is the last day.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
-    let days = days.checked_sub(719_468)?;
-    Some((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000 + fraction)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moments_are_read_as_they_are_written() {
-        for (text, ms) in [
-            ("1970-01-01T00:00:00.000Z", 0),
-            ("2000-02-29T12:00:00.500Z", 951_825_600_500),
-            ("2026-01-02T03:04:05.678Z", 1_767_323_045_678),
-            ("2026-12-31T23:59:59Z", 1_798_761_599_000),
-        ] {
-            assert_eq!(millis(text), Some(ms), "{text}");
-        }
-        for text in ["", "now", "2026-01-02", "2026-13-02T00:00:00Z", "2026-01-02T03:04:05.678"] {
-            assert_eq!(millis(text), None, "{text}");
-        }
-    }
 }

@@ -9,6 +9,8 @@ use crate::error::chain;
 
 /// The default kind.
 const ERROR: &str = "Error";
+/// The kind of failure of a deferred step of a code flow.
+const DEFERRED: &str = "Deferred";
 
 /// Why an attempt failed, and what happens next. `?` converts any error: its kind is then the name of the error's type,
 /// and the step's retry policy decides.
@@ -85,6 +87,15 @@ impl StepError {
 
     pub(crate) fn failed(failure: Failure, retryable: bool) -> StepError {
         StepError(Box::new(Next::Fail { failure, retryable, retry_after: None }))
+    }
+
+    /// The failure, whether it may be retried, and not before when. A step of a code flow cannot be deferred without
+    /// using up an attempt, so a `defer` is a failure there.
+    pub(crate) fn into_parts(self) -> (Failure, bool, Option<Duration>) {
+        match *self.0 {
+            Next::Fail { failure, retryable, retry_after } => (failure, retryable, retry_after),
+            Next::Defer { after, .. } => (Failure::new(DEFERRED, "deferred"), true, Some(after)),
+        }
     }
 
     pub(crate) fn into_op(self) -> Op {

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::ctx::{BAD_REPORT, StepCtx, bad_input, json};
 use super::failure::StepError;
 use super::outbox::{MAX_REPORT_BYTES, weigh_op};
-use super::task::{HandlerMessage, Shared};
+use super::task::{HandlerMessage, TaskState};
 
 /// The kind of failure when a handler panics.
 pub(crate) const PANIC: &str = "Panic";
@@ -43,14 +43,14 @@ where
 }
 
 /// Runs the handler and reports its result.
-pub(crate) async fn carry_out(handler: Handler, shared: Arc<Shared>) {
+pub(crate) async fn carry_out(handler: Handler, shared: Arc<TaskState>) {
     let ctx = StepCtx::new(shared.clone());
     // Called inside the future, because a handler may also panic before its first await.
     let work = AssertUnwindSafe(async move { handler(ctx).await });
     let op = match work.catch_unwind().await {
         Ok(Ok(output)) => Op::Complete { output, emits: Vec::new(), logs: Vec::new() },
         Ok(Err(error)) => error.into_op(),
-        Err(panic) => StepError::failed(Failure::new(PANIC, message(&*panic)), true).into_op(),
+        Err(panic) => StepError::failed(Failure::new(PANIC, panic_message(&*panic)), true).into_op(),
     };
     let (before, mut op) = shared.conclude(op);
     if weigh_op(&op) > MAX_REPORT_BYTES {
@@ -61,7 +61,7 @@ pub(crate) async fn carry_out(handler: Handler, shared: Arc<Shared>) {
     let _ = shared.voice.send(HandlerMessage::Ended { task: shared.id.clone(), before, op }).await;
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "the handler panicked".to_owned())
 }

@@ -1,25 +1,30 @@
 //! A link to an engine in the same process: the same messages without a network.
 
-use std::collections::VecDeque;
+mod functions;
+mod ops;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use eddyline_engine::{
-    Assignment, ClaimTasks, Engine, EngineError, Holding, PendingClaim, Reported, TaskId, TaskReport,
+    Assignment, BroughtFlow, ClaimTasks, Engine, EngineError, PendingClaim, Reported, TaskId, TaskReport, TaskToken,
 };
 use eddyline_language::time;
-use eddyline_machine::{Answer, Data, Failure, Log};
 use eddyline_protocol as wire;
 use eddyline_protocol::{
-    Beat, FromServer, Heartbeat, News, NewsNext, Op, Report, ReportOutcome, Task, Verdict, WorkerRegistered,
+    ApiError, Beat, BringsFlow, BringsFlows, Code, FromServer, Heartbeat, News, NewsNext, Report, ReportOutcome, Task,
+    Verdict, WorkerRegistered,
 };
 use eddyline_store::{Namespace, Offer};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 
+use self::functions::{FunctionReports, Functions, look, news_of};
 use super::link::{Cut, Hello, Link, Opened, ToServer, Transport};
+use crate::code::driver::{MemoPage, MemoPages};
 use crate::error::Error;
 
 /// How long a claim waits before it is renewed.
@@ -50,11 +55,15 @@ impl Transport for InProcess {
             worker.instance.as_deref().unwrap_or_default()
         );
         let queues = if worker.queues.is_empty() { vec!["default".to_owned()] } else { worker.queues.clone() };
+        let flows = listed(&worker.flows);
+        let builds = flows.iter().map(|(flow, build)| (flow.name.clone(), build.clone())).collect();
+        let flows = flows.into_iter().map(|(flow, _)| flow).collect();
+        self.engine.bring_flows(&self.ns, &queues, flows).await.map_err(refused)?;
         let offer = Offer {
             handlers: worker.handlers.iter().cloned().collect(),
+            flows: builds,
             labels: worker.labels.iter().cloned().collect(),
             build: worker.version.clone(),
-            ..Offer::default()
         };
         let lease_ms = u64::try_from(self.engine.config().lease_ms).unwrap_or(1);
         let link = EngineLink {
@@ -64,6 +73,7 @@ impl Transport for InProcess {
             queues,
             offer: Arc::new(offer),
             credit: 0,
+            functions: Functions::new(self.engine.attention()),
             claiming: None,
             asking: false,
             others: FuturesUnordered::new(),
@@ -74,8 +84,64 @@ impl Transport for InProcess {
         Ok((Box::new(link), WorkerRegistered { worker_id: name, lease_ms, heartbeat_ms }))
     }
 
+    fn pages(&self) -> Arc<dyn MemoPages> {
+        Arc::new(Pages { engine: self.engine.clone(), ns: self.ns.clone() })
+    }
+
     async fn leave(&mut self, _worker_id: &str) -> Result<(), Error> {
         Ok(())
+    }
+}
+
+struct Pages {
+    engine: Engine,
+    ns: Namespace,
+}
+
+#[async_trait]
+impl MemoPages for Pages {
+    async fn page(&self, task_id: &str, after: u64) -> Result<MemoPage, Error> {
+        let gone = || {
+            let message = format!("there is no task {task_id}");
+            Error::Api { status: 404, error: ApiError { code: Code::NotFound, message, details: Vec::new() } }
+        };
+        let task = TaskId::parse(task_id).ok_or_else(gone)?;
+        let page = self.engine.memo_of(&self.ns, task, after).await;
+        let memo = page.map_err(|error| Error::Config(error.to_string()))?.ok_or_else(gone)?;
+        // A page ends at a size; the next one says whether there is more.
+        let next = memo.values().filter_map(|entry| entry["n"].as_u64()).max();
+        Ok(MemoPage { memo, next })
+    }
+}
+
+/// The code flows that a worker brings, each with its build.
+fn listed(flows: &BringsFlows) -> Vec<(BroughtFlow, Option<String>)> {
+    let named = |name: &String| BroughtFlow { name: name.clone(), ..BroughtFlow::default() };
+    match flows {
+        BringsFlows::Builds(builds) => builds.iter().map(|(name, build)| (named(name), build.clone())).collect(),
+        BringsFlows::List(flows) => flows
+            .iter()
+            .map(|flow| match flow {
+                BringsFlow::Name(name) => (named(name), None),
+                BringsFlow::Whole { name, build, definition } => {
+                    (BroughtFlow { name: name.clone(), definition: definition.clone() }, build.clone())
+                }
+            })
+            .collect(),
+    }
+}
+
+/// A definition that the engine does not accept, or an engine that cannot be used now.
+fn refused(error: EngineError) -> Cut {
+    let mut message = error.to_string();
+    match error {
+        EngineError::Definition(problems) => {
+            let lines = problems.0.iter().map(|problem| format!("\n  {}: {}", problem.path, problem.message));
+            message.extend(lines);
+            Cut::Refused(Error::Config(message))
+        }
+        EngineError::Conflict(_) => Cut::Refused(Error::Config(message)),
+        other => cut(other),
     }
 }
 
@@ -85,6 +151,7 @@ struct EngineLink {
     worker: String,
     queues: Vec<String>,
     offer: Arc<Offer>,
+    functions: Functions,
     /// Credits that no claim uses.
     credit: u32,
     /// One claim at a time. Dropping it releases the tasks it may have claimed.
@@ -102,11 +169,20 @@ struct Claimed {
 }
 
 /// The outcomes of reports, and the claim that was made with them.
-type ReportsAnswered = Result<(Vec<ReportOutcome>, Option<PendingClaim>), EngineError>;
+type ReportsAnswered = Result<Answered, EngineError>;
+
+struct Answered {
+    outcomes: Vec<ReportOutcome>,
+    /// Functions whose tasks have ended.
+    ended: Vec<TaskId>,
+    news: News,
+    news_next: NewsNext,
+    waiting: Option<PendingClaim>,
+}
 
 enum Done {
     Reported { id: u64, max: u32, result: Box<ReportsAnswered> },
-    Beat(Result<Beat, EngineError>),
+    Beat { beat: Result<Beat, EngineError>, asked: bool },
 }
 
 #[async_trait]
@@ -133,19 +209,20 @@ impl Link for EngineLink {
                 return Ok(message);
             }
             self.claim();
-            match &mut self.claiming {
-                Some(claiming) => tokio::select! {
-                    claimed = claiming => {
-                        self.claiming = None;
-                        self.claimed(claimed)?;
-                    }
-                    Some(done) = self.others.next() => self.take(done)?,
-                },
-                None => match self.others.next().await {
-                    Some(done) => self.take(done)?,
-                    // Nothing to wait for: the caller must send something first.
+            let claiming = &mut self.claiming;
+            let claimed = async move {
+                match claiming {
+                    Some(claiming) => claiming.await,
                     None => std::future::pending().await,
-                },
+                }
+            };
+            tokio::select! {
+                claimed = claimed => {
+                    self.claiming = None;
+                    self.claimed(claimed)?;
+                }
+                Some(done) = self.others.next() => self.take(done)?,
+                changed = self.functions.changed() => self.look(changed),
             }
         }
     }
@@ -174,10 +251,34 @@ impl EngineLink {
     fn claimed(&mut self, claimed: Claimed) -> Result<(), Cut> {
         let tasks = claimed.result.map_err(cut)?;
         self.credit += claimed.max.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+        for task in tasks.iter().filter(|task| task.memo.is_some()) {
+            let seen = task.memo.iter().flat_map(|memo| memo.values()).filter_map(|entry| entry["n"].as_u64()).max();
+            let id = TaskId { run: task.token.run, fence: task.token.fence };
+            self.functions.add(id, seen.unwrap_or(0));
+            // It may have changed between its claim and now.
+            self.look(vec![(id, seen.unwrap_or(0))]);
+        }
         if !tasks.is_empty() {
             self.heard.push_back(FromServer::Tasks { tasks: tasks.into_iter().map(task).collect() });
         }
         Ok(())
+    }
+
+    /// Reads what is new in the memos of these tasks.
+    fn look(&mut self, tasks: Vec<(TaskId, u64)>) {
+        if tasks.is_empty() {
+            return;
+        }
+        let (engine, ns, worker) = (self.engine.clone(), self.ns.clone(), self.worker.clone());
+        self.others.push(Box::pin(async move {
+            let ids: Vec<TaskId> = tasks.iter().map(|(task, _)| *task).collect();
+            let found = async move {
+                let standing = engine.standing(&ns, &worker, &ids).await?;
+                let seen = tasks.into_iter().map(|(task, seen)| (task, Some(seen))).collect();
+                look(&engine, &ns, seen, standing).await
+            };
+            Done::Beat { beat: found.await, asked: false }
+        }));
     }
 
     fn report(&mut self, id: u64, reports: Vec<Arc<Report>>) {
@@ -193,30 +294,31 @@ impl EngineLink {
     }
 
     fn beat(&mut self, beat: Heartbeat) {
-        let ids = beat.tasks.into_iter();
-        let held: Vec<(TaskId, String)> = ids.filter_map(|id| Some((TaskId::parse(&id)?, id))).collect();
+        let held: Vec<(TaskId, Option<u64>)> = beat
+            .tasks
+            .iter()
+            .filter_map(|id| {
+                let task = TaskId::parse(id)?;
+                Some((task, beat.seen.get(id).copied().max(self.functions.seen(task))))
+            })
+            .collect();
         let (engine, ns, worker) = (self.engine.clone(), self.ns.clone(), self.worker.clone());
         self.others.push(Box::pin(async move {
             let tasks: Vec<TaskId> = held.iter().map(|(task, _)| *task).collect();
-            Done::Beat(engine.beat(&ns, &worker, &tasks).await.map(|standing| {
-                let mut beat = Beat::default();
-                for ((_, id), holding) in held.into_iter().zip(standing) {
-                    match holding {
-                        Holding::Held { .. } => {}
-                        Holding::Cancelled => beat.cancel.push(id),
-                        Holding::Lost => beat.lost.push(id),
-                    }
-                }
-                beat
-            }))
+            let found = async move {
+                let standing = engine.beat(&ns, &worker, &tasks).await?;
+                look(&engine, &ns, held, standing).await
+            };
+            Done::Beat { beat: found.await, asked: true }
         }));
     }
 
     fn take(&mut self, done: Done) -> Result<(), Cut> {
         match done {
             Done::Reported { id, max, result } => {
-                let (outcomes, waiting) = (*result).map_err(cut)?;
-                let (news, news_next) = (News::new(), NewsNext::new());
+                let Answered { outcomes, ended, news, news_next, waiting } = (*result).map_err(cut)?;
+                ended.into_iter().for_each(|task| self.functions.remove(task));
+                self.note(&news);
                 self.heard.push_back(FromServer::Reported { id, outcomes, news, news_next });
                 if max > 0 {
                     self.asking = false;
@@ -231,9 +333,29 @@ impl EngineLink {
                     }
                 }
             }
-            Done::Beat(beat) => self.heard.push_back(FromServer::Beat { beat: beat.map_err(cut)? }),
+            Done::Beat { beat, asked } => {
+                let beat = beat.map_err(cut)?;
+                self.note(&beat.news);
+                let ended = beat.cancel.iter().filter(|task| !beat.unwind.contains(task));
+                for task in beat.lost.iter().chain(ended).filter_map(|task| TaskId::parse(task)) {
+                    self.functions.remove(task);
+                }
+                if asked || beat != Beat::default() {
+                    self.heard.push_back(FromServer::Beat { beat });
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The worker knows these entries now.
+    fn note(&mut self, news: &News) {
+        for (id, entries) in news {
+            let newest = entries.values().filter_map(|entry| entry["n"].as_u64()).max();
+            if let (Some(task), Some(newest)) = (TaskId::parse(id), newest) {
+                self.functions.mark_seen(task, newest);
+            }
+        }
     }
 }
 
@@ -253,36 +375,40 @@ async fn reported(
     let mut outcomes: Vec<ReportOutcome> =
         reports.iter().map(|report| ReportOutcome::new(&report.task_id, Verdict::NotTried)).collect();
     let (mut places, mut taken) = (Vec::with_capacity(reports.len()), Vec::with_capacity(reports.len()));
+    let mut functions: BTreeMap<TaskToken, FunctionReports> = BTreeMap::new();
+    let mut refused: Vec<&str> = Vec::new();
     for (at, report) in reports.iter().enumerate() {
-        let token = report.token.parse().map_err(|error| format!("{error}"));
-        match token.and_then(|token| Ok(TaskReport { token, seq: report.seq, op: op(&report.op)? })) {
-            Ok(report) => {
+        if refused.contains(&report.task_id.as_str()) {
+            continue;
+        }
+        let token = report.token.parse::<TaskToken>().map_err(|error| format!("{error}"));
+        let read =
+            token.and_then(|token| Ok(TaskReport { token, seq: report.seq, op: ops::op(&report.op, report.seen)? }));
+        match read {
+            Ok(read) => {
+                if read.token.activation.0 == 0 {
+                    functions.entry(read.token).or_default().add(taken.len(), report);
+                }
                 places.push(at);
-                taken.push(report);
+                taken.push(read);
             }
             Err(message) => {
+                refused.push(&report.task_id);
                 outcomes[at] =
                     ReportOutcome { message: Some(message), ..ReportOutcome::new(&report.task_id, Verdict::Invalid) };
             }
         }
     }
     let (answers, waiting) = engine.report_and_ask(ns, taken, claim).await?;
+    let (news, news_next) = news_of(engine, ns, &functions, &answers).await?;
+    let ended = functions.iter().filter(|(_, of_task)| !of_task.is_held(&answers));
+    let ended = ended.map(|(token, _)| TaskId { run: token.run, fence: token.fence }).collect();
     for (at, answer) in places.into_iter().zip(answers) {
-        let Reported::Answer { answer, warning } = answer else { continue };
-        let of = &mut outcomes[at];
-        of.warning = warning;
-        of.duplicate = matches!(answer, Answer::Duplicate(_));
-        of.outcome = match answer {
-            Answer::Applied(_) | Answer::Duplicate(_) | Answer::Nothing => Verdict::Applied,
-            Answer::Stale => Verdict::Stale,
-            Answer::Closed => Verdict::Closed,
-            Answer::Invalid(message) | Answer::Conflict(message) => {
-                of.message = Some(message);
-                Verdict::Invalid
-            }
-        };
+        if let Reported::Answer { answer, warning } = answer {
+            outcomes[at] = ops::outcome(&reports[at].task_id, answer, warning, &engine.config().hooks);
+        }
     }
-    Ok((outcomes, waiting))
+    Ok(Answered { outcomes, ended, news, news_next, waiting })
 }
 
 fn task(of: Assignment) -> Task {
@@ -312,57 +438,12 @@ fn task(of: Assignment) -> Task {
         attempts: of.attempts,
         memo: of.memo,
         memo_next: of.memo_next,
-        unwind: None,
+        unwind: of.unwind.map(|run| wire::Unwinding {
+            error: run.error.map(ops::wire_failure),
+            reason: run.reason,
+            until: run.until.map(time::iso),
+        }),
         traceparent: of.traceparent,
         undo: of.undo,
     }
-}
-
-/// Converts an operation to the engine's type.
-fn op(of: &Op) -> Result<eddyline_machine::Op, String> {
-    let data = |value: &serde_json::Value| Data::from(value.clone());
-    let ms = |span: wire::Span| i64::try_from(span.ms).unwrap_or(i64::MAX);
-    let log =
-        |log: &wire::Log| Log { level: log.level.clone(), msg: log.msg.clone(), meta: log.meta.as_ref().map(data) };
-    Ok(match of {
-        Op::Complete { output, emits, logs } => eddyline_machine::Op::Complete {
-            output: data(output),
-            emits: emits.iter().map(|emit| (emit.event.clone(), data(&emit.payload))).collect(),
-            logs: logs.iter().map(log).collect(),
-        },
-        Op::Fail { error, retryable, retry_after } => eddyline_machine::Op::Fail {
-            error: failure(error),
-            retryable: *retryable,
-            retry_after_ms: retry_after.map(ms),
-        },
-        Op::Defer { after, limit } => eddyline_machine::Op::Defer { after_ms: ms(*after), limit: limit.clone() },
-        Op::Emit(emit) => eddyline_machine::Op::Emit { event: emit.event.clone(), payload: data(&emit.payload) },
-        Op::Release => eddyline_machine::Op::Release,
-        Op::Publish { name, as_name, key, payload } => eddyline_machine::Op::Publish {
-            name: name.clone(),
-            as_name: as_name.clone(),
-            key: key.as_ref().map(data),
-            payload: data(payload),
-        },
-        Op::Log(line) => eddyline_machine::Op::Log(log(line)),
-        Op::Progress { done, total, msg } => {
-            eddyline_machine::Op::Progress { done: done.clone(), total: total.clone(), msg: msg.clone() }
-        }
-        Op::Step { .. }
-        | Op::Call { .. }
-        | Op::Sleep { .. }
-        | Op::Wait { .. }
-        | Op::Child { .. }
-        | Op::LetGo { .. }
-        | Op::Unwind { .. }
-        | Op::Suspend
-        | Op::Continue { .. } => {
-            return Err("this operation is only for code runs, which this worker does not support".to_owned());
-        }
-    })
-}
-
-fn failure(of: &wire::Failure) -> Failure {
-    let stack = of.stack.clone();
-    Failure { stack, ..Failure::new(of.kind.clone(), of.message.clone()) }
 }

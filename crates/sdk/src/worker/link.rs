@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use eddyline_protocol::{FromServer, FromWorker, RegisterWorker, Report, WorkerRegistered};
 
+use crate::code::driver::MemoPages;
 use crate::error::{Error, Refusal};
 
 pub(crate) type ToServer = FromWorker<Arc<Report>>;
@@ -36,6 +37,8 @@ pub(crate) type Opened = (Box<dyn Link>, WorkerRegistered);
 #[async_trait]
 pub(crate) trait Transport: Send {
     async fn open(&mut self, hello: &Hello) -> Result<Opened, Cut>;
+    /// Reads the memos of code runs, on the runtime that it is called on.
+    fn pages(&self) -> Arc<dyn MemoPages>;
     /// Unregisters the worker.
     async fn leave(&mut self, worker_id: &str) -> Result<(), Error>;
 }

@@ -26,13 +26,19 @@ pub(crate) struct Pending {
     pub last: bool,
     /// Receives the outcome.
     pub answer: Option<oneshot::Sender<ReportOutcome>>,
+    /// It is a report of the driver of a code run, which receives the outcome.
+    pub of_driver: bool,
     bytes: usize,
 }
 
 impl Pending {
     pub fn new(task: TaskId, report: Report, last: bool, answer: Option<oneshot::Sender<ReportOutcome>>) -> Pending {
         let bytes = report.task_id.len() + report.token.len() + 64 + weigh_op(&report.op);
-        Pending { task, report: Arc::new(report), last, answer, bytes }
+        Pending { task, report: Arc::new(report), last, answer, of_driver: false, bytes }
+    }
+
+    pub fn of_driver(self) -> Pending {
+        Pending { of_driver: true, ..self }
     }
 }
 
@@ -150,6 +156,11 @@ pub(crate) fn weigh_op(op: &Op) -> usize {
         Op::Publish { name, key, payload, .. } => name.len() + key.as_ref().map_or(0, weigh) + weigh(payload),
         Op::Log(log) => weigh_text(&log.msg) + log.meta.as_ref().map_or(0, weigh),
         Op::Progress { msg, .. } => msg.as_deref().map_or(0, weigh_text),
+        Op::Step { name, output, error, .. } => {
+            let error = error.as_ref().map_or(0, |error| weigh_text(&error.message) + weigh_text(&error.kind));
+            weigh_text(name) + weigh(output) + error
+        }
+        Op::Call { name, input, .. } | Op::Child { name, input, .. } => weigh_text(name) + weigh(input),
         other => serde_json::to_value(other).as_ref().map_or(0, |op: &Value| weigh(op)),
     }
 }

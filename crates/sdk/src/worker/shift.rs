@@ -1,24 +1,24 @@
 //! The worker's loop: it receives messages from the server and the handlers, and connects the two. It awaits nothing
 //! but the next event, and can be cancelled at that await and continued on another thread.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
-use eddyline_protocol::{
-    Beat, Failure, FromServer, Heartbeat, Op, RegisterWorker, Report, ReportOutcome, Task, TaskKind, Verdict,
-};
+use eddyline_protocol::{Beat, FromServer, Op, RegisterWorker, ReportOutcome, Task, TaskKind};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{AbortHandle, Id, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::ctx::BAD_REPORT;
-use super::handler::{Handler, PANIC, carry_out};
+use super::Staff;
+use super::handler::{PANIC, carry_out};
+use super::held::{Doing, HeldTask, HeldTasks, Why, fail};
 use super::line::{Event, Line};
 use super::link::{Cut, Hello, ToServer, Transport};
-use super::outbox::{Outbox, Pending};
-use super::task::{HandlerMessage, Shared, TaskId, VOICES};
+use super::task::{HandlerMessage, TaskId, TaskState, VOICES};
+use crate::code::driver::{MemoPages, Patience, Port, ToDriver, drive};
 use crate::error::Error;
 
 /// How long log lines and progress wait to be sent with others, such as the step's completion.
@@ -27,9 +27,8 @@ const LINGER: Duration = Duration::from_millis(50);
 const MAX_UNACKNOWLEDGED: usize = 4;
 /// How long aborting the handlers may take at the end.
 const LET_GO: Duration = Duration::from_secs(1);
-/// Kinds of failure that the worker itself reports.
+/// The kind of failure of a task that this worker cannot run.
 const NO_HANDLER: &str = "NoHandler";
-const CANCELLED: &str = "Cancelled";
 
 /// A callback for every finished task, with its final report and the outcome.
 pub(crate) type OnOutcome = Box<dyn Fn(&Task, &Op, &ReportOutcome) + Send + Sync>;
@@ -40,10 +39,13 @@ pub(crate) struct Rules {
     pub max_concurrent: u32,
     pub drain_timeout: Duration,
     pub cancel_grace: Duration,
+    /// How long functions of code flows that only wait stay in memory, and how many of them.
+    pub hold: Duration,
+    pub max_held: u32,
 }
 
 pub(crate) struct Shift {
-    handlers: HashMap<String, Handler>,
+    staff: Staff,
     rules: Rules,
     me: RegisterWorker,
     line: Line,
@@ -56,46 +58,16 @@ pub(crate) struct Shift {
     /// Where the handlers run.
     runtime: Handle,
     held_tasks: HeldTasks,
-    /// Running handlers.
+    /// Handlers and functions at work.
     running: u32,
+    /// Functions that only wait, oldest first; some are there twice, or wait no longer.
+    waiting: VecDeque<TaskId>,
+    pages: Arc<dyn MemoPages>,
     /// Credits that the server has and has not used.
     granted: u32,
     notes: VecDeque<(Instant, TaskId)>,
     graces: VecDeque<(Instant, TaskId)>,
     drain: Option<Drain>,
-}
-
-/// The worker's tasks and their reports.
-#[derive(Default)]
-struct HeldTasks {
-    held: HashMap<TaskId, HeldTask>,
-    outbox: Outbox,
-    completed: u64,
-    failed: u64,
-    on_outcome: Option<OnOutcome>,
-}
-
-struct HeldTask {
-    shared: std::sync::Arc<Shared>,
-    /// The sequence number of the next report.
-    seq: u32,
-    state: Doing,
-}
-
-enum Doing {
-    Running {
-        stop: AbortHandle,
-        why: Option<Why>,
-    },
-    /// Its final report is in the outbox.
-    Ended,
-}
-
-/// Why a handler should stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
-    Lost,
-    Cancelled,
 }
 
 struct Drain {
@@ -109,7 +81,7 @@ struct Drain {
 impl Shift {
     /// Handlers run on the runtime that this is called on.
     pub fn new(
-        handlers: HashMap<String, Handler>,
+        staff: Staff,
         me: RegisterWorker,
         rules: Rules,
         on_outcome: Option<OnOutcome>,
@@ -117,8 +89,9 @@ impl Shift {
         stop: oneshot::Receiver<()>,
     ) -> Shift {
         let (voice, inbox) = mpsc::channel(VOICES);
+        let pages = transport.pages();
         Shift {
-            handlers,
+            staff,
             rules,
             me,
             line: Line::new(transport),
@@ -127,8 +100,10 @@ impl Shift {
             inbox,
             crew: JoinSet::new(),
             runtime: Handle::current(),
-            held_tasks: HeldTasks { on_outcome, ..HeldTasks::default() },
+            held_tasks: HeldTasks::new(on_outcome),
             running: 0,
+            waiting: VecDeque::new(),
+            pages,
             granted: 0,
             notes: VecDeque::new(),
             graces: VecDeque::new(),
@@ -203,17 +178,21 @@ impl Shift {
                 let tasks = self.held_tasks.ids();
                 self.line.open(Hello { worker: self.me.clone(), tasks });
             }
-            Event::Opened => {}
+            Event::Opened => {
+                if let Some(probe) = &self.staff.probe {
+                    probe.joined();
+                }
+            }
             Event::Heard(message) => self.on_message(message),
             #[cfg(feature = "engine")]
             Event::Cut(Cut::Over) => {
-                self.held_tasks.held.values().for_each(|held| held.shared.cancel());
+                self.held_tasks.cancel_all();
                 return Some(Ok(()));
             }
             Event::Cut(Cut::Refused(error)) if !self.line.was_up() => return Some(Err(error)),
             // The key was revoked or has expired. The worker has no other, and cannot report results without it.
             Event::Cut(Cut::Refused(error @ Error::Api { status: 401 | 403, .. })) => {
-                self.held_tasks.held.values().for_each(|held| held.shared.cancel());
+                self.held_tasks.cancel_all();
                 return Some(Err(error));
             }
             Event::Cut(Cut::Refused(error)) => {
@@ -246,7 +225,9 @@ impl Shift {
     fn on_message(&mut self, message: FromServer) {
         match message {
             FromServer::Tasks { tasks } => tasks.into_iter().for_each(|task| self.begin(task)),
-            FromServer::Reported { id, outcomes, .. } => self.held_tasks.reported(id, outcomes),
+            FromServer::Reported { id, outcomes, news, news_next } => {
+                self.held_tasks.reported(id, outcomes, news, news_next);
+            }
             FromServer::Beat { beat } => self.on_beat(beat),
             // Handled where the link is opened and read.
             FromServer::Welcome { .. } | FromServer::Error { .. } => {}
@@ -257,8 +238,12 @@ impl Shift {
         if let Some(drain) = &mut self.drain {
             drain.confirmed = drain.sent;
         }
+        self.held_tasks.news(beat.news, beat.news_next);
         let lost = beat.lost.iter().map(|id| (id, Why::Lost));
         for (id, why) in lost.chain(beat.cancel.iter().map(|id| (id, Why::Cancelled))) {
+            if self.held_tasks.cancel_function(id, why, beat.unwind.contains(id)) {
+                continue;
+            }
             if let Some(task) = self.held_tasks.cancel(id, why)
                 && !self.held_tasks.may_finish(&task)
             {
@@ -274,39 +259,54 @@ impl Shift {
         tracing::info!(tasks = self.running, "{why}: finishing running tasks");
         let until = Instant::now() + self.rules.drain_timeout;
         self.drain = Some(Drain { until, sent: false, confirmed: false });
+        self.held_tasks.tell_functions(|| ToDriver::Drain);
     }
 
     fn begin(&mut self, task: Task) {
         self.granted = self.granted.saturating_sub(1);
-        if self.held_tasks.held.contains_key(task.task_id.as_str()) {
+        if self.held_tasks.has(&task.task_id) {
             return;
         }
-        let handler = match task.kind {
-            TaskKind::Step => self.handlers.get(&task.handler).cloned(),
-            TaskKind::Run => None,
+        let shared = Arc::new(TaskState::new(task, self.voice.clone()).with_probe(self.staff.probe.clone()));
+        let id = shared.id.clone();
+        let task = &shared.task;
+        let (stop, driver) = match task.kind {
+            TaskKind::Step => match self.staff.handlers.get(&task.handler).cloned() {
+                Some(handler) => (self.crew.spawn_on(carry_out(handler, shared.clone()), &self.runtime), None),
+                None => return self.cannot_run(shared, "handler"),
+            },
+            TaskKind::Run => match self.staff.flows.get(&task.handler).cloned() {
+                Some(flow) => {
+                    let (to, inbox) = mpsc::unbounded_channel();
+                    if self.drain.is_some() {
+                        // It may have been on its way when the drain began.
+                        let _ = to.send(ToDriver::Drain);
+                    }
+                    let port = Port { voice: self.voice.clone(), inbox, pages: self.pages.clone() };
+                    let patience = Patience { hold: self.rules.hold, cancel_grace: self.rules.cancel_grace };
+                    let driving = drive(flow, shared.clone(), port, patience);
+                    (self.crew.spawn_on(driving, &self.runtime), Some(to))
+                }
+                None => return self.cannot_run(shared, "flow"),
+            },
         };
-        let shared = std::sync::Arc::new(Shared::new(task, self.voice.clone()));
-        let state = match handler {
-            Some(handler) => {
-                self.running += 1;
-                let stop = self.crew.spawn_on(carry_out(handler, shared.clone()), &self.runtime);
-                Doing::Running { stop, why: None }
-            }
-            None => Doing::Ended,
-        };
-        let (id, ended) = (shared.id.clone(), matches!(state, Doing::Ended));
-        let message = format!("this worker has no handler `{}`", shared.task.handler);
-        self.held_tasks.held.insert(id.clone(), HeldTask { shared, seq: 1, state });
-        if ended {
-            self.held_tasks.say(&id, fail(NO_HANDLER, message, true), true, None);
-        }
+        self.running += 1;
+        self.held_tasks.add(id, HeldTask::new(shared, Doing::Running { stop, why: None }, driver));
+    }
+
+    fn cannot_run(&mut self, shared: Arc<TaskState>, what: &str) {
+        let message = format!("this worker has no {what} `{}`", shared.task.handler);
+        let id = shared.id.clone();
+        self.held_tasks.add(id.clone(), HeldTask::new(shared, Doing::Ended, None));
+        self.held_tasks.say(&id, fail(NO_HANDLER, message, true), true, None);
     }
 
     fn on_handler_message(&mut self, message: HandlerMessage) {
         match message {
             HandlerMessage::Ended { task, before, op } => {
-                if self.held_tasks.end(&task) {
-                    self.running -= 1;
+                let (ended, freed) = (self.held_tasks.is_running(&task), self.held_tasks.end(&task));
+                self.running -= u32::from(freed);
+                if ended {
                     before.into_iter().for_each(|op| self.held_tasks.say(&task, op, false, None));
                     self.held_tasks.say(&task, op, true, None);
                 }
@@ -317,7 +317,54 @@ impl Shift {
                 self.held_tasks.say(&task, op, false, Some(answer));
             }
             HandlerMessage::Noted { task } => self.notes.push_back((Instant::now() + LINGER, task)),
+            HandlerMessage::Frame { task, seen, ops, last } => {
+                self.held_tasks.say_notes(&task);
+                if self.held_tasks.say_frame(&task, seen, ops, last) && last {
+                    // Its credit goes with the report.
+                    self.at_work(&task, false);
+                }
+            }
+            HandlerMessage::AtWork { task, at_work } => {
+                self.at_work(&task, at_work);
+                if !at_work {
+                    self.waiting.push_back(task);
+                    self.make_room();
+                }
+            }
+            HandlerMessage::Gone { task } => {
+                self.at_work(&task, false);
+                self.held_tasks.drop_task(&task);
+            }
         }
+    }
+
+    /// The function of a code run is at work, or waits for others only.
+    fn at_work(&mut self, task: &TaskId, at_work: bool) {
+        match (self.held_tasks.set_at_work(task, at_work), at_work) {
+            (true, true) => self.running += 1,
+            (true, false) => self.running -= 1,
+            (false, _) => {}
+        }
+    }
+
+    /// Suspends the functions that have waited longest, if there are too many.
+    fn make_room(&mut self) {
+        let most = self.rules.max_held as usize;
+        if self.waiting.len() <= most {
+            return;
+        }
+        // Functions that wait again are in there twice: only the last time counts.
+        let (mut known, mut waiting) = (HashSet::new(), VecDeque::new());
+        for task in self.waiting.drain(..).rev() {
+            if self.held_tasks.waits(&task) && known.insert(task.clone()) {
+                waiting.push_front(task);
+            }
+        }
+        let too_many = waiting.len().saturating_sub(most);
+        for task in waiting.drain(..too_many) {
+            self.held_tasks.tell_function(&task, ToDriver::MakeRoom);
+        }
+        self.waiting = waiting;
     }
 
     /// Handles what is due. May return an event of the line.
@@ -378,7 +425,7 @@ impl Shift {
     /// Whether the worker has drained, or the time for it is over.
     fn is_done(&self) -> bool {
         let Some(drain) = &self.drain else { return false };
-        let idle = self.held_tasks.held.is_empty() && self.held_tasks.outbox.is_empty();
+        let idle = self.held_tasks.is_empty();
         let last_word = match self.line.up_now() {
             Some(up) => drain.confirmed && up.is_settled(),
             None => true,
@@ -398,130 +445,6 @@ impl Shift {
     }
 }
 
-impl HeldTasks {
-    fn ids(&self) -> Vec<String> {
-        self.held.keys().map(|id| id.to_string()).collect()
-    }
-
-    fn heartbeat(&self) -> Heartbeat {
-        let (completed, failed) = (Some(self.completed), Some(self.failed));
-        Heartbeat { tasks: self.ids(), completed, failed, ..Heartbeat::default() }
-    }
-
-    /// Adds a report to the outbox, with its sequence number.
-    fn say(&mut self, task: &TaskId, op: Op, last: bool, answer: Option<oneshot::Sender<ReportOutcome>>) {
-        let Some(held) = self.held.get_mut(task) else { return };
-        let about = &held.shared.task;
-        let (task_id, token) = (about.task_id.clone(), about.token.clone());
-        let report = Report { task_id, token, seq: Some(held.seq), seen: None, op };
-        held.seq += 1;
-        self.outbox.push(Pending::new(task.clone(), report, last, answer));
-    }
-
-    fn say_notes(&mut self, task: &TaskId) {
-        if let Some(HeldTask { shared, state: Doing::Running { .. }, .. }) = self.held.get(task) {
-            for op in shared.clone().take_notes() {
-                self.say(task, op, false, None);
-            }
-        }
-    }
-
-    /// Call it when the handler has ended by itself. Returns false if it was aborted before.
-    fn end(&mut self, task: &TaskId) -> bool {
-        let Some(held) = self.held.get_mut(task) else { return false };
-        matches!(std::mem::replace(&mut held.state, Doing::Ended), Doing::Running { .. })
-    }
-
-    /// The task whose handler is this tokio task.
-    fn running_as(&self, id: Id) -> Option<TaskId> {
-        let runs = |held: &&HeldTask| matches!(&held.state, Doing::Running { stop, .. } if stop.id() == id);
-        self.held.values().find(runs).map(|held| held.shared.id.clone())
-    }
-
-    /// Cancels the handler: once, and once more when a cancelled task is lost as well.
-    fn cancel(&mut self, id: &str, because: Why) -> Option<TaskId> {
-        let held = self.held.get_mut(id)?;
-        let Doing::Running { why, .. } = &mut held.state else { return None };
-        if *why == Some(Why::Lost) || *why == Some(because) {
-            return None;
-        }
-        *why = Some(because);
-        match because {
-            Why::Lost => held.shared.lose(),
-            Why::Cancelled => held.shared.cancel(),
-        }
-        Some(held.shared.id.clone())
-    }
-
-    /// Whether a cancelled handler may finish, because its result is needed for undo.
-    fn may_finish(&self, task: &TaskId) -> bool {
-        let of = self.held.get(task);
-        of.is_some_and(|held| {
-            held.shared.task.undo && matches!(held.state, Doing::Running { why: Some(Why::Cancelled), .. })
-        })
-    }
-
-    /// Aborts a handler that ignored its cancellation. Returns false if it has ended meanwhile.
-    fn stop(&mut self, task: &TaskId) -> bool {
-        let Some(held) = self.held.get_mut(task) else { return false };
-        let Doing::Running { stop, why } = &held.state else { return false };
-        stop.abort();
-        let (activation, lost) = (&held.shared.task.activation, *why == Some(Why::Lost));
-        tracing::warn!(activation, "the handler ignored its cancellation and was aborted");
-        held.state = Doing::Ended;
-        if lost {
-            self.held.remove(task);
-        } else {
-            // The run may wait for the end of the attempt before it undoes other steps.
-            self.say(task, fail(CANCELLED, "aborted because the run was cancelled".to_owned(), false), true, None);
-        }
-        true
-    }
-
-    /// Call it when the server rejected the last message: a batch of one report counts as answered with `invalid`.
-    fn refused(&mut self, why: &str) {
-        if let Some(pending) = self.outbox.refused() {
-            let outcome = ReportOutcome::new(&*pending.report.task_id, Verdict::Invalid);
-            let outcome = ReportOutcome { message: Some(why.to_owned()), ..outcome };
-            self.settle(pending, outcome);
-        }
-    }
-
-    fn reported(&mut self, id: u64, outcomes: Vec<ReportOutcome>) {
-        for (pending, outcome) in self.outbox.answered(id, outcomes) {
-            self.settle(pending, outcome);
-        }
-    }
-
-    fn settle(&mut self, pending: Pending, outcome: ReportOutcome) {
-        let Pending { task, report, last, answer, .. } = pending;
-        let invalid = outcome.outcome == Verdict::Invalid;
-        let message = || outcome.message.clone().unwrap_or_else(|| "the server gave no reason".to_owned());
-        if invalid {
-            tracing::warn!(task = &*task, "the server rejected a report: {}", message());
-        }
-        match (last, invalid, &report.op) {
-            (false, ..) => {}
-            // The worker still holds the task, so it fails the task with the reason.
-            (true, true, Op::Complete { .. } | Op::Defer { .. }) => {
-                self.say(&task, fail(BAD_REPORT, message(), false), true, None);
-            }
-            (true, _, op) => {
-                let applied = outcome.outcome == Verdict::Applied;
-                self.completed += u64::from(applied && matches!(op, Op::Complete { .. }));
-                self.failed += u64::from(applied && matches!(op, Op::Fail { .. }));
-                if let (Some(held), Some(on_outcome)) = (self.held.remove(&task), &self.on_outcome) {
-                    on_outcome(&held.shared.task, op, &outcome);
-                }
-            }
-        }
-        if let Some(answer) = answer {
-            // The handler that waits for it may have been aborted.
-            let _ = answer.send(outcome);
-        }
-    }
-}
-
 /// Returns once, when the worker should stop.
 async fn asked(stop: &mut Option<oneshot::Receiver<()>>) {
     if let Some(asked) = stop {
@@ -532,8 +455,4 @@ async fn asked(stop: &mut Option<oneshot::Receiver<()>>) {
         }
     }
     std::future::pending().await
-}
-
-fn fail(kind: &str, message: String, retryable: bool) -> Op {
-    Op::Fail { error: Failure::new(kind, message), retryable, retry_after: None }
 }
