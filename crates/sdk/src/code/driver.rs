@@ -152,13 +152,16 @@ struct Undoing {
     failed: Arc<Mutex<Vec<CtxError>>>,
 }
 
+/// What a function returned, or what it panicked with.
+type FunctionEnd = Result<Result<Value, FlowError>, Box<dyn Any + Send>>;
+
 struct Driver {
     flow: CodeFlow,
     task: Arc<TaskState>,
     core: Arc<Core>,
     port: Port,
     patience: Patience,
-    function: Option<BoxFuture<'static, Result<Result<Value, FlowError>, Box<dyn Any + Send>>>>,
+    function: Option<BoxFuture<'static, FunctionEnd>>,
     phase: Phase,
     /// Reports without an answer, oldest first.
     unanswered: VecDeque<Sent>,

@@ -59,7 +59,7 @@ pub enum CtxError {
 #[error("step `{name}` failed: {}: {}", .failure.kind, .failure.message)]
 pub struct StepFailed {
     pub name: String,
-    pub failure: Failure,
+    pub failure: Box<Failure>,
 }
 
 /// A child run that failed or was cancelled.
@@ -67,7 +67,7 @@ pub struct StepFailed {
 #[error("child `{name}` failed: {}: {}", .failure.kind, .failure.message)]
 pub struct ChildFailed {
     pub name: String,
-    pub failure: Failure,
+    pub failure: Box<Failure>,
 }
 
 impl CtxError {
@@ -83,8 +83,8 @@ impl CtxError {
     fn into_failure(self) -> Failure {
         let message = self.to_string();
         let kind = match self {
-            CtxError::Step(StepFailed { name, failure }) => return within(name, failure),
-            CtxError::Child(ChildFailed { name, failure }) => return within(name, failure),
+            CtxError::Step(StepFailed { name, failure }) => return within(name, *failure),
+            CtxError::Child(ChildFailed { name, failure }) => return within(name, *failure),
             CtxError::WaitTimeout { name } => return within(name, Failure::new("WaitTimeout", message)),
             CtxError::Cancelled { name } => return within(name, Failure::new("Cancelled", message)),
             CtxError::NameInFlight { .. } => "NameInFlight",

@@ -39,9 +39,12 @@ where
     at_work: FuturesUnordered<Indexed<A, T, F>>,
 }
 
+/// Makes the key of an item.
+type KeyOf<A> = Box<dyn Fn(&A) -> String + Send>;
+
 struct Rules<A> {
     limit: usize,
-    key: Option<Box<dyn Fn(&A) -> String + Send>>,
+    key: Option<KeyOf<A>>,
     retry: Option<Retry>,
     timeout: Option<Duration>,
 }

@@ -646,8 +646,8 @@ fn failed(kind: EntryKind, name: &str, failure: Failure) -> CtxError {
     let name = name.to_owned();
     match kind {
         EntryKind::Wait if failure.kind == GATE_TIMEOUT => CtxError::WaitTimeout { name },
-        EntryKind::Child => CtxError::Child(ChildFailed { name, failure }),
-        _ => CtxError::Step(StepFailed { name, failure }),
+        EntryKind::Child => CtxError::Child(ChildFailed { name, failure: Box::new(failure) }),
+        _ => CtxError::Step(StepFailed { name, failure: Box::new(failure) }),
     }
 }
 
