@@ -263,8 +263,12 @@ mod tests {
         #[error("no label")]
         struct NoLabel(#[source] CtxError);
 
-        let declined =
-            || CtxError::from(StepFailed { name: "pay".to_owned(), failure: Failure::new("Declined", "no funds") });
+        let declined = || {
+            CtxError::from(StepFailed {
+                name: "pay".to_owned(),
+                failure: Box::new(Failure::new("Declined", "no funds")),
+            })
+        };
         let pay = Some("pay".to_owned());
         assert_eq!(said(declined().into()), ("Declined".to_owned(), pay.clone(), false));
         assert_eq!(said(FlowError::from_boxed(Box::new(declined()))), ("Declined".to_owned(), pay, false));
