@@ -143,9 +143,12 @@ impl Faults {
         lock(&self.state).at_work.keys().cloned().collect()
     }
 
-    /// Fails the test if a replay has asked for something else.
+    /// Fails the test if a replay has asked for something else. Only where functions are handed over: the execution of a
+    /// worker that has just died may overlap the one that follows it.
     pub fn check_shaken(&self) {
-        if let Some(difference) = lock(&self.shaken).difference() {
+        if self.shakes
+            && let Some(difference) = lock(&self.shaken).difference()
+        {
             panic!("{difference}");
         }
     }
