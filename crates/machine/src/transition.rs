@@ -272,11 +272,11 @@ pub enum Op {
         name: String,
         op: CodeOp,
     },
-    /// Nobody waits for this memo entry any more.
+    /// The result of this memo entry is no longer needed.
     LetGo {
         name: String,
     },
-    /// The function has failed for good, or reacts to a cancel: from here it only undoes.
+    /// The function has failed for the last time, or reacts to a cancel: from now on it only runs undo steps.
     Unwind {
         error: Failure,
     },

@@ -252,7 +252,7 @@ pub enum Op {
         #[serde(flatten)]
         options: ChildOptions,
     },
-    /// For a code run: nobody wants this call, sleep, wait, child or retry any more; it ends cancelled.
+    /// For a code run: this call, sleep, wait, child or retry is no longer needed; it ends cancelled.
     LetGo {
         name: String,
     },

@@ -129,7 +129,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Ends an entry that nobody waits for any more. The function knows, so this is no news for it.
+    /// Ends an entry whose result is no longer needed. The function asked for it, so it gets no news.
     pub(super) fn let_go(&mut self, name: &str) -> Done<Answer> {
         let Some((id, _)) = self.known(name) else {
             return Ok(Answer::Invalid(format!("there is no entry `{name}` to let go")));

@@ -122,7 +122,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Ends the entries that nobody waits for any more.
+    /// Ends the pending entries, whose results are no longer needed.
     pub(super) fn cancel_entries(&mut self, from: u32) -> Done {
         if self.driver().is_none() {
             // The run ends, which cancels them too.

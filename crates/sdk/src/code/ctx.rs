@@ -27,7 +27,8 @@ use crate::worker::{StepCtx, StepError, too_deep};
 /// A flow is `async fn(RunCtx, Input) -> Result<Output, Error>`. What it asks the context for is recorded by name. When
 /// the run continues, perhaps on another worker, the function starts from its beginning and gets the recorded results
 /// instead of repeating the work. All of these are futures, for `join!`, `select!`, `FuturesUnordered` and whatever else
-/// takes futures: results arrive in the same order in every execution. Dropping one ends what nobody waits for any more.
+/// takes futures: results arrive in the same order in every execution. Dropping one ends the
+/// entry, since its result is no longer needed.
 ///
 /// ```
 /// use eddyline::{FlowError, RunCtx, StepError};
